@@ -8,7 +8,7 @@ FROM ${BASE} AS source
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
-# For a package index of one's own, and for networks that put their own CA before it (mount the bundle at that path).
+# For a private package index, and for networks that replace its CA (mount the CA bundle at this path).
 ARG PIP_INDEX_URL
 ARG PIP_CERT
 RUN python3 -m venv /opt/gpu-exporter
@@ -26,7 +26,7 @@ ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \
     MALLOC_ARENA_MAX=2 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
-# The kubelet's PodResources socket belongs to uid 0; the chart takes every capability away.
+# The kubelet's PodResources socket belongs to uid 0. The chart drops every capability.
 USER 0:0
 EXPOSE 9836
 ENTRYPOINT ["gpu-exporter"]

@@ -7,10 +7,10 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format unit component slurm rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
-help: ## this list
+help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# Installs without a compiler; a new pyproject.toml installs anew.
+# Installs without a compiler. A changed pyproject.toml installs again.
 $(VENV)/runtime: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("gpu-exporter needs Python 3.10 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
@@ -21,10 +21,10 @@ $(VENV)/dev: $(VENV)/runtime
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the reconciler would label; about a minute
+demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labels of a dry run; about a minute
 	@$(BIN)/gpu-exporter demo
 
-test: ## everything that proves the project, but the acceptance picture (make e2e)
+test: ## all tests except the acceptance test (make e2e)
 	@.ci/stages testbed programs-start check programs component+rules+slurm
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
@@ -34,7 +34,7 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/python -m tools.generate --check
 	$(PYTEST) tests/unit
 
-format: $(VENV)/dev ## let ruff write what it can
+format: $(VENV)/dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -44,10 +44,10 @@ unit: $(VENV)/dev
 component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Prometheus, kill -9, recordings
 	$(PYTEST) tests/component -m "not slurm"
 
-slurm: $(VENV)/dev testbed ## the same with real Slurm 22.05, 24.11 and 26.05
+slurm: $(VENV)/dev testbed ## component tests with real Slurm 22.05, 24.11 and 26.05
 	$(PYTEST) tests/component -m slurm
 
-rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; what every alert does in 120 worlds
+rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; every alert in 120 simulated situations
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
 	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml alerts/rules/optional/*.yaml && \
 	  promtool check config --syntax-only alerts/prometheus.example.yaml grafana/prometheus.yaml && \
@@ -60,50 +60,50 @@ rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples
 e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the driver to a notification and a label
 	$(PYTEST) -s tests/e2e
 
-bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
+bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
 	$(BIN)/python -m tests.bench.peers
 
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden
 
-faults: $(VENV)/dev ## every fault and attack on a running exporter; rewrites docs/faults.md, review the diff
+faults: $(VENV)/dev ## cause every fault and attack in a running exporter; rewrites docs/faults.md, review the diff
 	$(PYTEST) tests/component/test_faults.py tests/component/test_attacks.py --update-golden
 
-preview: $(VENV)/dev ## status page and dashboards as pictures in out/, and whether each panel has data (needs chromium, npm)
+preview: $(VENV)/dev ## draw the status page and dashboards into out/, and check that each panel has data (needs chromium, npm)
 	$(BIN)/python -m tests.preview.status_page
 	$(BIN)/python -m tests.preview.dashboards
 
-fuzz: $(VENV)/dev ## bytes of others against their parsers, ten minutes each, not in CI (SECONDS=60 TARGETS=protobuf)
+fuzz: $(VENV)/dev ## fuzz the parsers of foreign bytes, ten minutes each; not in CI (SECONDS=60 TARGETS=protobuf)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	$(BIN)/python -m tests.fuzz.run --seconds $(or $(SECONDS),600) $(TARGETS)
 
-coverage: $(VENV)/dev ## lines and branches that no unit test reaches, the worst files first; not in CI
+coverage: $(VENV)/dev ## list lines and branches that no unit test reaches, the worst files first; not in CI
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage==7.*'
 	COVERAGE_FILE=out/coverage $(BIN)/python -m coverage run --branch --source=exporter/gpu_exporter -m pytest -q tests/unit
 	COVERAGE_FILE=out/coverage $(BIN)/python -m coverage report --skip-covered --show-missing --sort=cover
 
-mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
+mutants: $(VENV)/dev ## list changed operators that no unit test detects; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'
 	$(BIN)/python -m tests.mutants.run $(ONLY)
 
-rule-mutants: $(VENV)/dev testbed ## which changes of a rule no case notices; an hour or two, not in CI (ONLY=hardware/,GpuLost)
+rule-mutants: $(VENV)/dev testbed ## list changed rules that no case detects; an hour or two, not in CI (ONLY=hardware/,GpuLost)
 	$(BIN)/python -m tests.rules.mutants $(ONLY)
 
-gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
+gpu-check: $(VENV)/dev ## record the answers of this machine's driver and their latency (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
 
 generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms, alerts/rules, the dashboard, the chart's copies
 	$(BIN)/python -m tools.generate
 
-verify: test e2e ## what CI runs
+verify: test e2e ## run the same checks as CI
 
-programs: $(VENV)/runtime ## Go servers for the tests, built once into the cache (about 10 minutes on 2 cores)
+programs: $(VENV)/runtime ## build the Go servers for the tests into the cache, once (about 10 minutes on 2 cores)
 	@$(BIN)/python tests/testbed/programs.py
 
-programs-start: $(VENV)/runtime # the same beside the checks, which need none of them
+programs-start: $(VENV)/runtime # build them in the background of the checks, which do not need them
 	@nohup $(BIN)/python tests/testbed/programs.py >/dev/null 2>&1 &
 
-testbed: ## Debian packages that the tests start; says what is missing elsewhere
+testbed: ## install the Debian packages that the tests start; on other systems, list what is missing
 	@tests/testbed/install
 
 clean:

@@ -1,9 +1,9 @@
-"""Writes the template that says to which address an owner's notification goes, from a mapping that people can read.
+"""Writes the Alertmanager template with the mail addresses of owners, from a YAML mapping.
 
     python alerts/owners.py alerts/alertmanager/owners.yaml             writes owners.tmpl beside it
-    python alerts/owners.py alerts/alertmanager/owners.yaml --check     says whether it is up to date
+    python alerts/owners.py alerts/alertmanager/owners.yaml --check     checks whether it is up to date
 
-Exit status 2 for a mapping that is wrong; the text says where.
+Exit status 2 if the mapping is invalid. The error text names every fault.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any
 
 import yaml
 
-KINDS = {"users": "user", "accounts": "account", "teams": "team", "namespaces": "namespace"}  # to the label of an alert
+# Keys of the mapping, and the labels of alerts that they match.
+KINDS = {"users": "user", "accounts": "account", "teams": "team", "namespaces": "namespace"}
 ADDRESS = re.compile(r"[A-Za-z0-9._%+=-]+@[A-Za-z0-9.-]+")
 NAME = re.compile(r"[A-Za-z0-9._@+-]+")
 DOMAIN = re.compile(r"[A-Za-z0-9.-]*")
 
 
 class OwnersError(ValueError):
-    """The mapping is wrong. The text lists every fault, one a line."""
+    """The mapping is invalid. The text lists every fault, one per line."""
 
 
 def render(mapping: Mapping[str, Any]) -> str:
     """The template `gpu.owner.address`. Raises OwnersError.
 
-    The label `user` comes from Slurm; what is no part of an address in it is left out.
+    The label `user` comes from Slurm. Characters that an address cannot contain are removed from it.
     """
     faults = [f"{key}: unknown key; known: {', '.join([*KINDS, 'domain', 'default'])}" for key in mapping]
     faults = [fault for fault in faults if fault.partition(":")[0] not in {*KINDS, "domain", "default"}]
@@ -43,11 +44,11 @@ def render(mapping: Mapping[str, Any]) -> str:
     for kind, label in KINDS.items():
         entries = mapping.get(kind) or {}
         if not isinstance(entries, dict):
-            faults.append(f"{kind}: expected names with a mail address each")
+            faults.append(f"{kind}: expected a mapping of names to mail addresses")
             continue
         for name, address in entries.items():
             if not NAME.fullmatch(str(name)):
-                faults.append(f"{kind}.{name}: not a name of letters, digits, dot, dash, underscore")
+                faults.append(f"{kind}.{name}: invalid name: use letters, digits, dot, dash, underscore, @ and +")
             elif not isinstance(address, str) or not ADDRESS.fullmatch(address):
                 faults.append(f"{kind}.{name}: {address!r} is not a mail address")
             else:
@@ -65,15 +66,15 @@ def render(mapping: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Write the template of owners' addresses.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Write the template with owners' mail addresses.", allow_abbrev=False)
     parser.add_argument("mapping", type=Path, help="the YAML file, e.g. alerts/alertmanager/owners.yaml")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--check", action="store_true", help="compare with the existing template, write nothing")
     options = parser.parse_args(arguments)
     path = options.mapping.with_suffix(".tmpl")
     try:
         mapping = yaml.safe_load(options.mapping.read_text("utf-8"))
         if not isinstance(mapping, dict):
-            raise OwnersError("expected keys such as users and default")
+            raise OwnersError("expected a mapping with keys such as users and default")
         text = render(mapping)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OwnersError) as exc:
         print("\n".join(f"{options.mapping}: {line}" for line in str(exc).splitlines()), file=sys.stderr)
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path}")
     elif not path.exists() or path.read_text("utf-8") != text:
-        print(f"{path} is stale: run python alerts/owners.py {options.mapping}", file=sys.stderr)
+        print(f"{path} is out of date: run python alerts/owners.py {options.mapping}", file=sys.stderr)
         return 1
     return 0
 

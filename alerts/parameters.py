@@ -1,6 +1,6 @@
-"""What the rules have in common and no site changes: label lists, and templates of annotations.
+"""Parts of the rules that are the same at every site: lists of labels, and templates of annotations.
 
-A rule writes ${key} for KEY; tools/rules.py fills it in, with the section `alerts` of the configuration.
+A rule contains ${key} in place of KEY. tools/rules.py fills in these parts, and section `alerts` of the configuration.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpu_exporter.model.holders import ALLOCATION_KEY
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
-# Empty where the site has not said where its Grafana is (alerts.grafana).
+# Empty if the site has not set the address of its Grafana (alerts.grafana).
 DASHBOARD = (
     '{{ with "%s" }}{{ . }}/d/gpu-exporter-'
     "{{ if or $labels.pod $labels.job_id }}holder?orgId=1&var-namespace={{ $labels.namespace }}"
@@ -23,11 +23,11 @@ HOLDER = "cluster, scheduler, namespace, pod, job_id"
 
 
 def gpus_text(recording: str, hours: str) -> str:
-    """Template of an annotation: a holder's GPUs in `recording`, `hours` of them if not empty, the most memory on one.
+    """Template of an annotation: a holder's GPUs in `recording`, their `hours` if not empty, and their memory use.
 
-    Names and figures cannot be labels: they change, and each change would be a new alert. So it is one query for each
-    alert that is pending or firing (docs/scale.md has what that costs). Labels that the holder does not have are not
-    asked for: a matcher of nothing reads every value of its label. At most ten GPUs are named.
+    Names and figures cannot be labels: they change, and each change would be a new alert. So each pending or firing
+    alert runs one query (docs/scale.md shows the cost). The query has no matchers for labels that the holder lacks,
+    because a matcher for an empty label reads every value of that label. At most ten GPUs are named.
     """
     parts = [f"{recording}{{%[1]s}}"]
     if hours:
@@ -50,7 +50,7 @@ def gpus_text(recording: str, hours: str) -> str:
         "{{ $named = printf `%s.` $named }}"
         "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
         f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
-        "{{ with $peak }} Most memory in use on one of them in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
+        "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
     )
 
 
@@ -62,9 +62,9 @@ FIXED = {
     "tenant": "scheduler, namespace, account, user",
     "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
     "workload, workload_type, team, queue, ${pod_labels}",
-    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "GPU-hours not used so far"),
+    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
     "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
-    # A holder as its owner knows it.
+    # The holder's name as its owner knows it.
     "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
     "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
     "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",

@@ -1,4 +1,4 @@
-"""The dashboard of the whole cluster: how much is held and not used, by whom, and which holders these are."""
+"""The dashboard of the whole cluster: how many GPUs are held but not used, and by which holders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpu_exporter.durations import format_duration
 from grafana import panels
 
 UID = "gpu-exporter-fleet"
-BARS = 10  # that fit
+BARS = 10  # number of bars that fit
 BY_SHARE = "A MIG instance or a shared GPU counts by its share."
-# By what each cell has: a column that no row has a value for is not there, and would stay in the address as a text.
+# The links use values of cells that always exist. A column without any value is absent: its name would stay in the URL.
 HOLDER_URL = "/d/gpu-exporter-holder?var-datasource=${datasource}&${cluster:queryparam}"
 POD_URL = HOLDER_URL + "&var-namespace=${__data.fields.Namespace}&var-pod=${__value.raw}&var-jobid="
 JOB_URL = HOLDER_URL + "&var-namespace=&var-pod=&var-jobid=${__value.raw}"
@@ -73,7 +73,9 @@ def build(settings: Settings) -> models.Dashboard:
     """The whole dashboard with the windows of these settings."""
     queries, alerts = Fleet(settings), settings.alerts
     idle_for, used_within = format_duration(alerts.idle_for), format_duration(alerts.idle_short)
-    board = Board(UID, "GPUs: fleet", "How much do we hold and not use, and who? Data: gpu-exporter.", "now-24h", "5m")
+    board = Board(
+        UID, "GPUs: fleet", "GPUs that are held but not used, and their holders. Data: gpu-exporter.", "now-24h", "5m"
+    )
     board.variable("cluster", "Cluster", "label_values(namespace:gpu_gpus:sum, cluster)")
     board.variable("namespace", "Namespace", f"label_values(namespace:gpu_gpus:sum{{{CLUSTER}}}, namespace)")
     board.variable("account", "Account", f"label_values(namespace:gpu_gpus:sum{{{CLUSTER}}}, account)")
@@ -81,12 +83,22 @@ def build(settings: Settings) -> models.Dashboard:
     board.annotate("Became underused", f"sum(increase(gpu_reconciler_underused_total{{{CLUSTER}}}[5m])) > 0", IDLE)
     parts = (
         ("used", "Used", f"Held GPUs that did some work in the last {used_within}.", USED),
-        ("idle_short", f"Idle under {idle_for}", f"Held GPUs that have been idle for less than {idle_for}.", IDLE),
-        ("idle_long", f"Idle {idle_for} or more", f"Held GPUs that did nothing at all for {idle_for}.", IDLE_LONG),
-        ("unknown", "Use unknown", "Held GPUs of which nobody can say whether they are used.", UNKNOWN),
-        ("free", "Free", "GPUs that nobody holds, whatever namespace is chosen.", FREE),
-        ("outside", "Used, not held", "GPUs at work for something that no scheduler knows.", OUTSIDE),
-        ("no_data", "Without data", "GPUs that do not answer, or of which no source says who holds them.", NO_DATA),
+        (
+            "idle_short",
+            f"Idle under {idle_for}",
+            f"Held GPUs that have been idle for {used_within} or more, but less than {idle_for}.",
+            IDLE,
+        ),
+        ("idle_long", f"Idle {idle_for} or more", f"Held GPUs that have been idle for {idle_for} or more.", IDLE_LONG),
+        ("unknown", "Use unknown", "Held GPUs whose use is unknown.", UNKNOWN),
+        ("free", "Free", "GPUs without a holder, for all namespaces.", FREE),
+        ("outside", "Used, not held", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
+        (
+            "no_data",
+            "Without data",
+            "GPUs that do not answer, whose holder is unknown, or that the kubelet does not offer to pods.",
+            NO_DATA,
+        ),
     )
     held = "Held GPUs: used, idle and unknown together. " + BY_SHARE
     numbers = [("used|idle_short|idle_long|unknown", "Held", held, NEUTRAL)]
@@ -95,14 +107,14 @@ def build(settings: Settings) -> models.Dashboard:
         figure = panels.number(1 + position, title, text, queries.part(part), decimals=1, color=color)
         board.put(figure, 3, 4)
     stacked = [(queries.part(part), title, color) for part, title, _, color in parts]
-    text = f"Every GPU is in exactly one part, at each moment. {BY_SHARE}"
+    text = f"Every GPU is in exactly one part at any time. {BY_SHARE}"
     board.put(panels.areas(9, "GPUs over time", text, "none", stacked), 16, 9)
     text = (
-        f"Waiting: GPUs that pods or jobs ask for and cannot have. Held idle: for {idle_for} or more. By what is asked "
-        "for: the resource of pods, or Slurm's partition."
+        f"Waiting: GPUs that pods or jobs wait for. Held idle: GPUs that are held and idle for {idle_for} or more. "
+        "Both by pool: the resource that pods request, or the Slurm partition."
     )
     supply = [(queries.waiting(), "waiting for {{pool}}"), (queries.idle_supply(), "held idle: {{pool}}")]
-    board.put(panels.graph(10, "Waiting, and held idle meanwhile", text, "none", supply), 8, 9)
+    board.put(panels.graph(10, "GPUs waited for, and GPUs held idle", text, "none", supply), 8, 9)
     for id_, title, text, expression, unit in (
         (11, "Idle GPU-hours", "GPU-hours of the range that were held and idle.", queries.hours("idle"), GPU_HOURS),
         (
@@ -115,14 +127,14 @@ def build(settings: Settings) -> models.Dashboard:
         (
             13,
             "Idle share",
-            "Idle GPU-hours of those of which it is known whether they were used.",
+            "Idle GPU-hours as a share of the GPU-hours with known use.",
             queries.idle_share(),
             "percentunit",
         ),
         (
             14,
             "Cost of idle hours",
-            "What they cost, where the site has given prices (alerts/prices.example.yaml).",
+            "Cost of the idle GPU-hours, if the site has set prices (alerts/prices.example.yaml).",
             queries.cost("idle"),
             "none",
         ),
@@ -131,7 +143,7 @@ def build(settings: Settings) -> models.Dashboard:
     for id_, width, title, by, expression, legend in (
         (15, 7, "Idle GPU-hours by namespace or account", "namespace or Slurm account",
          queries.hours("idle", "namespace, account"), "{{namespace}}{{account}}"),
-        (16, 5, "Idle GPU-hours by user", "user, as far as the exporter may name them",
+        (16, 5, "Idle GPU-hours by user", "user, if the exporter publishes user names",
          queries.user_hours(), "{{user}}"),
         (21, 7, "Idle GPU-hours by workload", "owner of the pods, such as a Deployment (needs kube-state-metrics)",
          queries.workload_hours(), "{{namespace}}/{{workload}}"),
@@ -139,12 +151,12 @@ def build(settings: Settings) -> models.Dashboard:
     ):  # fmt: skip
         text = f"GPU-hours of the range that were held and idle, by {by}. The {BARS} largest. {BY_SHARE}"
         if id_ in (17, 21):
-            text += f" The first {used_within} of each idle time are not in it."
+            text += f" The first {used_within} of each idle time are not included."
         board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), width, 8)
     text = (
-        f"Pods and jobs by how long all of their GPUs have been idle, the first {PEERS}. Idle GPUs: how many of them "
-        f"have been so for {used_within} or more. State: of most of its GPUs. Mark: what the reconciler says. A click "
-        "leads to the holder."
+        f"Pods and jobs by the time for which all of their GPUs have been idle, the first {PEERS}. Idle GPUs: number "
+        f"of GPUs that have been idle for {used_within} or more. State: state of most of its GPUs. Mark: stage that "
+        "the reconciler reports. Click on a pod or job to open its dashboard."
     )
     table = panels.rows(
         18, "Holders, longest idle first", text, queries.holders(), HOLDER_COLUMNS, HOLDER_HIDDEN, "Idle for"
@@ -159,8 +171,8 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(name, [value("custom.width", width)])
     board.put(table, 24, 12)
     text = (
-        f"Hours of the range: held in all, of these idle, and of unknown use; the {PEERS} that held most. Idle share: "
-        "idle hours of the known ones. Cost of idle: where the site has given prices."
+        f"GPU-hours of the range: held, idle, and with unknown use, for the {PEERS} that held most. Idle share: idle "
+        "hours as a share of the hours with known use. Cost of idle: only if the site has set prices."
     )
     table = panels.rows(
         19, "GPU-hours by namespace, account and user", text, queries.tenants(), TENANT_COLUMNS, ("Time",), "Idle"
@@ -174,10 +186,13 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(table, 24, 10)
     text = (
         f"Pods and jobs that held whole GPUs for more than {oversized.HOURS_MIN:g} GPU-hours of the range, used them "
-        f"{oversized.MEAN_MAX:.0%} of the time or less, and never had more than {oversized.PEAK_MAX / 1e9:g} GB in use "
-        "on one: a MIG instance or a smaller GPU would do. Wants a range of days. Nobody is mailed or marked for it."
+        f"{oversized.MEAN_MAX:.0%} of the time or less, and never used more than {oversized.PEAK_MAX / 1e9:g} GB of "
+        "memory on one GPU. A MIG instance or a smaller GPU would be enough. Needs a range of days. No mail is sent, "
+        "and no mark is set."
     )
-    table = panels.rows(20, "Smaller would do", text, queries.smaller(), SMALLER_COLUMNS, SMALLER_HIDDEN, "GPU-hours")
+    table = panels.rows(
+        20, "Candidates for a smaller GPU", text, queries.smaller(), SMALLER_COLUMNS, SMALLER_HIDDEN, "GPU-hours"
+    )
     for name, unit, decimals in (
         ("GPU-hours", GPU_HOURS, 0),
         ("Utilization", "percentunit", 0),

@@ -1,4 +1,4 @@
-"""The dashboard of one pod or job: what each of its GPUs does, and why nothing or little."""
+"""The dashboard of one pod or job: the activity of each of its GPUs, and reasons for low use."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def build(settings: Settings) -> models.Dashboard:
     board = Board(
         UID,
         "GPUs: one pod or job",
-        "What do the GPUs of this holder do, and why so little? Chosen by link: namespace and pod, or a Slurm job.",
+        "Activity of the GPUs of one holder, and reasons for low use. Links select namespace and pod, or a Slurm job.",
         "now-6h",
         "1m",
     )
     board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
     board.variable("job", "Scrape job", f"label_values(gpu_exporter_build_info{{{CLUSTER}}}, job)")
-    # What is read of whole GPUs is read of these nodes alone: there may be hundreds.
+    # Values of whole GPUs are read only from these nodes, because a cluster may have hundreds of nodes.
     board.variable("node", "Node", f"label_values(gpu_allocation_share_ratio{{{MINE}}}, node)", listed=True)
     board.text("namespace", "Namespace")
     board.text("pod", "Pod")
@@ -51,34 +51,38 @@ def build(settings: Settings) -> models.Dashboard:
     whose = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
     board.annotate("Alerts", alerts_of(whose), IDLE_LONG)
     stage = panels.number(
-        1, "Mark", "What the reconciler says of it now; no data where it has no mark.", queries.stage(), color=NEUTRAL
+        1,
+        "Mark",
+        "Current stage of the holder, as the reconciler reports it. No data without a stage.",
+        queries.stage(),
+        color=NEUTRAL,
     )
     names = {
         f"{number:g}": models.ValueMappingResult(text=text, color=STAGE_COLORS[text]) for text, number in STAGES.items()
     }
     stage.mappings([models.ValueMap(names)]).no_value("none")
-    text = "GPUs that it holds. A MIG instance or a shared GPU counts by its share."
+    text = "Number of GPUs that the holder has. A MIG instance or a shared GPU counts by its share."
     board.put(panels.number(2, "GPUs", text, queries.gpus(), decimals=1), 4, 4)
-    text = "For how long all of its GPUs have been idle, without a break; unknown while that is not known of each."
+    text = (
+        "Time for which all of its GPUs have been idle without a break. Unknown while this is unknown for one of them."
+    )
     board.put(panels.number(3, "Idle for", text, queries.idle_for(), unit="s", alarm=policy.candidate_after), 5, 4)
     board.put(stage, 7, 4)
-    text = "Share of its CPUs on the busiest node, mean of ten minutes: work beside the GPUs."
+    text = "Share of its CPUs in use on the busiest node, mean of ten minutes. Shows work on the host."
     board.put(
         panels.number(
             4, "CPUs", text, f"max({queries.whole('host_activity_ratio')})", unit="percentunit", color=GOOD
         ), 4, 4,
     )  # fmt: skip
-    text = (
-        "Bytes a second to and from disks on the busiest node, mean of ten minutes; network file systems are not in it."
-    )
+    text = "Bytes per second to and from disks on the busiest node, mean of ten minutes, without network file systems."
     board.put(
         panels.number(
             5, "Disks", text, f"max({queries.whole('host_io_bytes_per_second')})", unit="Bps", color=GOOD
         ), 4, 4,
     )  # fmt: skip
     text = (
-        f"One row for each GPU or MIG instance that it holds. Utilization: mean over the last {window}. Idle for: how "
-        "long it is known to have done nothing. Both say unknown where there is no proof."
+        f"One row for each GPU or MIG instance of the holder. Utilization: mean over the last {window}. Idle for: "
+        "length of the current idle run. Both show unknown where there is no proof."
     )
     table = panels.rows(6, "Its GPUs", text, queries.units(), UNIT_COLUMNS, UNIT_HIDDEN, "Idle for")
     percent = [value("unit", "percentunit"), value("decimals", 0)]
@@ -90,17 +94,17 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Node", panels.link("This node", NODE_URL))
     board.put(table, 24, 7)
     states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}
-    text = "What each of its GPUs did, as judged over ten minutes. A gap is time in which nobody said."
+    text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}
-    text = "The marks that the reconciler gave it. A gap is no mark."
+    text = "Stages of the holder over time, as the reconciler reported them. A gap is time without a stage."
     board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 24, 4)
-    text = "Share of time in which a kernel ran. Absent where a share of a GPU cannot be kept apart from others."
+    text = "Share of time in which a kernel ran. No data on a shared GPU whose use cannot be divided among its holders."
     utilization = [(queries.own("utilization_ratio"), UNIT_LEGEND)]
     board.put(panels.graph(9, "Utilization", text, "percentunit", utilization, most=1), 12, 8)
     text = (
-        "How much of each GPU or MIG instance worked: streaming multiprocessors, tensor cores, memory. Hopper and "
-        "newer, on GPUs that it holds as a whole, and on MIG instances."
+        "Active share of each GPU or MIG instance: streaming multiprocessors, tensor cores, memory. Hopper and newer, "
+        "on whole GPUs and on MIG instances of the holder."
     )
     activity = [
         (question(name), f"{what} {{{{node}}}} GPU {{{{gpu}}}} {{{{mig}}}}")
@@ -112,20 +116,20 @@ def build(settings: Settings) -> models.Dashboard:
         for question, name in ((queries.of_its_gpus, f"gpu_{metric}"), (queries.of_its_instances, f"gpu_mig_{metric}"))
     ]
     board.put(panels.graph(10, "Activity", text, "percentunit", activity, most=1), 12, 8)
-    text = "Memory that is used on its GPUs and MIG instances."
+    text = "Memory in use on its GPUs and MIG instances."
     board.put(panels.graph(11, "Memory", text, "bytes", [(queries.own("memory_used_bytes"), UNIT_LEGEND)]), 8, 8)
-    text = "Power of the GPUs that it holds as a whole."
+    text = "Power of its whole GPUs, and estimated power of its MIG instances."
     board.put(panels.graph(12, "Power", text, "watt", [(queries.own("power_watts"), UNIT_LEGEND)]), 8, 8)
-    text = "Temperature of the boards; a board has one sensor for all of its MIG instances."
+    text = "Temperature of the boards. A board has one sensor for all of its MIG instances."
     board.put(
         panels.graph(13, "Temperature", text, "celsius", [(queries.own("temperature_celsius"), UNIT_LEGEND)]), 8, 8
     )
-    text = "Share of time in which one of its GPUs was slowed down, by reason. Power cap is no fault."
+    text = "Share of time in which one of its GPUs was slowed down, by reason. The power cap is not a fault."
     board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
-    text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line its mark is delayed."
+    text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line, the mark is delayed."
     cpu = [(queries.whole("host_activity_ratio"), "{{node}} {{cluster}}")]
     board.put(panels.graph(15, "CPUs", text, "percentunit", cpu, limit=policy.host_busy_ratio), 8, 8)
-    text = "Bytes a second to and from disks on each node, mean of ten minutes. Above the line its mark is delayed."
+    text = "Bytes per second to and from disks on each node, mean of ten minutes. Above the line, the mark is delayed."
     disks = [(queries.whole("host_io_bytes_per_second"), "{{node}} {{cluster}}")]
     board.put(panels.graph(16, "Disks", text, "Bps", disks, limit=policy.host_busy_io), 8, 8)
     return board.build()

@@ -22,7 +22,7 @@ NODE_COLUMNS = {
     "Value #temperature": "Hottest",
 }
 NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&${cluster:queryparam}&var-node=${__value.raw}"
-HEAT = "Temperature of the GPU, and of its memory where there is a sensor."
+HEAT = "Temperature of the GPU, and of its memory if it has a sensor."
 HEALTH_COLUMNS = {
     "node": "Node",
     "gpu": "GPU",
@@ -44,7 +44,7 @@ INSTANCE_COLUMNS = {
     "Value #activity": "Activity",
     "Value #memory": "Memory",
     "Value #power": "Power",
-    "Value #free": "Free of its GPU",
+    "Value #free": "Free share of its GPU",
 }
 MARGIN = "Degrees left before the GPU slows down."
 INSTANCE_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "Value #info")
@@ -59,28 +59,26 @@ def build(settings: Settings) -> models.Dashboard:
     def _of(name: str) -> panels.Query:
         return queries.gauge(name), f"GPU {GPU}"
 
-    board = Board(UID, "GPUs: nodes and hardware", "Is the hardware well, and what does each GPU do?", "now-3h", "1m")
+    board = Board(UID, "GPUs: nodes and hardware", "State of the hardware, and activity of each GPU.", "now-3h", "1m")
     board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
     board.variable("job", "Scrape job", f"label_values(gpu_exporter_build_info{{{CLUSTER}}}, job)")
     board.variable("node", "Node", f"label_values(gpu_exporter_build_info{{{RAW}}}, node)", one=True)
     board.annotate("Alerts", alerts_of(f'{CLUSTER}, node=~"$node"'), IDLE_LONG)
     text = "GPUs of the cluster that answer."
     board.put(panels.number(1, "GPUs that answer", text, queries.answering()), 4, 4)
-    text = "GPUs of the cluster that should answer and do not."
+    text = "GPUs of the cluster that should answer, but do not."
     board.put(panels.number(2, "Lost", text, queries.lost(), alarm=1), 4, 4)
-    text = "GPUs of the cluster that somebody holds. A MIG instance or a shared GPU counts by its share."
+    text = "GPUs of the cluster that have a holder. A MIG instance or a shared GPU counts by its share."
     board.put(panels.number(3, "Held", text, queries.held(), decimals=1), 4, 4)
-    text = (
-        "XID errors of the cluster in the range, by class: of applications, of the hardware, and such that only inform."
-    )
+    text = "XID errors of the cluster in the range, by class: application, hardware, and information."
     xids = panels.number(4, "XID errors", text, queries.xids(), alarm=1)
     board.put(xids, 12, 4)
     text = (
-        "All GPUs of the cluster: how many had each utilization, mean of five minutes. Dark at 0 % is waste, dark at "
-        "100 % is work. GPUs in MIG mode have no utilization as a whole."
+        "Number of GPUs of the cluster by utilization, mean of five minutes. Dark at 0 % means waste, dark at 100 % "
+        "means work. GPUs in MIG mode have no utilization as a whole."
     )
     board.put(panels.heat_map(5, "All GPUs by utilization", text, queries.distribution()), 12, 10)
-    text = "The nodes now. A click on one chooses it for what follows below."
+    text = "Current values of the nodes. Click on a node to show its GPUs below."
     table = panels.rows(6, "Nodes", text, queries.nodes(), NODE_COLUMNS, ("Time",), "Utilization")
     percent = [value("unit", "percentunit"), value("decimals", 0)]
     table.override_by_name("Utilization", [*percent, *panels.colored(), *panels.or_unknown()])
@@ -92,7 +90,7 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(name, [value("custom.width", 95)])
     board.put(table, 12, 10)
     board.row(7, "GPUs of the chosen node")
-    text = "Who held which GPU or MIG instance. A gap is a free GPU, or time in which nobody said."
+    text = "Holders of each GPU or MIG instance. A gap is a free GPU, or time without data."
     held = {1.0: ("held", USED)}
     board.put(panels.timeline(8, "Holders", text, queries.holders(), "GPU {{gpu}} {{mig}}: {{holder}}", held), 24, 12)
     share, celsius, both = "percentunit", "celsius", (("in", "rx"), ("out", "tx"))
@@ -113,10 +111,10 @@ def build(settings: Settings) -> models.Dashboard:
         [(queries.rate(f"gpu_{bus}_{name}_bytes_total"), f"{way} {GPU}") for way, name in both]
         for bus in ("pcie", "nvlink")
     )
-    slowed = "Share of time in which the GPU was slowed down, by reason. Power cap is no fault."
+    slowed = "Share of time in which the GPU was slowed down, by reason. The power cap is not a fault."
     for id_, title, text, unit, questions, most in (
         (9, "Utilization", "Share of time in which a kernel ran.", share, [_of("gpu_utilization_ratio")], 1),
-        (10, "Activity", "How much of the GPU worked. Hopper and newer.", share, active, 1),
+        (10, "Activity", "Active share of the GPU. Hopper and newer.", share, active, 1),
         (11, "Memory", "Used share of the memory of each GPU.", share, [(queries.memory(), f"GPU {GPU}")], 1),
         (12, "Power", "Power as a share of the GPU's limit.", share, [(queries.power_share(), f"GPU {GPU}")], None),
         (13, "Temperature", HEAT, celsius, [_of("gpu_temperature_celsius"), memory_heat], None),
@@ -130,15 +128,15 @@ def build(settings: Settings) -> models.Dashboard:
         ),
         (15, "SM clock", "Clock of the streaming multiprocessors.", "hertz", [_of("gpu_sm_clock_hertz")], None),
         (16, "Slowed down", slowed, share, [(queries.throttled(), f"GPU {GPU} {{{{reason}}}}")], None),
-        (17, "PCIe", "Bytes a second over PCIe, in and out.", "Bps", pcie, None),
-        (18, "NVLink", "Bytes a second over NVLink, in and out.", "Bps", nvlink, None),
+        (17, "PCIe", "Bytes per second over PCIe, in and out.", "Bps", pcie, None),
+        (18, "NVLink", "Bytes per second over NVLink, in and out.", "Bps", nvlink, None),
         (21, "Memory activity", "Share of time in which the memory was read or written.", share, memory, 1),
-        (22, "Video engines", "Use of the encoders and decoders of video.", share, video, 1),
+        (22, "Video engines", "Utilization of the video encoders and decoders.", share, video, 1),
     ):
         board.put(panels.graph(id_, title, text, unit, questions, most=most), 8, 8)
     text = (
-        "What the driver says of each GPU. ECC errors: uncorrected. Recovery action: what it asks for. Margin: degrees "
-        "left before the GPU slows down. Replays: of PCIe, in the range."
+        "Faults that the driver reports for each GPU. ECC errors: uncorrected errors. Recovery action: the action that "
+        "the driver asks for. Margin: degrees left before the GPU slows down. Replays: PCIe replays in the range."
     )
     table = panels.rows(19, "Health", text, queries.health(), HEALTH_COLUMNS, ("Time", "cluster", "uuid"), "ECC errors")
     answers = {
@@ -158,8 +156,8 @@ def build(settings: Settings) -> models.Dashboard:
     )
     board.put(table, 24, 11)
     text = (
-        "MIG instances now. Power is an estimate: a board has one sensor for all of its instances. Free of its GPU: "
-        "the part that nobody holds, by slices."
+        "Current values of MIG instances. Power is an estimate: a board has one sensor for all of its instances. Free "
+        "share of its GPU: the part without a holder, by slices."
     )
     table = panels.rows(
         20,
@@ -172,7 +170,7 @@ def build(settings: Settings) -> models.Dashboard:
     )
     table.override_by_name("Activity", [*percent, *panels.colored(), *panels.or_unknown()])
     table.override_by_name("Memory", [value("unit", "bytes")])
-    table.override_by_name("Free of its GPU", percent)
+    table.override_by_name("Free share of its GPU", percent)
     table.override_by_name("Power", [value("unit", "watt"), value("decimals", 0)])
     board.put(table, 24, 8)
     return board.build()

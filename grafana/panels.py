@@ -1,7 +1,6 @@
-"""What the dashboards are made of: a board that places panels, and one maker for each kind of panel.
+"""Parts of the dashboards: a board that places panels, and one function for each kind of panel.
 
-Panels have the id that their maker is given, so that a link or an embedded panel (Open OnDemand) stays what it is when
-another panel is added.
+Each panel has a fixed id, so that links and embedded panels (Open OnDemand) remain valid when panels are added.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would turn 120 of them into 5 days
-# Colours that stay apart for people who are colour-blind: Okabe and Ito, https://jfly.uni-koeln.de/color/ (2008).
+GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would show 120 hours as 5 days
+# Colours that colour-blind people can distinguish: Okabe and Ito, https://jfly.uni-koeln.de/color/ (2008).
 USED, IDLE, IDLE_LONG, UNKNOWN = "#0072B2", "#E6C229", "#D55E00", "#CC79A7"
 FREE, OUTSIDE, NO_DATA, NEUTRAL, GOOD = "#8E8E8E", "#56B4E9", "#5A3A55", "#56B4E9", "#009E73"
-INTERVAL = "1m"  # of the recordings; below it nothing new is there
-Query: TypeAlias = tuple[str, str]  # an expression, and what its series are called
+INTERVAL = "1m"  # of the recordings; a shorter interval shows no more data
+Query: TypeAlias = tuple[str, str]  # an expression, and the name of its series
 Panel: TypeAlias = "stat.Panel | timeseries.Panel | table.Panel | bargauge.Panel | statetimeline.Panel | heatmap.Panel"
-STATES = {  # of a holder, by the number that a timeline shows
+STATES = {  # of a holder, with their colours in a timeline
     "unknown": UNKNOWN,
     "held_no_process": IDLE_LONG,
     "held_idle": IDLE_LONG,
@@ -46,7 +45,7 @@ STATES = {  # of a holder, by the number that a timeline shows
 
 
 class Board:
-    """A dashboard whose panels stand in the order in which they come, each row as high as its highest panel."""
+    """A dashboard. Panels are placed in the order in which they are added; each row is as high as its highest panel."""
 
     def __init__(self, uid: str, title: str, description: str, since: str, refresh: str) -> None:
         self._x = self._y = self._height = 0
@@ -70,7 +69,7 @@ class Board:
                 builders.DashboardLink("Runbook")
                 .type(models.DashboardLinkType.LINK)
                 .icon("doc")
-                .tooltip("What to do about an alert of gpu-exporter")
+                .tooltip("How to handle an alert of gpu-exporter")
                 .url(RUNBOOK)
                 .target_blank(True)
             )
@@ -78,9 +77,9 @@ class Board:
         )
 
     def variable(self, name: str, label: str, query: str, *, one: bool = False, listed: bool = False) -> None:
-        """Values that are chosen from a list; by default all, also of series that have no such label.
+        """A variable with values from a list. By default all values, including series without the label.
 
-        `one`: exactly one, by default the first. `listed`: all are those of the list and no others.
+        `one`: exactly one value, by default the first. `listed`: "All" means only the values of the list.
         """
         variable = builders.QueryVariable(name).label(label).datasource(DATASOURCE).query(query)
         variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
@@ -88,29 +87,29 @@ class Board:
             every = models.VariableOption(selected=True, text="All", value="$__all")
             variable.multi(True).include_all(True).current(every)
             if not listed:
-                variable.all_value(".*")  # not `.+`: Slurm jobs have no namespace, and All must show them
+                variable.all_value(".*")  # not `.+`: Slurm jobs have no namespace, and All must include them
         self._dashboard.with_variable(variable)
 
     def text(self, name: str, label: str) -> None:
-        """A value that a link or a person writes; empty at first."""
+        """A text value, set by a link or a person. Empty by default."""
         empty = models.VariableOption(selected=True, text="", value="")
         self._dashboard.with_variable(builders.TextBoxVariable(name).label(label).default_value("").current(empty))
 
     def annotate(self, name: str, expression: str, color: str) -> None:
-        """Marks on every graph where the expression has a result."""
+        """Annotations on every graph at times when the expression has a result."""
         self._dashboard.annotation(
             builders.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color).expr(expression)
         )
 
     def row(self, id_: int, title: str) -> None:
-        """A heading; what follows begins below it."""
+        """A heading. The next panels start below it."""
         self._break()
         place = models.GridPos(h=1, w=24, x=0, y=self._y)
         self._dashboard.with_row(builders.Row(title).id(id_).grid_pos(place))
         self._y += 1
 
     def put(self, panel: Panel, width: int, height: int) -> None:
-        """The next panel, so many of 24 columns wide and so many times 38 pixels high."""
+        """Place the next panel. `width`: in columns, of 24. `height`: in units of 38 pixels."""
         if self._x + width > 24:
             self._break()
         self._dashboard.with_panel(panel.grid_pos(models.GridPos(h=height, w=width, x=self._x, y=self._y)))
@@ -137,7 +136,7 @@ def number(
     color: str = NEUTRAL,
     alarm: float | None = None,
 ) -> stat.Panel:
-    """One figure. `alarm`: from this value on it is orange, and below it green."""
+    """One figure. `alarm`: at or above this value it is orange, below it green."""
     panel = (
         stat.Panel()
         .id(id_)
@@ -167,7 +166,7 @@ def graph(
     most: float | None = None,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """Lines. `most`: the end of the axis. `limit`: a dashed line there."""
+    """Lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
     panel = (
         timeseries.Panel()
         .id(id_)
@@ -180,7 +179,7 @@ def graph(
         .line_width(1)
         .fill_opacity(0)
         .show_points(shapes.VisibilityMode.NEVER)
-        .span_nulls(False)  # a gap is unknown time and stays one
+        .span_nulls(False)  # a gap is unknown time and remains a gap
         .legend(
             common.VizLegendOptions()
             .show_legend(True)
@@ -200,7 +199,7 @@ def graph(
 
 
 def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tuple[str, str, str]]) -> timeseries.Panel:
-    """Parts of a whole, each with its expression, name and colour."""
+    """Stacked parts of a whole, each with its expression, name and colour."""
     panel = graph(id_, title, description, unit, [(expression, name) for expression, name, _ in parts])
     for _, name, color in parts:
         panel.override_by_name(name, [value("color", {"mode": "fixed", "fixedColor": color})])
@@ -209,7 +208,7 @@ def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tup
 
 
 def bars(id_: int, title: str, description: str, unit: str, expression: str, legend: str) -> bargauge.Panel:
-    """The largest ones, as bars."""
+    """Values as bars."""
     return (
         bargauge.Panel()
         .id(id_)
@@ -242,8 +241,8 @@ def rows(
 ) -> table.Panel:
     """A table of several instant queries, merged by the labels that they share.
 
-    `targets`: expression by name; the column `Value #NAME` is its value. `columns`: by the names that Grafana gives
-    them. `hidden`: what is needed only to keep rows apart.
+    `targets`: expression by name; the column `Value #NAME` has its value. `columns`: titles by the names that Grafana
+    gives the columns. `hidden`: columns that are needed only to distinguish rows.
     """
     organize = {
         "excludeByName": dict.fromkeys(hidden, True),
@@ -260,7 +259,7 @@ def rows(
         .filterable(True)
         .with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(models.DataTransformerConfig(id_val="organize", options=organize))
-        # As a transformation too: a table that somebody has sorted keeps the order of its data beneath.
+        # As a transformation too: after a user has sorted the table, equal rows keep this order.
         .with_transformation(
             models.DataTransformerConfig(id_val="sortBy", options={"sort": [{"field": sort_by, "desc": True}]})
         )
@@ -274,7 +273,7 @@ def rows(
 def timeline(
     id_: int, title: str, description: str, expression: str, legend: str, names: Mapping[float, tuple[str, str]]
 ) -> statetimeline.Panel:
-    """What was when. `names`: text and colour by value."""
+    """States over time. `names`: text and colour by value."""
     texts = {
         f"{number:g}": models.ValueMappingResult(text=text, color=color, index=index)
         for index, (number, (text, color)) in enumerate(names.items())
@@ -297,7 +296,7 @@ def timeline(
 
 
 def heat_map(id_: int, title: str, description: str, expression: str) -> heatmap.Panel:
-    """How many, by `le` and time."""
+    """Counts by `le` and time."""
     target = over_time("A", expression, "{{le}}").format(PromQueryFormat.HEATMAP)
     return (
         heatmap.Panel()
@@ -340,7 +339,7 @@ def steps(*pairs: tuple[float | None, str]) -> builders.ThresholdsConfig:
 
 
 def colored(*pairs: tuple[float | None, str]) -> list[models.DynamicConfigValue]:
-    """Paints the text of a cell, by value where there are pairs; a cell of type auto has no colour for `unknown`."""
+    """Colours the text of a cell, by value if there are pairs. A cell of type auto has no colour for `unknown`."""
     if not pairs:
         return [
             value("custom.cellOptions", {"type": "color-text"}),
@@ -355,7 +354,7 @@ def colored(*pairs: tuple[float | None, str]) -> list[models.DynamicConfigValue]
 
 
 def or_unknown() -> list[models.DynamicConfigValue]:
-    """An empty cell says that nothing is known, so that nobody reads it as 0."""
+    """Shows `unknown` in an empty cell, so that it is not read as 0."""
     return [value("mappings", unknown_map()), value("noValue", "unknown")]
 
 
@@ -367,5 +366,5 @@ def unknown_map() -> list[models.SpecialValueMap]:
 
 
 def link(title: str, url: str) -> list[models.DynamicConfigValue]:
-    """A cell that leads to another dashboard."""
+    """A cell with a link to another dashboard."""
     return [value("links", [{"title": title, "url": url, "targetBlank": False}])]

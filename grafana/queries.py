@@ -1,9 +1,9 @@
 """The PromQL of the dashboards: one function for each quantity.
 
-What is over more than an hour reads recordings (alerts/src), which have judged already what is held, used, idle and
-unknown, so that 2,000 GPUs cost no more than their sums. Raw series are read of one node, of one holder, and of the
-present.
-A count is 0 only where a series shows that somebody counts (`or 0 * ...` of a series that is there), never by
+Queries over more than an hour read recordings (alerts/src), which have already decided what is held, used, idle and
+unknown. So 2,000 GPUs cost no more than their sums. Raw series are read only for one node, for one holder, or for the
+current moment.
+A count is 0 only if a series shows that an exporter counts (`or 0 * ...` of an existing series), never by
 `or vector(0)`.
 """
 
@@ -16,19 +16,19 @@ from gpu_exporter.digest import oversized
 from gpu_exporter.durations import format_duration
 
 CLUSTER = 'cluster=~"$cluster"'
-TENANT = f'{CLUSTER}, namespace=~"$namespace", account=~"$account"'  # jobs have no namespace, which `.*` meets
+TENANT = f'{CLUSTER}, namespace=~"$namespace", account=~"$account"'  # jobs have no namespace, which `.*` matches
 RAW = f'job=~"$job", {CLUSTER}'
 NODE = f'{RAW}, node=~"$node"'
 INSTANCE = f'{NODE}, mig_uuid!=""'
-# Exactly this one. A pod has no job_id, and a job no pod: what is empty is absent.
+# Exactly one holder. A pod has no job_id, and a job has no pod: an empty label is the same as an absent label.
 NAMED = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
 MINE = f'job=~"$job", {NAMED}'
 WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
-PEOPLE = f"{KEY}, gpu, mig"  # indexes are for people
+PEOPLE = f"{KEY}, gpu, mig"  # with the indexes, for people
 PARTS = "used|idle_short|idle_long|unknown"
 TENANTS = "namespace, account, user"
-PEERS = 100  # holders or tenants that a table lists
+PEERS = 100  # number of holders or tenants in a table
 STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
 STATE_NUMBERS = {
     state: number
@@ -39,47 +39,47 @@ STATE_NUMBERS = {
 
 
 class Fleet:
-    """The whole cluster, by who holds what."""
+    """The whole cluster, by holder."""
 
     def __init__(self, settings: Settings) -> None:
-        self._hours = settings.alerts.interval / 3600  # that one sample of a recording stands for
+        self._hours = settings.alerts.interval / 3600  # per sample of a recording
         self._idle_for = settings.alerts.idle_for
         self._idle_short = settings.alerts.idle_short
 
     def part(self, part: str) -> str:
-        """GPUs in one part of alerts/src/fleet.yaml. What nobody holds has neither namespace nor account."""
+        """GPUs in one part of alerts/src/fleet.yaml. GPUs without a holder have neither namespace nor account."""
         whose = TENANT if part in PARTS else CLUSTER
         gpus = f'sum(namespace:gpu_gpus:sum{{{whose}, part=~"{part}"}})'
         return f"{gpus} or 0 * count(namespace:gpu_gpus:sum{{{CLUSTER}}})"
 
     def all(self) -> str:
-        """GPUs of every part."""
+        """GPUs of all parts together."""
         return f"sum(namespace:gpu_gpus:sum{{{CLUSTER}}})"
 
     def waiting(self) -> str:
-        """GPUs that are asked for and cannot be had, by what is asked for."""
+        """GPUs that pods and jobs wait for, by pool (the requested resource or partition)."""
         return f"sum by (pool) (pool:gpu_pending_gpus:sum{{{CLUSTER}}})"
 
     def idle_supply(self) -> str:
-        """GPUs held idle, by the same names."""
+        """GPUs held idle, by the same pools."""
         return f"sum by (pool) (pool:gpu_idle_gpus:sum{{{CLUSTER}}})"
 
     def hours(self, part: str, by: str = "", before: str = "") -> str:
-        """GPU-hours of the range; `by`: labels; `before`: the same range so long ago."""
+        """GPU-hours of the range. `by`: labels. `before`: shifts the range back by this duration."""
         recording = f'tenant:gpu_gpus:rate5m{{{TENANT}, part=~"{part}"}}[$__range]'
         return f"sum {_by(by)}(sum_over_time({recording}{f' offset {before}' if before else ''})) * {self._hours:g}"
 
     def cost(self, part: str, by: str = "") -> str:
-        """Money of the range, where the site has given prices (alerts/prices.example.yaml)."""
+        """Cost of the range, if the site has set prices (alerts/prices.example.yaml)."""
         recording = f'tenant:gpu_cost:rate{{{TENANT}, part=~"{part}"}}[$__range]'
         return f"sum {_by(by)}(sum_over_time({recording})) * {self._hours:g}"
 
     def idle_share(self, by: str = "") -> str:
-        """Idle GPU-hours, of those of which it is known."""
+        """Idle GPU-hours as a share of the hours with known use."""
         return f"{self.hours('idle', by)} / ({self.hours('idle|used', by)} > 0)"
 
     def user_hours(self) -> str:
-        """Idle GPU-hours by user; pods have none, and a site may keep names to itself."""
+        """Idle GPU-hours by user. Pods have no user, and a site may hide the names."""
         return f'label_replace({self.hours("idle", "user")}, "user", "no name", "user", "")'
 
     def model_hours(self) -> str:
@@ -88,7 +88,7 @@ class Fleet:
         return f"sum by (name) (sum_over_time({idle})) * {self._hours:g}"
 
     def workload_hours(self) -> str:
-        """GPU-hours held idle, by owner of the pods; needs kube-state-metrics."""
+        """GPU-hours held idle, by owner of the pods. Needs kube-state-metrics."""
         idle = f"workload:gpu_idle_gpus:sum{{{TENANT}}}[$__range]"
         return f"sum by (namespace, workload) (sum_over_time({idle})) * {self._hours:g}"
 
@@ -96,24 +96,24 @@ class Fleet:
         return f"sort_desc(topk({most}, {expression}))"
 
     def holders(self) -> dict[str, str]:
-        """Of the holders with the longest idle time: since when they hold, of how many GPUs, how many are idle, for how
-        long, what most of its GPUs do, and its mark. By the names of the table's columns.
+        """Holders with the longest idle time, by column of the table: start, number of GPUs, number of idle GPUs, idle
+        time, state of most GPUs, and mark.
         """
         idle_run = f'allocation:gpu_idle_run_seconds:known{{{CLUSTER}, namespace=~"$namespace"}}'
         owner = f"allocation:owner:info{{{TENANT}}}"
         units = f"count by ({HOLDER}) (allocation:gpu_share:ratio{{{CLUSTER}}})"
-        known = f"(count by ({HOLDER}) ({idle_run}) == on ({HOLDER}) {units})"  # of each of its GPUs
+        known = f"(count by ({HOLDER}) ({idle_run}) == on ({HOLDER}) {units})"  # for each of its GPUs
         run = f"min by ({HOLDER}) ({idle_run}) and on ({HOLDER}) {known} and on ({HOLDER}) {owner}"
         top = f"topk({PEERS}, {run})"
         idle = f"count by ({HOLDER}) ({idle_run} >= {self._idle_short:g})"
         labels = "user, account, workload, team"
         stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
         marked = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
-        states = f"count by ({HOLDER}, state) (gpu_allocation_state{{{CLUSTER}}})"  # what most of its GPUs do
+        states = f"count by ({HOLDER}, state) (gpu_allocation_state{{{CLUSTER}}})"  # the state of most of its GPUs
         does = f"clamp(topk by ({HOLDER}) (1, {states}), 1, 1) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         start = f"max by ({HOLDER}) (allocation:gpu_start_timestamp_seconds:max{{{CLUSTER}}})"
         who = (
-            f"{start} * 1000"  # Grafana's dates are milliseconds
+            f"{start} * 1000"  # Grafana's dates are in milliseconds
             f" * on ({HOLDER}) group_left ({labels}) topk by ({HOLDER}) (1, max by ({HOLDER}, {labels}) ({owner}))"
             f" * on ({HOLDER}) group_left (stage) ({marked})"
             f" * on ({HOLDER}) group_left (state) ({does})"
@@ -126,7 +126,7 @@ class Fleet:
         }
 
     def tenants(self) -> dict[str, str]:
-        """GPU-hours and money of the range by namespace, or account and user. By the names of the table's columns."""
+        """GPU-hours and cost of the range by namespace, or account and user, by column of the table."""
         held = self.hours("used|idle|unknown", TENANTS)
         top = f"and on ({TENANTS}) topk({PEERS}, {held})"
         return {
@@ -138,9 +138,9 @@ class Fleet:
         }
 
     def smaller(self) -> dict[str, str]:
-        """Who would do with less: the same question as the digest's. By the names of the table's columns.
+        """Holders for which less would be enough, as in the digest, by column of the table.
 
-        Each answer has those alone of which all is true, since a table shows what is in any of them.
+        Each query returns only holders that meet all conditions, because the table shows a holder that is in any query.
         """
         mine = f'{CLUSTER}, namespace=~"$namespace"'
         asked = dict(oversized.queries(HOLDER, "user, account", "$__range", mine))
@@ -159,7 +159,7 @@ class Holder:
         self._window = format_duration(settings.diagnosis.window)
 
     def units(self) -> dict[str, str]:
-        """Its GPUs and MIG instances: since when, for how long idle, and what they do. By the table's columns."""
+        """GPUs and MIG instances of the holder, by column of the table: start, idle time and state."""
         start = f"max by ({PEOPLE}) (gpu_allocation_start_timestamp_seconds{{{WHO}}})"
         owner = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, user, account) (gpu_allocation_info{{{WHO}}}))"
         state = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, state) (gpu_allocation_state{{{WHO}}}))"
@@ -172,7 +172,7 @@ class Holder:
         }
 
     def mean(self) -> str:
-        """Mean utilization of the last window, where it is known."""
+        """Mean utilization of the last window, absent while unknown."""
         busy, observed = (
             f"max by ({PEOPLE}) (increase(gpu_allocation_{name}_seconds_total{{{WHO}}}[{self._window}]))"
             for name in ("busy", "observed")
@@ -180,35 +180,35 @@ class Holder:
         return f"{busy} / ({observed} > 0)"
 
     def gpus(self) -> str:
-        """GPUs held; a MIG instance or a shared GPU counts by its share."""
+        """Number of GPUs held. A MIG instance or a shared GPU counts by its share."""
         return f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
 
     def idle_for(self) -> str:
-        """For how long all of its GPUs have been idle; absent while of one of them it is not known."""
+        """Time for which all GPUs of the holder have been idle; absent while this is unknown for one of them."""
         runs = f"min by ({KEY}) (gpu_allocation_idle_run_seconds{{{WHO}}})"
         units = f"count(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
         return f"min({runs}) and count({runs}) == {units}"
 
     def stage(self) -> str:
-        """What the reconciler says, by a number of STAGES."""
+        """The stage that the reconciler reports, as a number of STAGES."""
         return _by_number(f"gpu_reconciler_allocation_stage{{{NAMED}%s}}", "stage", STAGES, "max")
 
     def states(self) -> str:
-        """What each of its GPUs does, by a number of STATE_NUMBERS."""
+        """The state of each of its GPUs, as a number of STATE_NUMBERS."""
         return _by_number(
             f"gpu_allocation_state{{{WHO}%s}}", "state", STATE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
 
     def own(self, name: str) -> str:
-        """A gauge of the holder on each of its GPUs."""
+        """A gauge of the holder, for each of its GPUs."""
         return f"max by (cluster, node, gpu, mig) (gpu_allocation_{name}{{{WHO}}})"
 
     def whole(self, name: str) -> str:
-        """The most of a gauge that is of the whole holder, on each node."""
+        """The maximum per node of a gauge of the whole holder."""
         return f"max by (cluster, node) (gpu_allocation_{name}{{{WHO}}})"
 
     def of_its_gpus(self, name: str) -> str:
-        """A gauge of the GPUs that it holds as a whole."""
+        """A gauge of the whole GPUs that it holds."""
         held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid=""}} == 1'
         return f"max by (cluster, node, gpu) (max by ({UNIT}, gpu) ({name}{{{NODE}}}) and on ({UNIT}) ({held}))"
 
@@ -219,20 +219,20 @@ class Holder:
         return f"max by (cluster, node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
 
     def throttled(self) -> str:
-        """Share of time in which one of its GPUs was slowed down, by reason; absent where none was."""
+        """Share of time in which one of its GPUs was slowed down, by reason; absent if none was."""
         slowed = f"max by ({UNIT}, reason) (rate(gpu_throttle_seconds_total{{{NODE}}}[$__rate_interval]))"
         return f"max by (reason) ({slowed} and on ({UNIT}) gpu_allocation_share_ratio{{{WHO}}}) > 0"
 
 
 class Node:
-    """The cluster's GPUs by utilization, and one node."""
+    """All GPUs of the cluster by utilization, and one node."""
 
     def distribution(self) -> str:
-        """GPUs at or below each of some utilizations."""
+        """Number of GPUs at or below each limit of utilization."""
         return f"sum by (le) (cluster:gpu_utilization:bucket{{{CLUSTER}}})"
 
     def nodes(self) -> dict[str, str]:
-        """Each node of the cluster now. By the names of the table's columns."""
+        """Current values of each node of the cluster, by column of the table."""
         held = f"sum by ({TARGET}) (max by ({KEY}) (gpu_allocation_share_ratio{{{RAW}}}))"
         expected = f"max by ({TARGET}) (gpu_devices_expected{{{RAW}}})"
         answer = f"count by ({TARGET}) (max by ({UNIT}) (gpu_up{{{RAW}}}) == 1)"
@@ -252,12 +252,12 @@ class Node:
         return f"count({up} == 1) or 0 * count({up})"
 
     def lost(self) -> str:
-        """GPUs of the cluster that should answer and do not."""
+        """GPUs of the cluster that should answer, but do not."""
         up = f"max by ({UNIT}) (gpu_up{{{RAW}}})"
         return f"count({up} == 0) or 0 * count({up})"
 
     def held(self) -> str:
-        """GPUs of the cluster that somebody holds."""
+        """GPUs of the cluster that have a holder."""
         share = f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{RAW}}}))"
         return f"{share} or 0 * count(gpu_allocated{{{RAW}}})"
 
@@ -270,7 +270,7 @@ class Node:
         return f"max by (cluster, node, gpu{f', {by}' if by else ''}) (rate({name}{{{NODE}}}[$__rate_interval]))"
 
     def throttled(self) -> str:
-        """Share of time in which each GPU was slowed down, by reason; absent where it was not."""
+        """Share of time in which each GPU was slowed down, by reason; absent if it was not."""
         return f"{self.rate('gpu_throttle_seconds_total', 'reason')} > 0"
 
     def memory(self) -> str:
@@ -279,7 +279,7 @@ class Node:
         return f"{used} / ({total} > 0)"
 
     def power_share(self) -> str:
-        """Power of each GPU, of its limit."""
+        """Power of each GPU as a share of its limit."""
         used, limit = (f"max by (cluster, node, gpu) (gpu_power{what}_watts{{{NODE}}})" for what in ("", "_limit"))
         return f"{used} / ({limit} > 0)"
 
@@ -289,7 +289,7 @@ class Node:
         return f"round(sum by (class) ({events}))"
 
     def health(self) -> dict[str, str]:
-        """What is wrong with each GPU. By the names of the table's columns."""
+        """Faults of each GPU, by column of the table."""
         gpu = f"{UNIT}, gpu"
         model = f"topk by ({UNIT}) (1, max by ({UNIT}, name, driver_version) (gpu_info{{{NODE}}}))"
         up = f"max by ({gpu}) (gpu_up{{{NODE}}})"
@@ -304,14 +304,14 @@ class Node:
         }
 
     def holders(self) -> str:
-        """1 for each holder of each GPU, as long as it holds."""
+        """1 for each holder of each GPU, as long as it holds the GPU."""
         shares = f"max by ({KEY}, gpu, mig) (gpu_allocation_share_ratio{{{NODE}}})"
         named = f'label_join({shares}, "holder", "/", "namespace", "pod")'
         named = f'label_replace({named}, "holder", "job $1", "job_id", "(.+)")'
         return f"clamp(max by (cluster, node, gpu, mig, holder) ({named}), 1, 1)"
 
     def instances(self) -> dict[str, str]:
-        """MIG instances: what they do, and what of their GPU nobody holds. By the names of the table's columns."""
+        """MIG instances: their activity, and the free part of their GPU, by column of the table."""
         mig = f"{UNIT}, gpu, mig, mig_uuid"
         info = f"topk by ({mig}) (1, max by ({mig}, profile) (gpu_mig_info{{{NODE}}}))"
         share = f"max by ({mig}, namespace, pod, job_id) (gpu_allocation_share_ratio{{{INSTANCE}}})"
@@ -329,7 +329,7 @@ class Node:
 
 
 class Operations:
-    """The exporters and the reconciler themselves."""
+    """The exporters and the reconciler."""
 
     def __init__(self, settings: Settings) -> None:
         self.lately = format_duration(settings.alerts.idle_for)
@@ -339,18 +339,18 @@ class Operations:
         return f"count({self._reporting})"
 
     def silent(self) -> str:
-        """Exporters that were there lately, and are not now."""
+        """Exporters that reported recently, but do not now."""
         lately = f"max by ({TARGET}) (last_over_time(gpu_exporter_build_info{{{NODE}}}[{self.lately}]))"
         return f"count({lately} unless on ({TARGET}) {self._reporting}) or 0 * count({lately})"
 
     def driver_down(self) -> str:
-        """Nodes where a GPU is expected and no driver answers; also GPUs that no kernel driver has."""
+        """Nodes where GPUs are expected or unbound (no kernel driver), but no driver answers."""
         missed = f'gpu_devices_expected{{{NODE}}} > 0 or gpu_devices_unmanaged{{{NODE}, driver="none"}} > 0'
         driver = f"gpu_driver_up{{{NODE}}}"
         return f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
 
     def zeros(self, gauge: str) -> str:
-        """How many series are 0."""
+        """Number of series that are 0."""
         series = f"{gauge}{{{NODE}}}"
         return f"count({series} == 0) or 0 * count({series})"
 
@@ -358,27 +358,27 @@ class Operations:
         return f"count by (version, backend) (max by ({TARGET}, version, backend) (gpu_exporter_build_info{{{NODE}}}))"
 
     def age(self) -> str:
-        """The oldest of the newest samples."""
+        """Age of the newest sample of each node, oldest first."""
         last = f"gpu_exporter_last_sample_timestamp_seconds{{{NODE}}}"
         return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def coverage(self) -> str:
-        """Share of the time held of which it is known what the GPUs do, over half an hour; the worst nodes."""
+        """Share of the held time with known use of the GPUs, over half an hour; the worst nodes."""
         node = f'{CLUSTER}, node=~"$node"'
         held = f"count by (cluster, node) (allocation:gpu_share:ratio{{{node}}})"
-        known = f"sum by (cluster, node) (allocation:gpu_coverage:ratio30m{{{node}}})"  # absent where nothing is known
+        known = f"sum by (cluster, node) (allocation:gpu_coverage:ratio30m{{{node}}})"  # absent while nothing is known
         return f"bottomk(10, clamp_max(({known} or 0 * {held}) / ({held} > 0), 1))"
 
     def errors(self) -> str:
-        """Errors of the driver's calls, by call."""
+        """Failed driver calls, by call."""
         return f"topk(10, sum by (call, error) (rate(gpu_exporter_driver_errors_total{{{NODE}}}[$__rate_interval])))"
 
     def collectors(self) -> str:
-        """The slowest answer of each collector."""
+        """The longest last cycle of each collector."""
         return f"max by (collector) (gpu_exporter_collector_duration_seconds{{{NODE}}})"
 
     def state_age(self) -> str:
-        """Since when the counters were last written."""
+        """Time since the counters were last written."""
         last = f"gpu_exporter_state_last_write_timestamp_seconds{{{NODE}}}"
         return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
@@ -393,20 +393,20 @@ class Operations:
         return f"count by (stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
 
     def reconciler(self, counter: str, label: str) -> str:
-        """How often in a minute."""
+        """Events per minute."""
         return f"sum by ({label}) (rate(gpu_reconciler_{counter}{{{CLUSTER}}}[$__rate_interval])) * 60"
 
     def frozen(self) -> str:
         return f"max by (reason) (gpu_reconciler_frozen{{{CLUSTER}}})"
 
     def last_success(self) -> str:
-        """Of the cluster that waits for the longest."""
+        """Time since the last success, of the cluster where it is longest."""
         last = f"max by (cluster) (gpu_reconciler_last_success_timestamp_seconds{{{CLUSTER}}})"
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """Groups that worked again within the hour, of those that became underused in the range and are known to have
-        worked or not.
+        """Groups that worked again within the hour, as a share of the groups that became underused in the range and
+        whose outcome is known.
         """
         counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
         wrong, known = (
@@ -416,7 +416,7 @@ class Operations:
         return f"{wrong} / ({known} > 0)"
 
     def spared(self) -> str:
-        """GPUs that were idle for long enough and stay with their holders; the twenty largest rows."""
+        """GPUs that were idle for long enough, but stay with their holders; the twenty largest rows."""
         return f"topk(20, sum by (reason, tenant) (gpu_reconciler_spared_gpus{{{CLUSTER}}}))"
 
     def unreadable(self) -> str:
@@ -433,6 +433,6 @@ def _by(labels: str) -> str:
 
 
 def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str) -> str:
-    """The number of the text in this label; `series` with a %s for further matchers."""
+    """The number for the text in this label. `series` has a %s for further matchers."""
     matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
     return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)

@@ -1,4 +1,4 @@
-"""Fixtures for every test: the golden files' switch and the parts of the test bed."""
+"""Fixtures for every test: the comparison with golden files, and the parts of the test bed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
 
 GOLDEN = Path(__file__).parent / "golden"
-# How long an example takes says something of the machine and nothing of the code.
-settings.register_profile("gpu-exporter", deadline=None, print_blob=True)  # the blob repeats a failure elsewhere
+# No deadline: the duration of an example depends on the machine, not on the code.
+settings.register_profile(
+    "gpu-exporter", deadline=None, print_blob=True
+)  # the blob reproduces a failure on another machine
 settings.load_profile("gpu-exporter")
 FAILED = pytest.StashKey[bool]()
 
@@ -40,19 +42,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def nvml_directory() -> Path:
-    """Directory with our libnvidia-ml.so.1."""
+    """The directory of the fake libnvidia-ml.so.1."""
     return build_library()
 
 
 @pytest.fixture
 def nvml_table(tmp_path: Path) -> NvmlTable:
-    """An empty table for the library."""
+    """An empty table for the fake library."""
     return NvmlTable(tmp_path / "nvml-table")
 
 
 @pytest.fixture
 def nvml_environment(nvml_directory: Path, nvml_table: NvmlTable) -> dict[str, str]:
-    """Environment in which our library is the driver."""
+    """The environment in which the fake library replaces the driver's."""
     return {
         **os.environ,
         "LD_LIBRARY_PATH": str(nvml_directory),
@@ -62,7 +64,7 @@ def nvml_environment(nvml_directory: Path, nvml_table: NvmlTable) -> dict[str, s
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let fixtures know how the test went."""
+    """Tell fixtures whether the test failed."""
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
@@ -70,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def processes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Processes]:
-    """Starts programs, and ends them with the test; shows their logs when it failed."""
+    """Starts programs, and ends them with the test. Prints their logs if the test failed."""
     with Processes(tmp_path) as started:
         yield started
         if request.node.stash.get(FAILED, False):

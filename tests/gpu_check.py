@@ -1,10 +1,10 @@
-"""What the driver of this machine answers, and how fast: for a machine with a GPU.
+"""Reports the answers of this machine's driver, and their speed: for a machine with a GPU.
 
     python -m tests.gpu_check [--seconds 60] [--no-loads]
 
-Reads only, but for loads of its own on GPU 0 (tests/workloads). Writes to out/: gpu-check.rec.gz (a recording, with
-hashed identifiers: to be committed as a fixture), gpu-check.json (all figures) and gpu-check.md (for docs/decisions).
-What cannot be measured here is listed with its reason, never left out.
+Only reads, except for its own loads on GPU 0 (tests/workloads). Writes to out/: gpu-check.rec.gz (a recording with
+hashed identifiers, to be committed as a fixture), gpu-check.json (all figures) and gpu-check.md (for docs/decisions).
+Measurements that are not possible here are listed with the reason, never omitted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def supported_fields(device: NvmlDevice) -> list[int]:
-    """Field ids with a value here (scope 0, and all links for those that need it)."""
+    """Field ids that have a value here (scope 0, and all links for the fields that need a scope)."""
     found = set()
     for field, scope in itertools.product(FIELDS, (0, nvml.NVML_VALUE_ALL_LINKS)):
         try:
@@ -72,7 +72,7 @@ def supported_fields(device: NvmlDevice) -> list[int]:
 
 
 def supported_gpm(device: NvmlDevice) -> list[int]:
-    """GPM metric ids with a value here, over a window of 200 ms."""
+    """GPM metric ids that have a value here, over a window of 200 ms."""
     if not device.ask("nvmlGpmQueryDeviceSupport"):
         return []
     samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
@@ -92,9 +92,9 @@ def supported_gpm(device: NvmlDevice) -> list[int]:
 
 
 def gpm_without_privilege() -> list[int] | str:
-    """The same as nobody, in a child process. To be called before this process opens the driver."""
+    """The GPM metric ids for an unprivileged user, read in a child process. Call it before this process opens the driver."""
     if os.geteuid() != 0:
-        return "this whole check ran without privilege"
+        return "not measured separately: this whole check ran without privilege"
     nobody = pwd.getpwnam("nobody")
     reading, writing = os.pipe()
     child = os.fork()
@@ -122,7 +122,7 @@ def gpm_without_privilege() -> list[int] | str:
 
 
 def rings_of(device: NvmlDevice) -> dict[str, dict[str, float | int | None] | str]:
-    """Span and period of the driver's rings of utilization and of each engine, or why there is none."""
+    """Span and period of the driver's rings of utilization and of each engine, or the reason for a missing ring."""
     asks: dict[str, Callable[[float], Sequence[UtilizationSample]]] = {
         "utilization": device.read_utilization_samples,
         **{engine: functools.partial(device.read_engine_samples, engine) for engine in ENGINES},
@@ -170,7 +170,7 @@ def run_once() -> dict[str, Any]:
 
 
 def read_gpu(url: str, gpu: str = "0") -> dict[str, float]:
-    """Families without further labels of one GPU."""
+    """The values of one GPU, of families without further labels."""
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(fetch(url) or "")
@@ -180,18 +180,18 @@ def read_gpu(url: str, gpu: str = "0") -> dict[str, float]:
 
 
 def describe_listing(device: NvmlDevice, pid: int) -> str:
-    """Whether the driver names a process on the GPU, with its pid as this process sees it."""
+    """Whether the driver lists a process on the GPU, with the pid that this process sees."""
     try:
         found = device.read_processes()
     except DeviceError as exc:
         return str(exc)
     if found.listed is None:
-        return f"{found.compute} processes in entries of a size that is not understood"
+        return f"{found.compute} processes in entries of an unknown size"
     return "yes" if any(process.pid == pid for process in found.listed) else f"not among {len(found.listed)}"
 
 
 def describe_share(device: NvmlDevice, pid: int, since_wall: float) -> dict[str, Any] | str:
-    """What the driver tells of the process's own utilization since a moment, and how long it takes to tell."""
+    """The driver's report of the process's utilization since a given time, and how long the call takes."""
     times_us: list[float] = []
     try:
         for _ in range(20):
@@ -211,7 +211,7 @@ def describe_share(device: NvmlDevice, pid: int, since_wall: float) -> dict[str,
 
 
 def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
-    """Busy and idle of a running exporter beside loads whose truth is known."""
+    """Busy and idle time of a running exporter during loads whose true utilization is known."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         port = free_port()
@@ -254,8 +254,8 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
             for line in Path(f"/proc/{running.process.pid}/status").read_text("ascii").splitlines()
             if line.startswith("VmRSS")
         )
-    results["encoder only"] = "not measured: no load of ours uses the video encoder yet"
-    results["graphics"] = "not measured: no load of ours draws yet"
+    results["encoder only"] = "not measured: there is no load for the video encoder yet"
+    results["graphics"] = "not measured: there is no graphics load yet"
     return results
 
 
@@ -269,7 +269,7 @@ def _render_share(share: dict[str, Any] | str) -> str:
 def render(report: dict[str, Any]) -> str:
     """The figures as a page for docs/decisions."""
     out = [
-        f"# What {report['name']} answers",
+        f"# Answers of {report['name']}",
         "",
         f"Driver {report['driver']}, {report['python']}. {report['who']}.",
         "",

@@ -1,7 +1,7 @@
-"""Writes what is generated: `make generate`, or one part with `python -m tools.NAME` in the checkout's root.
+"""Writes generated files: `make generate`, or one part with `python -m tools.NAME` in the checkout's root.
 
-`rules`, `grafana_alerts` and `dashboard` also write variants for a site, elsewhere, and so run from a checkout that is
-not installed: with PyYAML, and for the dashboard with grafana-foundation-sdk.
+`rules`, `grafana_alerts` and `dashboard` can also write variants for a site to another folder. So they run from a
+checkout that is not installed, with PyYAML, and for the dashboard with grafana-foundation-sdk.
 """
 
 import sys

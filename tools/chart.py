@@ -1,4 +1,4 @@
-"""What the chart needs from elsewhere in the project, since a chart can read its own folder only.
+"""Copies files that the chart needs into its folder, since a chart can read only its own folder.
 
 The rules keep their parameters (${idle_for}); the chart fills them in from values, with the defaults of alerts.json.
 """
@@ -20,7 +20,7 @@ CHART = ROOT / "helm" / "gpu-exporter"
 
 
 def alert_defaults() -> dict[str, str]:
-    """The parameters of the rules as a configuration file writes them."""
+    """The parameters of the rules in the notation of a configuration file."""
     return {name: format_parameter(name, value) for name, value in Alerts()._asdict().items()}
 
 

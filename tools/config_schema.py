@@ -1,4 +1,4 @@
-"""JSON Schema of the configuration file, for editors, the chart and whoever writes such files."""
+"""JSON Schema of the configuration file, for editors, the chart and authors of such files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpu_exporter.defaults import DURATIONS, Policy, Settings
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"
-DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
+DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration requires
 DURATION_OR_NONE = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
-# Below 5m, as tools/rules.py asks.
+# Below 5m, as tools/rules.py requires.
 BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 
 
 def settings_schema() -> dict[str, Any]:
-    """Every section and key, nothing else."""
+    """The schema of every section and key; other keys are invalid."""
     sections: dict[str, Any] = {}
     for section, values in Settings()._asdict().items():
         keys: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": BELOW_LOOKBACK}
     if f"{section}.{key}" in DURATIONS:
         return {"type": "string", "pattern": DURATION_OR_NONE if f"{section}.{key}" in MAY_BE_ZERO else DURATION}
-    share = isinstance(default, float)  # as in check_value: what is no duration and no count
+    share = isinstance(default, float)  # as in check_value: a number that is neither a duration nor a count
     number = {"type": "number" if share else "integer", "exclusiveMinimum": 0}
     if most := MOST.get(f"{section}.{key}"):
         return {**number, "maximum": most[0]}
@@ -46,7 +46,7 @@ def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
 
 
 def _policies_schema() -> dict[str, Any]:
-    """The ordered policies, as config/rules.py reads them."""
+    """The schema of the ordered policies, as config/rules.py reads them."""
     text = {"type": "string", "pattern": f"^.{{1,{PATTERN_MAX}}}$"}
     texts = {"type": "array", "minItems": 1, "items": text}
     criteria: dict[str, Any] = dict.fromkeys(Match._fields, texts)
@@ -66,7 +66,7 @@ def _policies_schema() -> dict[str, Any]:
 
 
 def build_all() -> dict[Path, str]:
-    """The published schema."""
+    """The published schema, by its path."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration file of gpu-exporter (--config.file)",

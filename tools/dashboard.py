@@ -4,7 +4,7 @@
     python -m tools.dashboard --output DIR --config.file FILE
                                             writes a variant elsewhere, with a site's own windows
 
-Needs grafana-foundation-sdk (Python 3.11 or newer), which is a development dependency; the JSON needs nothing.
+Needs grafana-foundation-sdk (Python 3.11 or newer), a development dependency. The JSON files need no package.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DASHBOARDS = ROOT / "grafana" / "dashboards"
 
 
 def render(dashboard: Dashboard) -> str:
-    """The JSON, byte for byte as it is stored."""
+    """The JSON text, byte for byte as in its file."""
     return JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False).encode(dashboard) + "\n"
 
 
 def build_all(settings: Settings) -> dict[str, str]:
-    """Every dashboard by its file name."""
+    """The text of every dashboard, by its file name."""
     boards = {"fleet": fleet, "holder": holder, "node": node, "operations": operations}
     return {f"gpu-{name}.json": render(board.build(settings)) for name, board in boards.items()}
 

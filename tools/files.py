@@ -1,4 +1,4 @@
-"""Generated files: written, or compared with what would be written."""
+"""Writes generated files, or compares them with the text that would be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def write_or_check(files: Mapping[Path, str], check: bool) -> int:
-    """Write generated files, or with `check` name those that differ; the exit code."""
+    """Write generated files, or with `check` list those that differ; returns the exit code."""
     stale = 0
     for path, text in files.items():
         if path.exists() and path.read_text("utf-8") == text:

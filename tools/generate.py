@@ -1,8 +1,8 @@
-"""Writes every generated file, or compares them: `make generate`, and `--check` in `make check`.
+"""Writes every generated file, or with `--check` compares them: `make generate` and `make check`.
 
-In steps, as some are made from others: the reference from the code, which needs its defaults; the chart's copies from
-the rules and the dashboard. The dashboard needs grafana-foundation-sdk, and that Python 3.11: with an older one it is
-left as it is, but not where CI is set.
+Works in steps, since some files are made from others: the reference from the code, which needs its defaults; the
+chart's copies from the rules and the dashboard. The dashboard needs grafana-foundation-sdk, which needs Python 3.11.
+With an older Python the dashboard is not generated, except if CI is set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def build_grafana_alerts() -> Mapping[Path, str]:
 
 def build_dashboards() -> Mapping[Path, str]:
     if sys.version_info < (3, 11) and not os.environ.get("CI"):
-        sys.stderr.write("the dashboard is left as it is: grafana-foundation-sdk needs Python 3.11\n")
+        sys.stderr.write("the dashboard is not generated: grafana-foundation-sdk needs Python 3.11\n")
         return {}
     from gpu_exporter.defaults import Settings
     from tools.dashboard import DASHBOARDS, build_all

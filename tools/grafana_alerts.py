@@ -1,9 +1,9 @@
-"""Copies of the alerts that Grafana evaluates itself, for sites whose Prometheus may not alert.
+"""Copies of the alerts that Grafana itself evaluates, for sites whose Prometheus may not alert.
 
     python -m tools.grafana_alerts [--datasource UID]      writes alerts/grafana/gpu-exporter.yaml from alerts/rules
 
-A site loads these or the alerts of alerts/rules, never both: each incident would be reported twice. The recordings stay
-in Prometheus either way; the chart then leaves the alerts out there (prometheusRule.alertsIn: grafana).
+A site loads either these alerts or those of alerts/rules, never both: each incident would be reported twice. The
+recordings always remain in Prometheus; the chart then omits the alerts there (prometheusRule.alertsIn: grafana).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DATASOURCE = "prometheus"
 
 
 def render(files: Iterable[str], datasource: str) -> str:
-    """A file for Grafana's provisioning/alerting out of rules files; `datasource`: UID of the Prometheus."""
+    """A file for Grafana's provisioning/alerting from rules files; `datasource`: UID of the Prometheus."""
     groups = []
     for text in files:
         for group in yaml.safe_load(text)["groups"]:
@@ -48,7 +48,7 @@ def _convert(rule: Mapping[str, Any], datasource: str) -> dict[str, Any]:
         "datasourceUid": datasource,
         "model": {"refId": "A", "expr": rule["expr"], "instant": True, "range": False},
     }
-    # Every row of the query is an alert, also one whose value is 0, as in Prometheus.
+    # Every row of the query is an alert, even if its value is 0, as in Prometheus.
     condition = {
         "refId": "B",
         "datasourceUid": "__expr__",
@@ -59,15 +59,15 @@ def _convert(rule: Mapping[str, Any], datasource: str) -> dict[str, Any]:
         "title": rule["alert"],
         "condition": "B",
         "data": [query, condition],
-        "noDataState": "OK",  # no row is no alert
-        "execErrState": "KeepLast",  # a Prometheus that does not answer neither raises nor resolves
+        "noDataState": "OK",  # without rows there is no alert
+        "execErrState": "KeepLast",  # if Prometheus does not answer, no alert is raised or resolved
         "for": rule.get("for", "0s"),
         "keepFiringFor": rule.get("keep_firing_for", "0s"),
         "labels": dict(rule["labels"]),
         "annotations": {
             name: text.replace("$value", "$values.A.Value")
             for name, text in rule["annotations"].items()
-            if " (query " not in text  # Grafana's templates cannot ask
+            if " (query " not in text  # Grafana's templates cannot query
         },
     }
 

@@ -6,7 +6,7 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
 from gpu_exporter.model.metrics import Family
 
-# Unit by the end of a name, as the Prometheus conventions have it.
+# Unit by the suffix of a name, following the Prometheus conventions.
 UNITS = {
     "_gpu_seconds_total": "GPU-seconds",
     "_seconds_total": "seconds",
@@ -34,18 +34,18 @@ UNITS = {
 
 
 def unit_of(name: str) -> str:
-    """The unit that a name ends in; a count where it ends in none."""
+    """The unit in the suffix of a name; a count if the name has no such suffix."""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "count")
 
 
 def render_reference() -> str:
-    """The whole page."""
+    """The text of the whole page."""
     out = [
         "# Metrics",
         "",
-        "Generated from the code by `make generate`; a test compares. Base units throughout; a series that the",
+        "Generated from the code by `make generate`; a test compares. All units are base units. A series that the",
         "hardware or the privilege does not allow is absent, never 0. Each collector has its flag, `--collector.NAME`",
-        "and `--no-collector.NAME`; what it reads less often than each cycle says so.",
+        "and `--no-collector.NAME`. Values that are not read in every cycle have a note with their interval.",
     ]
     groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
     for collector in registry.ALL:

@@ -1,4 +1,4 @@
-"""Draws the picture of the rooms in docs/architecture.md from the imports of the package."""
+"""Draws the picture of the code's packages in docs/architecture.md from their imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_imports(package: Path) -> dict[str, set[str]]:
-    """By room, a folder of the package, the rooms that it imports while its modules are loaded or later."""
+    """By package (a folder), the packages that it imports, when its modules are loaded or later."""
     rooms = {path.parent.name for path in package.glob("*/__init__.py")}
     imports: dict[str, set[str]] = {room: set() for room in sorted(rooms)}
     for room, found in imports.items():
@@ -18,7 +18,7 @@ def read_imports(package: Path) -> dict[str, set[str]]:
 
 
 def draw_rooms(imports: dict[str, set[str]]) -> str:
-    """A mermaid picture: an arrow from each room to those that import it, without arrows that others imply."""
+    """A mermaid picture: an arrow from each package to those that import it, without arrows that others imply."""
 
     def reach(room: str) -> set[str]:
         return imports[room].union(*(reach(other) for other in imports[room]))
@@ -31,7 +31,7 @@ def draw_rooms(imports: dict[str, set[str]]) -> str:
 
 
 def render_architecture(text: str, package: Path) -> str:
-    """The page with its picture drawn again."""
+    """The page with a new picture."""
     before, _, rest = text.partition("<!-- rooms -->\n")
     after = rest.partition("<!-- /rooms -->")[2]
     return f"{before}<!-- rooms -->\n{draw_rooms(read_imports(package))}\n<!-- /rooms -->{after}"

@@ -1,13 +1,13 @@
-"""Builds the Prometheus rules from alerts/src: fills in parameters, adds the runbook links.
+"""Builds the Prometheus rules from alerts/src: fills in parameters, and adds links to the runbook.
 
     python -m tools.rules                   writes alerts/rules
     python -m tools.rules --output DIR --set idle_for=10s --set wait=0s
                                             writes a variant elsewhere, e.g. with a site's own windows
     python -m tools.rules --output DIR --recordings
-                                            leaves the alerts out, for sites where Grafana evaluates them
+                                            omits the alerts, for sites where Grafana evaluates them
 
-The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml; `--config.file` takes a site's own, the
-file that the exporter reads too.
+The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml. `--config.file` reads a site's values,
+from the same file that the exporter reads.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tools.files import ROOT, write_or_check
 
 SOURCES, RULES = ROOT / "alerts" / "src", ROOT / "alerts" / "rules"
 
-LOOKBACK_S = 300.0  # Prometheus's --query.lookback-delta: a recording that is older is gone until the next one
+LOOKBACK_S = 300.0  # Prometheus's --query.lookback-delta: an older recording is missing until the next evaluation
 WAITS = ("wait", "wait_long", "keep")  # may be 0s in tests with short windows
-PARAMETER = re.compile(r"\$\{([a-z]\w*)(\.seconds)?\}")  # ${1} is PromQL's
+PARAMETER = re.compile(r"\$\{([a-z]\w*)(\.seconds)?\}")  # ${1} belongs to PromQL
 HEADER = "# Generated from alerts/src/{name} by tools/rules.py: do not edit.\n"
 
 
 class BuildError(ValueError):
-    """A source names a parameter that does not exist, or a value is wrong."""
+    """A source uses an unknown parameter, or a value is invalid."""
 
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Each parameter as (text, seconds or number). Raises BuildError for an unknown or wrong override."""
+    """Each parameter as (text, seconds or number). Raises BuildError for an unknown or invalid override."""
     values: dict[str, tuple[str, str]] = {}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))
@@ -68,14 +68,14 @@ def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, t
 
 
 def format_parameter(name: str, value: float | str) -> str:
-    """A parameter as a configuration file writes it."""
+    """A parameter in the notation of a configuration file."""
     if isinstance(value, str):
         return value
     return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
 def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
-    """One source file to one rules file, its recordings alone without `alerts`. Raises BuildError."""
+    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
@@ -90,11 +90,11 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str,
         return PARAMETER.sub(value_of, node) if isinstance(node, str) else node
 
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing: no matcher can be taken for YAML
+    data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing, so that no matcher is parsed as YAML
     for group in data["groups"]:
         group["rules"] = [rule for rule in group["rules"] if alerts or "record" in rule]
         for rule in group["rules"]:
-            rule["expr"] = rule["expr"].strip() + "\n"  # a block, into which the chart may fill any matcher
+            rule["expr"] = rule["expr"].strip() + "\n"  # a block, so that the chart can insert any matcher
             if "alert" in rule:
                 rule["annotations"]["runbook_url"] = f"{RUNBOOK}#{rule['alert'].lower()}"
                 rule["annotations"]["dashboard_url"] = DASHBOARD % parameters["grafana"][0]
@@ -103,7 +103,7 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str,
 
 
 class Blocks(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, as people do."""
+    """Writes texts of several lines as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -114,7 +114,7 @@ Blocks.add_representer(str, _represent_text)
 
 
 def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = True) -> dict[str, str]:
-    """Every rules file by its name; those of which a site loads at most one are `optional/NAME`."""
+    """The text of every rules file, by its name; a site loads at most one of the files `optional/NAME`."""
     parameters = read_parameters(settings, overrides)
     return {
         name: build_rules(path.read_text("utf-8"), parameters, name, alerts=alerts)
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=RULES, help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
-    parser.add_argument("--recordings", action="store_true", help="leave the alerts out")
+    parser.add_argument("--recordings", action="store_true", help="omit the alerts")
     parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
     options = parser.parse_args(arguments)
     try:

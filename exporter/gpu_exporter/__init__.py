@@ -1,4 +1,4 @@
-"""gpu-exporter: who holds which GPU, is it used, and if not, why."""
+"""gpu-exporter: shows which pod or job holds each GPU, how busy the GPU is, and why it is idle."""
 
 from gpu_exporter.version import VERSION
 

@@ -1,4 +1,4 @@
-"""`python -m gpu_exporter` is `gpu-exporter`."""
+"""Makes `python -m gpu_exporter` the same as `gpu-exporter`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""The clocks of the project: the machine's, a compressed one for the demo, a manual one for tests.
+"""The clocks of the project: the machine's clock, a compressed clock for the demo, a manual clock for tests.
 
-Who asks for the time takes a clock as an argument. How long a socket, a thread or a child process is waited for is no
-question of that time: they end in the machine's, and such deadlines use time.monotonic (a test lists their modules).
-Monotonic seconds are for arithmetic, wall seconds (Unix epoch) are for people and for driver time stamps.
+Code that needs the time takes a clock as an argument. Timeouts of sockets, threads and child processes are the
+exception: they always run in the machine's time, so they use time.monotonic (a test lists the modules that do).
+Monotonic seconds are for arithmetic. Wall seconds (Unix epoch) are for people and for time stamps of the driver.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time as the rooms see it. All values are seconds."""
+    """The time source of all packages. All values are seconds."""
 
     def monotonic(self) -> float:
-        """Seconds of CLOCK_MONOTONIC: never steps, stops during suspend."""
+        """Seconds of CLOCK_MONOTONIC: it never steps, and it stops during suspend."""
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch; may step."""
+        """Seconds since the Unix epoch; this clock may step."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until `event` is set or `seconds` of this clock have passed; true when the event is set."""
+        """Wait until `event` is set or `seconds` of this clock have passed; true if the event is set."""
 
 
 class SystemClock:
@@ -42,7 +42,7 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class CompressedClock:
-    """A clock that runs `speed` times as fast as the machine's, from the moment it is made. Demo only."""
+    """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only."""
 
     def __init__(self, speed: float) -> None:
         if speed <= 0:
@@ -65,7 +65,7 @@ class CompressedClock:
 
 
 class ManualClock:
-    """A clock that moves only when a test moves it; wall and monotonic can be moved apart. For tests."""
+    """A clock that moves only when a test moves it; wall and monotonic time can be moved separately. For tests."""
 
     def __init__(self, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self._monotonic = monotonic
@@ -86,5 +86,5 @@ class ManualClock:
         self._wall += seconds
 
     def step_wall(self, seconds: float) -> None:
-        """Move the wall clock alone, as an administrator or NTP does."""
+        """Move only the wall clock, as an administrator or NTP does."""
         self._wall += seconds

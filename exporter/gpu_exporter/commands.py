@@ -1,4 +1,7 @@
-"""Programs of others as children: found where sites put them, bounded in time and size, ended with all they started."""
+"""Runs other programs as child processes: finds them in the usual places, and limits their time and output.
+
+A child that exceeds a limit is killed with all processes that it started.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,30 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
-# Where sites put Slurm that is not on the PATH of a service.
+# Directories of Slurm at sites where Slurm is not on the PATH of a service.
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 # Slurm's commands inherit only these variables. Others, such as SQUEUE_USERS or SLURM_CLUSTERS, hide jobs or select
 # another cluster; a job's environment may set them.
 SLURM_KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
-END_S = 1.0  # for a child that was killed; one that hangs in the kernel is left behind
+END_S = 1.0  # wait for a killed child; a child that hangs in the kernel is left behind
 MAX_REASON = 4096
 CHUNK = 1 << 16
 
 
 class CommandError(Exception):
-    """There is nothing to believe: not found, not started, too slow, too long. The text names the command."""
+    """There is no usable result: not found, not started, too slow, too much output. The text names the command."""
 
 
 class NotFound(CommandError):
-    """No such program."""
+    """The program does not exist."""
 
 
 class TooSlow(CommandError):
-    """It did not end in time."""
+    """The program did not end in time."""
 
 
 class Done(NamedTuple):
-    """How a command ended; `reason` is the first line of what it said on standard error."""
+    """The result of a command that ended; `reason` is the first line of its standard error."""
 
     status: int
     out: str
@@ -43,7 +46,7 @@ class Done(NamedTuple):
 
 
 def search_path(environment: Mapping[str, str]) -> str:
-    """PATH and the usual places after it; an empty part would be the working directory."""
+    """PATH, followed by the usual places; empty parts are dropped, since they mean the working directory."""
     return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
 
 
@@ -54,12 +57,12 @@ def slurm_environment() -> dict[str, str]:
 
 
 def find(command: str) -> str | None:
-    """The program, None when it is not on PATH nor where sites put Slurm."""
+    """The path of the program, None if it is neither on PATH nor in PLACES."""
     return shutil.which(command, path=search_path(os.environ))
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float, limit: int) -> Done:
-    """Run to the end, with at most `limit` bytes of output. Raises CommandError."""
+    """Run a command to its end, with at most `limit` bytes of output. Raises CommandError."""
     program = find(command[0])
     if program is None:
         raise NotFound(f"{command[0]} is neither on PATH nor in {', '.join(PLACES)}: add its directory to PATH")
@@ -70,7 +73,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**environment, "PATH": search_path(os.environ)},
-            start_new_session=True,  # so that whatever it starts ends with it
+            start_new_session=True,  # so that the processes it starts are killed with it
         )
     except OSError as exc:
         raise CommandError(f"{command[0]}: {exc}") from exc
@@ -115,5 +118,5 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit: 
     try:
         process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as exc:
-        raise TooSlow(f"{name} closed its output and did not end within {timeout_s:g} s") from exc
+        raise TooSlow(f"{name} closed its output, but did not end within {timeout_s:g} s") from exc
     return bytes(parts[process.stdout]), bytes(parts[process.stderr])

@@ -12,9 +12,9 @@ class Sampling(NamedTuple):
     """Keys of the section `sampling`."""
 
     interval: float = 1.0
-    """seconds; NVML utilization stands for 1/6 to 1 s (nvmlUtilization_t), more leaves time unknown; min. 200ms"""
+    """seconds; NVML utilization covers 1/6 to 1 s (nvmlUtilization_t), a longer interval loses time; min. 200ms"""
     interval_max: float = 5.0
-    """seconds; ... where the driver keeps all that lies between: rings of some 16 s, sums of the rest"""
+    """seconds; ... while the driver buffers all samples in between: rings of some 16 s, sums of the rest"""
     deadline: float = 2.0
     """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
@@ -27,51 +27,51 @@ class Attribution(NamedTuple):
     """Keys of the section `attribution`."""
 
     interval: float = 5.0
-    """seconds; poll of the kubelet and of Slurm's steps; the kubelet allows 100 a second for all callers together"""
+    """seconds; between polls of the kubelet and of Slurm's steps; the kubelet allows 100 requests a second in total"""
     slurm_interval: float = 60.0
-    """seconds; a node asks slurmctld no more often, but for jobs that begin or end on it; spread by up to half"""
+    """seconds; between two slurmctld requests of a node, except for jobs that start or end; spread by up to half"""
     slurm_pods: str = ""
-    """pods that run slurmd, as NAMESPACE/POD with * and ?: nodes of Slurm, not holders; e.g. slurm/*-worker-*"""
+    """pods that run slurmd, as NAMESPACE/POD with * and ?: they are Slurm nodes, not holders; e.g. slurm/*-worker-*"""
     timeout: float = 5.0
-    """seconds; one poll of one source"""
+    """seconds; for one poll of one source"""
     keep_last: float = 300.0
-    """seconds; last known mapping stays this long when a source does not answer"""
+    """seconds; how long the last known mapping is kept while a source does not answer"""
     stale_after_polls: int = 3
-    """a mapping older than this still labels, but charges nobody"""
+    """a mapping older than this many polls still labels series, but charges no holder"""
     empty_confirm: float = 5.0
-    """seconds; an empty kubelet answer after a full one needs a second one this much later"""
+    """seconds; an empty answer of the kubelet after a full one must be confirmed by a second one this much later"""
 
 
 class Identity(NamedTuple):
     """Keys of the section `identity`."""
 
     user: str = "auto"
-    """name, uid, hmac, none; auto is hmac where Slurm's PrivateData hides jobs or users, else name"""
+    """name, uid, hmac, none; auto is hmac if Slurm's PrivateData hides jobs or users, else name"""
 
 
 class Ledger(NamedTuple):
     """Keys of the section `ledger`."""
 
     gap_intervals: int = 3
-    """a gap above this many sampling intervals is unknown time"""
+    """a gap longer than this many sampling intervals is unknown time"""
     low_ratio: float = 0.1
     """p5 of SageMaker Debugger's LowGPUUtilization rule"""
     high_ratio: float = 0.7
     """p95 of the same rule"""
     idle_run_unknown_reset: float = 60.0
-    """seconds; more unknown time than this in sequence ends an idle run"""
+    """seconds; more unknown time than this without a break ends an idle run"""
     idle_run_unknown_max_ratio: float = 0.1
-    """... and more than this share of it in all, as coverage_min asks of a decision"""
+    """... and so does a larger total share of unknown time than this; matches coverage_min of a decision"""
     power_floor_max_ratio: float = 0.3
-    """the learned idle power is never taken above this share of the limit (V100 context: 0.27)"""
+    """the learned idle power never exceeds this share of the limit (V100 context: 0.27)"""
     power_active_step: float = 0.25
-    """power this share of the way from floor to limit contradicts idleness"""
+    """power above this share of the range from floor to limit contradicts idleness"""
     gpm_idle_max_ratio: float = 0.001
-    """SM or graphics activity up to this is not work: a thousandth of the time"""
+    """SM or graphics activity up to this ratio is not work: a thousandth of the time"""
     pcie_idle_max_bytes_per_second: int = 10000000
-    """traffic of a GPU at rest, monitoring included; 0.03 % of a PCIe 4 link"""
+    """traffic of a GPU at rest, including monitoring; 0.03 % of a PCIe 4 link"""
     nvlink_idle_max_bytes_per_second: int = 1000000
-    """links at rest exchange next to nothing"""
+    """links at rest have almost no traffic"""
 
 
 class State(NamedTuple):
@@ -87,13 +87,13 @@ class Diagnosis(NamedTuple):
     interval: float = 15.0
     """seconds; how often each allocation is judged"""
     hold: float = 300.0
-    """seconds; a new state is published when it has lasted this long; unknown, and work, at once"""
+    """seconds; a new state is published after it has lasted this long; unknown and work are published at once"""
     window: float = 600.0
-    """seconds; state of an allocation is judged over this window"""
+    """seconds; the state of an allocation is judged over this window"""
     coverage_min: float = 0.8
     """below this share of known time the state is unknown"""
     low_mean: float = 0.5
-    """mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
+    """a mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
     throttled_share: float = 0.1
     """share of the window in thermal, brake or slowdown throttling"""
 
@@ -102,51 +102,51 @@ class Policy(NamedTuple):
     """Keys of the section `policy`."""
 
     candidate_after: float = 3600.0
-    """seconds; unbroken known zero; Princeton warns at 60 min"""
+    """seconds; unbroken known idle time; Princeton warns at 60 min"""
     underused_after: float = 7200.0
-    """seconds; unbroken known zero; 18 % of idle runs of this length end within the hour (GenTD26)"""
+    """seconds; unbroken known idle time; 18 % of idle runs of this length end within the hour (GenTD26)"""
     interactive_after: float = 14400.0
     """seconds; underused_after for notebooks and interactive jobs: people think, and go to lunch"""
     gap_max: float = 43200.0
-    """seconds; underused_after of a holder that worked again after a gap is twice that gap, up to this"""
+    """seconds; underused_after of a holder that worked again after a gap is twice that gap, but at most this"""
     host_busy_ratio: float = 0.25
-    """a holder that uses more of its CPUs than this (mean of 10 min) works, if not on its GPUs"""
+    """a holder that uses more of its CPUs than this (mean of 10 min) works, even if its GPUs do not"""
     host_busy_io: int = 20000000
-    """... and so does one that moves more bytes a second to and from disks"""
+    """... and so does a holder that moves more bytes per second than this to and from disks"""
     host_delay_max: float = 21600.0
-    """seconds; such a holder stays candidate until its GPUs have been idle for so long; 0s: no delay"""
+    """seconds; such a holder remains a candidate until its GPUs have been idle for this long; 0s: no delay"""
     idle_after_max: float = 43200.0
-    """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
+    """seconds; an owner's gpu-exporter.io/idle-after counts up to this duration"""
     waiting_max: float = 21600.0
     """seconds; idle time after which a gang that waits for members is reported as candidate"""
     exempt_max: float = 86400.0
-    """seconds; an owner's gpu-exporter.io/exempt-until holds for so long after it was set"""
+    """seconds; how long an owner's gpu-exporter.io/exempt-until is valid after it was set"""
     startup_grace: float = 1800.0
     """seconds; an allocation younger than this is never judged: install, load, compile"""
     coverage_min: float = 0.9
-    """observed time over the window that a decision needs"""
+    """share of the window that must be observed before a decision"""
     fresh_min: float = 120.0
-    """seconds; evidence older than this (or four sampling intervals) counts for nothing"""
+    """seconds; evidence older than this (or four sampling intervals) is ignored"""
     unsupported_max: float = 600.0
-    """seconds; a mark that no evidence supports for so long is withdrawn"""
+    """seconds; a mark without supporting evidence for this long is withdrawn"""
     sharing_below: float = 0.2
-    """what serves is a sharing-candidate below this utilization in its busiest hour ..."""
+    """a serving holder is a sharing-candidate if it is below this utilization in its busiest hour ..."""
     sharing_window: float = 604800.0
-    """seconds; ... of so long; one that is younger is not judged"""
+    """seconds; ... of this window; a younger holder is not judged"""
     new_marks_max: int = 20
     """marks set in one cycle; withdrawals have no such limit"""
     new_marks_namespace_max: int = 10
-    """... of them in one namespace"""
+    """... and in one namespace"""
     new_marks_hour_max: int = 200
-    """... and in an hour: whoever looks once an hour finds no more than can be undone by hand"""
+    """... and in an hour: an administrator who checks hourly can undo this many by hand"""
     freeze_share: float = 0.05
-    """nothing is marked where more than this share of the GPUs held became idle within 15 min"""
+    """nothing is marked if more than this share of the GPUs held became idle within 15 min"""
     freeze_usual: int = 3
-    """... or more than so many times what is usual at that hour (median of 7 days)"""
+    """... or more than this many times the usual share at that hour (median of 7 days)"""
     freeze_exporters: float = 0.2
-    """... or more than this share of the last hour's exporters is gone"""
+    """... or if more than this share of the last hour's exporters is gone"""
     freeze_max: float = 14400.0
-    """seconds; GPUs that became idle together are marked all the same so long after candidate_after"""
+    """seconds; GPUs that became idle together are still marked this long after candidate_after"""
     pause_when: str = ""
     """PromQL, e.g. probe_success{job="nfs"} == 0: while it has a result, nothing is marked"""
     help_url: str = ""
@@ -157,11 +157,11 @@ class Actions(NamedTuple):
     """Keys of the section `actions`."""
 
     mode: str = "none"
-    """or shadow: what would be done is counted and logged; or act: it is done (docs/actions.md)"""
+    """shadow: actions are only counted and logged; act: actions are carried out (docs/actions.md)"""
     kinds: str = ""
-    """what may be done, of suspend, deactivate, stop, requeue, cancel"""
+    """allowed actions: a list of suspend, deactivate, stop, requeue, cancel"""
     warned_for: float = 7200.0
-    """seconds; for so long the owner's alert was seen in Alertmanager, with a receiver and not silenced"""
+    """seconds; how long the owner's alert must have been in Alertmanager, with a receiver and not silenced"""
     demand: str = "needed"
     """or ignored; needed: more GPUs of that pool have been waited for (15m) than were taken back"""
     cycle_max: int = 2
@@ -169,21 +169,21 @@ class Actions(NamedTuple):
     hour_max: int = 10
     """... and in an hour, at most 16: few enough to undo by hand"""
     beside_cpu: float = 0.05
-    """of a CPU, by cAdvisor; a pod without GPUs that never used more in the idle time rests ..."""
+    """of a CPU, by cAdvisor; a pod without GPUs is at rest if it never used more in the idle time ..."""
     beside_io: int = 1000000
-    """... if it moved no more bytes a second to and from disks either"""
+    """... and moved no more bytes per second than this to and from disks"""
     host_work_max: float = 0.0
-    """seconds; idle time after which work beside the GPUs, known or not, no longer holds an act; 0s: it always does"""
+    """seconds; idle time after which work beside the GPUs, known or not, no longer prevents an action; 0s: no limit"""
     shadow_for: float = 1209600.0
     """seconds; a reconciler must have run for 90 % of this time, dry or not ..."""
     shadow_decisions: int = 50
-    """... so many decisions of one policy and class, of 3 tenants, a fifth of one at most ..."""
+    """... with at least this many decisions of one policy and class, of 3 tenants, at most a fifth of one tenant ..."""
     regret_max: float = 0.05
-    """... no larger share of them was followed by work within the hour ..."""
+    """... of which at most this share was followed by work within the hour ..."""
     resumed_max: float = 0.2
-    """... and no larger share of its acts was taken back by the owners within a day"""
+    """... and at most this share of its actions was undone by the owners within a day"""
     override: str = ""
-    """why the last four do not hold here, and who says so: it is written to the audit log"""
+    """why the last four conditions are waived here, and on whose authority; written to the audit log"""
 
 
 class Alerts(NamedTuple):
@@ -208,7 +208,7 @@ class Alerts(NamedTuple):
     interval: float = 60.0
     """seconds; between two evaluations of the rules"""
     owners_interval: float = 120.0
-    """seconds; ... of the owners' alerts, which cost the most and can wait the longest"""
+    """seconds; ... of the owners' alerts, which cost the most and are the least urgent"""
     idle_for: float = 3600.0
     """seconds; idle run that is reported to the owner; as policy.candidate_after"""
     idle_short: float = 600.0
@@ -218,13 +218,13 @@ class Alerts(NamedTuple):
     wait: float = 600.0
     """seconds; `for` of alerts; below 10m Prometheus does not restore it after a restart"""
     wait_long: float = 1800.0
-    """seconds; `for` where nothing is urgent"""
+    """seconds; `for` of alerts that are not urgent"""
     keep: float = 900.0
-    """seconds; keep_firing_for: a failed scrape resolves and fires again without it"""
+    """seconds; keep_firing_for: without it, a failed scrape resolves the alert and fires it again"""
     coverage_min: float = 0.9
-    """observed share of the time held that an alert needs"""
+    """observed share of the held time that an alert needs"""
     fresh_max: float = 300.0
-    """seconds; age of the last sample above which nothing is believed"""
+    """seconds; data is ignored if the last sample is older than this"""
     low_over: float = 21600.0
     """seconds; GpuHolderLow: mean utilization over this time ..."""
     low_mean: float = 0.15
@@ -232,23 +232,23 @@ class Alerts(NamedTuple):
     throttled_share: float = 0.1
     """share of the window that a GPU was slowed down; as diagnosis.throttled_share"""
     degraded_share: float = 0.02
-    """share of the cluster's GPUs that do not answer, above which it pages"""
+    """share of the cluster's GPUs that do not answer, above which the alert pages"""
     demand_pod_max: int = 8
-    """GPUs; for actions, one pending pod or job counts for no more: one node"""
+    """GPUs; for actions, one pending pod or job counts for at most this many: one node"""
     demand_tenant_max: int = 16
-    """... and one namespace or account counts for no more: one tenant's queue empties no pool"""
+    """... and one namespace or account counts for at most this many: one tenant's queue empties no pool"""
     queued_share: float = 0.05
     """share of the cluster's GPUs held idle while others wait, above which it is reported"""
     team_label: str = "label_team"
-    """label of kube_pod_labels that names the team"""
+    """label of kube_pod_labels with the team's name"""
     queue_label: str = "label_kueue_x_k8s_io_queue_name"
-    """... and the queue; Kueue's"""
+    """... and with the queue's name; this is Kueue's"""
     pod_labels: str = ""
     """up to three more of kube_pod_labels, e.g. label_project, label_cost_center"""
     resources: str = "nvidia_com_gpu(_.+)?|nvidia_com_mig_.+"
-    """whose devices are GPUs, as kube-state-metrics writes their names"""
+    """resources whose devices are GPUs, as kube-state-metrics writes their names"""
     pool_label: str = "label_node_pool"
-    """label of kube_node_labels that names the node pool, e.g. label_karpenter_sh_nodepool"""
+    """label of kube_node_labels with the node pool's name, e.g. label_karpenter_sh_nodepool"""
 
 
 class Settings(NamedTuple):

@@ -1,4 +1,4 @@
-"""Durations as people write and read them; all values are seconds."""
+"""Durations in the notation of people; all values are seconds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ LONGEST_S = 366 * 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
+    """Convert `500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration such as 90s, 10m or 2h")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if seconds > LONGEST_S:  # which the waits of operating systems do not take
+    if seconds > LONGEST_S:  # operating systems accept no longer timeouts
         raise ValueError(f"{text[:40]!r} is longer than a year")
     return seconds
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as one number with its unit, as configuration and PromQL write it: 1800 to 30m, 0.5 to 500ms."""
+    """Seconds as one number with its unit, as in configuration files and PromQL: 1800 to 30m, 0.5 to 500ms."""
     for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""The exit codes of every command, in the words that the help prints."""
+"""The exit codes of every command, with the texts that the help prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """How a command ended."""
+    """Why a command ended."""
 
     DONE = 0
     UNFORESEEN = 1

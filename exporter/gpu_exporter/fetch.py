@@ -1,4 +1,4 @@
-"""Answers over HTTP, bounded in time and in size, whoever answers."""
+"""HTTP requests with a limit on time and on size, for answers of any server."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from urllib.parse import urlsplit
 from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
 
-ANSWER_S = 10.0  # for a whole answer, from its connection to its last byte
+ANSWER_S = 10.0  # for a whole answer, from opening the connection to the last byte
 CHUNK = 65536
 MIB = 1024 * 1024
-# Of an answer whose size cannot be guessed: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
+# For answers of unknown size: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
 MOST_BYTES = 64 * MIB
-REASON_MAX = 200  # characters of what Prometheus says of a query; of any other answer only the status is repeated
+REASON_MAX = 200  # characters of Prometheus's error text for a query; for any other error only the status is shown
 
 
 class FetchError(Exception):
-    """There is no answer to believe. The text says where and why."""
+    """There is no usable answer. The text is the address and the reason."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
-        """`status`: of HTTP, where there was one."""
+        """`status`: the HTTP status, None if there was no HTTP answer."""
         super().__init__(text)
         self.status = status
 
 
 class _Deadline:
-    """Ends the connections that it watches when its time is over.
+    """Ends the watched connections when the time is over.
 
-    A timeout of a socket is one of each read: a peer that sends a byte now and then is never too late for that.
+    A socket timeout applies to each single read: a peer that sends a byte now and then never exceeds it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class _Deadline:
         self._timer.daemon = True
 
     def watch(self, connection: socket.socket) -> None:
-        """A duplicate is kept, since TLS takes the socket over."""
+        """Watch a connection. A duplicate of the socket is kept, since TLS takes over the original."""
         with self._lock:
             self._watched.append(connection.dup())
         if self.is_over:
@@ -87,7 +87,7 @@ class _Watched(http.client.HTTPConnection):
 
 
 class _WatchedTls(http.client.HTTPSConnection, _Watched):
-    """HTTPSConnection.connect calls ours for the TCP part, so the handshake is watched too."""
+    """HTTPSConnection.connect calls _Watched.connect for the TCP part, so the TLS handshake is watched too."""
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
@@ -114,7 +114,7 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class _SamePlace(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within one server only: what another one says was not asked for."""
+    """Follows redirects only within one server: the answer of another server was not requested."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         target = urlsplit(answer[-1])
@@ -124,7 +124,7 @@ class _SamePlace(urllib.request.HTTPRedirectHandler):
 
 
 def shorten(url: str) -> str:
-    """The address without its query and without a password."""
+    """The address without its query, user and password."""
     return urllib.parse.urlunsplit(urlsplit(_without_user(url))._replace(query="", fragment=""))
 
 
@@ -138,9 +138,10 @@ def fetch_text(
 ) -> str:
     """GET, or POST of a form. Raises FetchError: no answer, an error, longer than `most_bytes` or `within_s`.
 
-    `context`: of TLS, None for the certificate authorities of the system. `headers`: more of them, such as a token.
+    `context`: the TLS context, None for the system's certificate authorities. `headers`: additional headers, such as a
+    token.
 
-    The text of the error repeats nothing of an answer but the reason that a PromQL API gives for its own errors.
+    The text of the error repeats no part of an answer except the reason that a PromQL API gives for its own errors.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise FetchError(f"{shorten(url)}: expected http:// or https://")
@@ -160,7 +161,7 @@ def fetch_text(
             if deadline.is_over:
                 raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
             raise FetchError(f"{shorten(url)}: {getattr(exc, 'reason', None) or exc}") from exc
-        if deadline.is_over:  # an answer without a length ends where its connection does
+        if deadline.is_over:  # an answer without a length ends when its connection ends
             raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
     return text.decode("utf-8", "replace")
 
@@ -171,7 +172,7 @@ def _without_user(url: str) -> str:
 
 
 def _authorization(url: str) -> dict[str, str]:
-    """The header for a user and a password in the address."""
+    """The header for the user and password of the address; empty if the address has no user."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     if not at:
         return {}
@@ -192,7 +193,7 @@ def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """What a PromQL API says of a query that it refuses. Other bodies are left out: they may hold what is not ours."""
+    """The error text of a PromQL API that refuses a query. Other bodies are not shown: they may hold foreign data."""
     try:
         said = json.loads(error.read(CHUNK))["error"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
@@ -201,5 +202,5 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def clean(text: str) -> str:
-    """A peer's own words for a log: one line, REASON_MAX of it."""
+    """A peer's text for a log: one line of at most REASON_MAX characters."""
     return one_line(text)[:REASON_MAX]

@@ -1,4 +1,4 @@
-"""Files that others read: written whole or not at all, and never through what somebody else has put in their place."""
+"""Writes files that other programs read: completely or not at all, and never through a link of another user."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import os
 import stat
 from pathlib import Path
 
-READABLE = 0o644  # whatever the umask is: node_exporter runs as another user
+READABLE = 0o644  # regardless of the umask: node_exporter runs as another user
 PRIVATE = 0o600
 DIRECTORY = 0o755
 
 
 def write_atomically(path: Path, body: bytes, mode: int = READABLE) -> None:
-    """Write beside `path` and rename over it, so that a reader sees the old or the new file, never half.
+    """Write a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
+    part.
 
-    Raises OSError: PermissionError for a directory in which any user may put or rename files. The old file then stays,
-    and nothing is left beside it. Everything is done on descriptors: who owns the directory may exchange a name for a
-    link between two steps, and a change by name would then be one of another file.
+    Raises OSError; PermissionError if any user may create or rename files in the directory. After an error the old file
+    remains, and no other file is left beside it. Every step uses descriptors: the owner of the directory may replace a
+    name by a link between two steps, and a change by name would then change another file.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -40,9 +41,9 @@ def write_atomically(path: Path, body: bytes, mode: int = READABLE) -> None:
 
 
 def read_gzip(path: Path, most: int) -> bytes:
-    """What a gzip file holds. Raises ValueError for one that holds more than `most` bytes; OSError, EOFError.
+    """The content of a gzip file. Raises ValueError if it is longer than `most` bytes; OSError, EOFError.
 
-    A file of 3 MB can hold 3 GB.
+    The limit is needed because a file of 3 MB can contain 3 GB.
     """
     import gzip
     import zlib
@@ -58,7 +59,7 @@ def read_gzip(path: Path, most: int) -> bytes:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """What a file holds. Raises ValueError for more than `most` bytes, OSError."""
+    """The content of a file. Raises ValueError if it is longer than `most` bytes; OSError."""
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -67,7 +68,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def refuse_shared(directory: int, path: Path) -> None:
-    """Raise PermissionError for an open directory in which every user may rename files, which a sticky bit prevents."""
+    """Raise PermissionError if every user may rename files in an open directory; a sticky bit prevents that."""
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         reason = f"every user may write in it (mode {stat.S_IMODE(mode):04o}): chmod o-w"
@@ -75,9 +76,9 @@ def refuse_shared(directory: int, path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make it and what is missing above it, with DIRECTORY's permissions whatever the umask is.
+    """Create a directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError, PermissionError for one that is there and in which every user may write.
+    Raises OSError; PermissionError if the directory exists and every user may write in it.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
         with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Log lines as logfmt or JSON, on standard error."""
+"""Log lines as logfmt or JSON, written to standard error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogfmtFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(_parts(record))
@@ -42,11 +42,11 @@ def _parts(record: logging.LogRecord) -> dict[str, str]:
 def _quote(value: str) -> str:
     if value and value.isprintable() and not any(c in value for c in ' "=\\'):
         return value
-    return json.dumps(value, ensure_ascii=not value.isprintable())  # escapes of terminals come from names, too
+    return json.dumps(value, ensure_ascii=not value.isprintable())  # names may contain terminal escapes
 
 
 def set_up_logging(level: str, form: str) -> None:
-    """Send everything of ours to standard error."""
+    """Send all log lines of the program to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     root = logging.getLogger()

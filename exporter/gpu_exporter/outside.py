@@ -1,10 +1,11 @@
-"""Bounded parsers for numbers, amounts, times and names in text from outside. Pure.
+"""Parsers with limits for numbers, amounts, times and names in text from outside. Pure.
 
-`reconciler`, `attribution` and `cluster` use no others.
+`reconciler`, `attribution` and `cluster` use no other parsers.
 
-Python's own int(), float() and fromisoformat() take more than is meant: digits of every script, 5,000 of them, `1_000`,
-`nan`, and `²` passes str.isdigit() and fails in int(). So each parser here says what it takes, and answers None for
-anything else. `need_*` raise ValueError instead, for callers that give up a whole record with its first bad field.
+Python's int(), float() and fromisoformat() accept more than these texts should contain: digits of every script, 5,000
+digits, `1_000`, `nan`. And `²` passes str.isdigit() but fails in int(). So each parser here defines what it accepts,
+and returns None for anything else. `need_*` raise ValueError instead, for callers that discard a whole record at its
+first invalid field.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from email.utils import parsedate_to_datetime
 from fractions import Fraction
 from typing import Any
 
-WHOLE_MAX = 10**18 - 1  # below 2**63, as counters, sizes and times of the programs that we read are
-COUNT_MAX = 1_000_000_000  # pods, GPUs, seconds of a wish: nothing that is counted is larger
+WHOLE_MAX = 10**18 - 1  # below 2**63, the limit of counters, sizes and times in the programs that are read
+COUNT_MAX = 1_000_000_000  # limit of counted things: pods, GPUs, seconds of an owner's setting
 NUMBER_MAX = 40  # characters of an amount or a time
-REAL_MAX = 400  # characters of a number: some print 1e-300 with all of its digits
+REAL_MAX = 400  # characters of a number: some programs print 1e-300 with all of its digits
 WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 INDEXES = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?(,[0-9]{1,10}(-[0-9]{1,10})?)*", re.ASCII)
-INDEXES_MAX = 100_000  # characters: every other one of 35,000 indexes
+INDEXES_MAX = 100_000  # characters: enough for every second one of 35,000 indexes
 # k8s.io/apimachinery/pkg/api/resource, Quantity: a decimal number with a suffix or an exponent.
 QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([KMGTPE]i|[numkMGTPE]?|[eE][+-]?[0-9]{1,2})", re.ASCII)
 SUFFIXES = {
@@ -34,7 +35,7 @@ SUFFIXES = {
     **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
     **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
 }
-# RFC 3339, with the seconds left out as people do.
+# RFC 3339; the seconds may be missing, as people leave them out.
 TIME = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})",
     re.ASCII,
@@ -45,7 +46,7 @@ NAME = re.compile(r"[^/\s\x00-\x1f\x7f]{1,253}")
 
 
 def whole(value: Any, most: int = COUNT_MAX) -> int | None:
-    """A number from 0 to `most` (at most WHOLE_MAX), or its ASCII digits."""
+    """A whole number from 0 to `most` (at most WHOLE_MAX), also as ASCII digits; None for anything else."""
     if isinstance(value, str):
         value = int(value) if WHOLE.fullmatch(value) else None
     elif isinstance(value, Fraction | float):
@@ -56,7 +57,7 @@ def whole(value: Any, most: int = COUNT_MAX) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """A finite number, or its ASCII text as C and JSON write it."""
+    """A finite number, also as ASCII text in the notation of C and JSON; None for anything else."""
     if isinstance(value, str):
         value = float(value) if len(value) <= REAL_MAX and REAL.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -67,7 +68,7 @@ def real(value: Any) -> float | None:
 
 
 def quantity(value: Any) -> Fraction | None:
-    """An amount as the Kubernetes API writes it: `2`, `500m`, `8k` for 8000, `8e0`, `16Gi`."""
+    """An amount in the notation of the Kubernetes API: `2`, `500m`, `8k` for 8000, `8e0`, `16Gi`; else None."""
     if not isinstance(value, str):
         plain = real(value)
         return None if plain is None else Fraction(plain)
@@ -79,7 +80,7 @@ def quantity(value: Any) -> Fraction | None:
 
 
 def count_indexes(value: Any) -> int | None:
-    """How many indexes a text as `0,2-4` of a Job's status names; 0 for an empty one."""
+    """The number of indexes in a text such as `0,2-4` of a Job's status; 0 for an empty text, None if invalid."""
     if value == "":
         return 0
     if not isinstance(value, str) or len(value) > INDEXES_MAX or not INDEXES.fullmatch(value):
@@ -95,20 +96,20 @@ def count_indexes(value: Any) -> int | None:
 
 
 def parse_timestamp(value: Any) -> float | None:
-    """Unix seconds of an RFC 3339 time, as APIs and people write it."""
+    """Unix seconds of an RFC 3339 time, as APIs and people write it; None if invalid."""
     if not isinstance(value, str) or len(value) > NUMBER_MAX or not (match := TIME.fullmatch(value)):
         return None
     day, clock, part, zone = match.groups()
     zone = "+00:00" if zone in "Zz" else zone
     try:
         whole_seconds = datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp()
-    except (ValueError, OverflowError):  # the 31st of February
+    except (ValueError, OverflowError):  # such as February 31
         return None
     return whole_seconds + float(part or 0)
 
 
 def parse_http_date(value: Any) -> float | None:
-    """Unix seconds of the header Date (RFC 9110, section 5.6.7), cut to whole ones."""
+    """Unix seconds of the header Date (RFC 9110, section 5.6.7), in whole seconds; None if invalid."""
     try:
         return parsedate_to_datetime(value).timestamp() if isinstance(value, str) else None
     except (ValueError, OverflowError):
@@ -116,25 +117,25 @@ def parse_http_date(value: Any) -> float | None:
 
 
 def load_json(text: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The value of a JSON text, in which a number of more digits than Python reads is None: it costs only itself.
+    """The value of a JSON text. A number with more digits than Python reads becomes None; the rest remains valid.
 
-    `hook`: is given each object, as json.loads does. Raises ValueError, RecursionError.
+    `hook`: called with each object, as by json.loads. Raises ValueError, RecursionError.
     """
     try:
         return json.loads(text, object_hook=hook)
     except json.JSONDecodeError:
         raise
-    except ValueError:  # from int(), which takes 4,300 digits
+    except ValueError:  # from int(), which accepts 4,300 digits
         return json.loads(text, object_hook=hook, parse_int=lambda digits: whole(digits.lstrip("-"), WHOLE_MAX))
 
 
 def object_name(value: Any) -> str | None:
-    """A name or UID of an object, as it may stand in a path and in a line of a log."""
+    """A name or UID of an object that is safe in a path and in a log line; None for anything else."""
     return value if isinstance(value, str) and NAME.fullmatch(value) and value.isprintable() else None
 
 
 def need_whole(value: Any, most: int = WHOLE_MAX) -> int:
-    """As `whole`. Raises ValueError."""
+    """As `whole`, but raises ValueError."""
     number = whole(value, most)
     if number is None:
         raise ValueError(f"{value!r:.60} is not a whole number from 0 to {most}")
@@ -142,7 +143,7 @@ def need_whole(value: Any, most: int = WHOLE_MAX) -> int:
 
 
 def need_real(value: Any) -> float:
-    """As `real`. Raises ValueError."""
+    """As `real`, but raises ValueError."""
     number = real(value)
     if number is None:
         raise ValueError(f"{value!r:.60} is not a number")
@@ -150,7 +151,7 @@ def need_real(value: Any) -> float:
 
 
 def need_sample(value: Any) -> float:
-    """A value as Prometheus writes it: as `need_real`, and NaN and the infinities. Raises ValueError."""
+    """A value as Prometheus writes it: as `need_real`, but also NaN and the infinities. Raises ValueError."""
     number = real(value)
     if number is None and isinstance(value, str):
         number = SPECIALS.get(value)
@@ -160,13 +161,13 @@ def need_sample(value: Any) -> float:
 
 
 def need_name(value: Any) -> str:
-    """As `object_name`. Raises ValueError."""
+    """As `object_name`, but raises ValueError."""
     text = object_name(value)
     if text is None:
-        raise ValueError(f"{value!r:.60} is not the name of an object")
+        raise ValueError(f"{value!r:.60} is not a valid object name")
     return text
 
 
 def need_wholes(values: Iterable[Any]) -> tuple[int, ...]:
-    """As `need_whole`, of each of them. Raises ValueError."""
+    """`need_whole` of each value. Raises ValueError."""
     return tuple(map(need_whole, values))

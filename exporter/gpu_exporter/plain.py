@@ -1,4 +1,4 @@
-"""Text from outside, made fit for a terminal, a log line, a label."""
+"""Makes text from outside safe for a terminal, a log line or a label."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-LAST_WALL = 253402300799.0  # the end of the year 9999, beyond which dates cannot be written
+LAST_WALL = 253402300799.0  # the end of the year 9999; Python cannot write later dates
 SHOWN_FOR_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
-DIGEST = 16  # hexadecimal digits; two texts that were cut alike stay two
+DIGEST = 16  # hexadecimal digits; texts that differ only in the part cut off remain different
 
 
 def one_line(text: str) -> str:
-    """Without line breaks, terminal escapes, and what turns the direction of writing."""
+    """The text without line breaks, terminal escapes and characters that change the writing direction."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else SHOWN_FOR_UNPRINTABLE for character in text)
 
 
 def encodable(text: str) -> str:
-    """Text that UTF-8 can hold: half of a surrogate pair, which JSON and names of files can bring, is spelled out."""
+    """Text that UTF-8 can encode: a lone surrogate, as JSON and file names can contain, is written as an escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def shorten(text: str, most: int) -> str:
-    """At most `most` characters; a longer text ends in the digest of the whole, so that no two become one."""
+    """At most `most` characters; a longer text ends in a digest of the full text, so that different texts stay
+    different.
+    """
     if len(text) <= most:
         return text
-    import hashlib  # only a hostile name costs its memory
+    import hashlib  # imported only here: it takes memory, and only hostile names are this long
 
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST // 2).hexdigest()
     return f"{text[: most - DIGEST - 1]}~{digest}"
 
 
 def utc(wall: float) -> datetime:
-    """Unix seconds as a date; those of a clock or a peer gone wrong as the nearest date that can be written."""
+    """Unix seconds as a date; a value out of range, from a wrong clock or peer, becomes the nearest valid date."""
     return datetime.fromtimestamp(0.0 if math.isnan(wall) else min(max(wall, 0.0), LAST_WALL), timezone.utc)
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned. Each row is one line."""
+    """The header and the rows as lines: columns two spaces apart, those named in `right` right-aligned."""
     lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return [

@@ -1,4 +1,4 @@
-"""One way to start a thread, so that a host that has none left says so in plain words, and one to use several."""
+"""Starts threads, with a clear error if the host allows no further thread, and runs calls in several threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ R = TypeVar("R")
 
 
 class NoThread(OSError):
-    """The host starts no further thread for this process."""
+    """The host refuses to start another thread for this process."""
 
 
 def start(thread: threading.Thread) -> None:
-    """Start `thread`. Raises NoThread, after which it may be tried again."""
+    """Start `thread`. Raises NoThread; the caller may retry after that."""
     try:
         thread.start()
     except RuntimeError as exc:
         raise NoThread(
             f"no thread can be started ({exc}): raise the limit of tasks (TasksMax= of the unit, the pod's pids limit, "
-            "ulimit -u), or look for what uses them up"
+            "ulimit -u), or find the process that uses them up"
         ) from exc
 
 
@@ -31,13 +31,15 @@ class _Failure(NamedTuple):
 
 
 class _End:
-    """A thread has nothing left to do."""
+    """Marks that a thread has no items left."""
 
 
 def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str) -> Iterator[R]:
-    """What `call` returns for each item, in any order, at most two for each of `workers` ahead of the caller.
+    """Yield the result of `call` for each item, in any order, at most two results for each of `workers` ahead of the
+    caller.
 
-    Raises NoThread, and what a call raised. The threads are daemons: a call that hangs does not keep the program alive.
+    Raises NoThread, and any exception of `call`. The threads are daemons: a call that hangs does not keep the program
+    alive.
     """
     results: queue.SimpleQueue[R | _Failure | _End] = queue.SimpleQueue()
     source, lock = iter(items), threading.Lock()
@@ -65,7 +67,7 @@ def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: st
             except NoThread:
                 if not running:
                     raise
-                break  # fewer do as well
+                break  # fewer threads are enough
             running += 1
         while running:
             result = results.get()

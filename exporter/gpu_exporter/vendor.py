@@ -1,7 +1,7 @@
-"""How the makers of GPUs are known outside of their drivers: to Kubernetes, to Slurm, on the PCI bus.
+"""How GPU vendors are identified outside of their drivers: by Kubernetes, by Slurm and on the PCI bus.
 
-A backend says whose GPUs it reads; sources of holders and the inventory take the maker from it. What still says NVIDIA
-by name are hints: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
+A backend defines whose GPUs it reads; the sources of holders and the inventory take the vendor from the backend. Only
+hints still name NVIDIA directly: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from typing import NamedTuple
 
 
 class Vendor(NamedTuple):
-    """One maker. Patterns must match the whole text.
+    """One vendor. Patterns must match the whole text.
 
-    `resource`: Kubernetes resources whose devices are GPUs or parts of them. `replica`: the end of an id that names one
-    of several replicas of a device, which the other patterns do without. `device_id`: ids of device plugins that are
-    the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file; groups minor and
-    instance. `unfaithful_id`: ids that begin with the driver's (group id), for a device that the pod need not have got.
-    `cdi_id`: names of the Container Device Interface; group name is the driver's, or a position. `claim_driver`:
-    drivers of dynamic resource allocation that hand out GPUs, `claim_device` their names for them: groups minor, and
-    for a part of a GPU profile and placed, or plain; `claim_elsewhere` those of GPUs that are given to virtual
-    machines. `monitors`: pods whose claims only watch, as NAMESPACE/POD. `device_file`: path of the device file,
-    with its number; `device_major` its major number, by which a link of any name is known; `device_file_name` is how
-    people write it; `capability_file` likewise of a file that opens a part of a GPU. `autodetect`: Slurm's AutoDetect
-    in gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
-    driver talks to.
+    `resource`: Kubernetes resources whose devices are GPUs or parts of GPUs. `replica`: the suffix of an id that
+    identifies one of several replicas of a device; the other patterns match ids without it. `device_id`: ids of device
+    plugins that are the driver's own ids. `numbered_id`: ids that contain the number of the device file; groups minor
+    and instance. `unfaithful_id`: ids that begin with the driver's id (group id), but may name a device other than the
+    pod got. `cdi_id`: names of the Container Device Interface; group name is the driver's name or a position.
+
+    `claim_driver`: drivers of dynamic resource allocation that allocate GPUs. `claim_device`: the names that these
+    drivers give to devices; groups minor, and for a part of a GPU profile and placed, or plain. `claim_elsewhere`: the
+    names of GPUs that are assigned to virtual machines. `monitors`: pods whose claims only monitor, as NAMESPACE/POD.
+
+    `device_file`: path of the device file, with its number. `device_major`: the major number of the device file, which
+    identifies a link of any name. `device_file_name`: the path as shown to people. `capability_file`: path of a file
+    that opens a part of a GPU. `autodetect`: the AutoDetect values of Slurm's gres.conf that list GPUs in the driver's
+    order. `pci_vendor`: the vendor id as in sysfs. `kernel_driver`: the kernel module that the driver uses.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Vendor(NamedTuple):
     kernel_driver: str
 
     def resources(self, further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-        """Its resources and a site's own, each of whose names is given as a regular expression. Raises ValueError."""
+        """The vendor's resources and those of the site; `further` has regular expressions. Raises ValueError."""
         compiled = []
         for pattern in further:
             try:
@@ -60,7 +62,7 @@ class Vendor(NamedTuple):
 
 NVIDIA = Vendor(
     name="NVIDIA",
-    # nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards (hostdev, rdma_shared_device_a) are not, nor is HAMi's
+    # nvidia.com/gpu, gpu.shared, mig-1g.10gb. Not matched: network cards (hostdev, rdma_shared_device_a), and HAMi's
     # gpumem, which counts megabytes.
     resource=re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)"),
     # NVIDIA's plugin writes "::N" for time slicing and MPS, GKE's /vgpuN.
@@ -69,15 +71,15 @@ NVIDIA = Vendor(
     device_id=re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/[0-9]{1,4}/[0-9]{1,4})?"),
     # GKE's: nvidia0, nvidia0/gi3 (a MIG instance)
     numbered_id=re.compile(r"nvidia(?P<minor>[0-9]{1,4})(?:/gi(?P<instance>[0-9]{1,4}))?"),
-    # A UUID and more behind it: HAMi's and Volcano's -N, -_-N of gpushare-device-plugin. Their schedulers choose the
-    # device and write it on the pod. Whoever else writes an id so is not known to mean this device either.
+    # A UUID with a suffix: -N of HAMi and Volcano, -_-N of gpushare-device-plugin. Their schedulers choose the device
+    # and write it on the pod. If another plugin writes such an id, it is not proven to mean this device either.
     unfaithful_id=re.compile(
         r"(?P<id>(?:MIG-)?(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"
         r"(?!/[0-9]{1,4}/[0-9]{1,4}$).+",
         re.DOTALL,
     ),
     cdi_id=re.compile(r"nvidia\.com/(?:gpu|mig)=(?P<name>.+)"),
-    # compute-domain.nvidia.com hands out channels between GPUs, and no GPU.
+    # Not matched: compute-domain.nvidia.com, which allocates channels between GPUs, but no GPUs.
     claim_driver=re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*"),
     # kubernetes-sigs/dra-driver-nvidia-gpu: gpu-1, gpu-1-mig-2g47gb-14-0 (profile, profile id, first slice), and up to
     # 25.8 gpu-1-mig-14-0-2 (profile id, first slice, number of slices).
@@ -87,7 +89,7 @@ NVIDIA = Vendor(
         r"|(?P<plain>[0-9]{1,4}-[0-9]{1,4}-[0-9]{1,4})))?"
     ),
     claim_elsewhere=re.compile(r"gpu-vfio-[0-9]+"),
-    # NVIDIA's GPU operator, by its own default and in the namespace that OpenShift's catalog gives it.
+    # NVIDIA's GPU operator, in its default namespace and in the one that OpenShift's catalog uses.
     monitors=("gpu-operator/nvidia-dcgm-exporter-.*", "nvidia-gpu-operator/nvidia-dcgm-exporter-.*"),
     device_file=re.compile(r".*nvidia(\d+)"),
     device_major=195,  # Documentation/admin-guide/devices.txt of Linux

@@ -1,4 +1,4 @@
-"""CPU of one attribution cycle: 8 GPUs in 7 instances each, 256 pods of which each instance has one, or each pod a share.
+"""CPU of one attribution cycle: 8 GPUs with 7 instances each; one pod per instance, or 256 pods that share the instances.
 
 python -m tests.bench.attribution [--polls 60]
 """
@@ -19,11 +19,11 @@ from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.simulated_node import SimulatedNode
 
 PODS, GPUS, INSTANCES = 256, 8, 7
-BEGAN = 1e9  # Unix seconds: long ago
+BEGAN = 1e9  # Unix seconds, long ago
 
 
 def measure(directory: Path, *, shares: bool, polls: int) -> tuple[int, float, float]:
-    """Holders, and the median milliseconds of CPU for the kubelet's answers and for what follows from them."""
+    """Number of holders, and median milliseconds of CPU for the kubelet's answers and for their evaluation."""
     mig = [{"profile": "1g.10gb", "gi": INSTANCES + number} for number in range(INSTANCES)]
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig}] * GPUS, "holders": []})
     units = [instance.uuid for gpu in scenario.gpus for instance in gpu.instances]
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--polls", type=int, default=60)
     polls = parser.parse_args().polls
-    for name, shares in (("one pod an instance", False), ("256 pods share them", True)):
+    for name, shares in (("one pod per instance", False), ("256 pods share them", True)):
         with tempfile.TemporaryDirectory() as directory:
             holders, asked_ms, settled_ms = measure(Path(directory), shares=shares, polls=polls)
         print(f"{name}: {holders} holders, kubelet {asked_ms:.1f} ms, ledger and rest {settled_ms:.1f} ms of CPU")

@@ -1,4 +1,4 @@
-"""Fifty clients scrape at once: answered, lost, and how long it took.
+"""Fifty clients scrape at the same time: answered and lost scrapes, and how long they took.
 
 python -m tests.bench.crowd [--clients 50] [--scrapes 40] [--instances 0]
 """
@@ -19,7 +19,7 @@ REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n"
 
 
 async def scrape(port: int, times: int, keeps: bool, took: list[float], lost: list[str]) -> None:
-    """One client; what it cannot have is counted, and asked for on a new connection."""
+    """One client; a failed scrape is counted, and retried on a new connection."""
     reader: asyncio.StreamReader | None = None
     for _ in range(times):
         began = time.perf_counter()
@@ -50,7 +50,7 @@ async def crowd(port: int, clients: int, times: int, keeps: bool) -> str:
     rate = len(took) / (time.perf_counter() - began)
     took.sort()
     return (
-        f"{'kept alive' if keeps else 'a connection each'}: {rate:.0f}/s, {len(lost)} of {clients * times} lost, "
+        f"{'kept alive' if keeps else 'one connection per scrape'}: {rate:.0f}/s, {len(lost)} of {clients * times} lost, "
         f"p50 {took[len(took) // 2]:.1f} ms, p99 {took[int(0.99 * len(took))]:.1f} ms"
     )
 

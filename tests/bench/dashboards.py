@@ -1,10 +1,10 @@
-"""What each panel costs a real Prometheus that holds a day of a site of a given size: CPU, samples read, series.
+"""The cost of each panel on a real Prometheus with a day of data of a site: CPU, samples read, series.
 
     python -m tests.bench.dashboards [--nodes 250] [--hours 24]
 
-There are the recordings that the fleet reads for each minute, all series of one node for each minute, and of all other
-nodes what a panel reads of the present. DESIGN asks for at most 2 s and 50 million samples a panel over a day, and a few
-hundred series; tests/component/test_grafana.py holds the panels to it.
+The data are the recordings that the fleet dashboard reads and all series of one node, both for every minute; and
+of all other nodes the series that a panel reads for the present. DESIGN requires at most 2 s and 50 million samples per
+panel over a day, and a few hundred series; tests/component/test_grafana.py checks this for the panels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.testbed.simulated_node import SimulatedNode
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$__rate_interval": "2m", "$namespace": ".*", **dict.fromkeys(("$cluster", "$account", "$job"), ".*")}
 PARTS = ("used", "idle_short", "idle_long", "unknown")
-WHOLE = "n-whole"  # the node that has all of its series for the whole time
+WHOLE = "n-whole"  # the node with all of its series over the whole time
 HELD = {  # recordings of each allocation, and when they are read
     "gpu_share:ratio": "day",
     "gpu_coverage:ratio30m": "day",
@@ -47,7 +47,7 @@ CHOSEN = {  # variables of each dashboard
 
 
 class Cost(NamedTuple):
-    """Of one panel: seconds of CPU, samples that its queries read, and series that they gave."""
+    """The cost of one panel: seconds of CPU, samples that its queries read, and series that they returned."""
 
     board: str
     title: str
@@ -57,9 +57,9 @@ class Cost(NamedTuple):
 
 
 def recordings(nodes: int, start: int, end: int) -> Iterator[tuple[str, str, range]]:
-    """Name, labels and times of what is read over the whole range, and of what is read now."""
+    """Name, labels and times of the series that are read over the whole range, and of those read for the present."""
     day, now = range(start, end + 1, 60), range(end - 60, end + 1, 60)
-    seldom = range(start, end + 1, 600)  # enough for what is read at a moment, with the lookback below
+    seldom = range(start, end + 1, 600)  # enough for series that are read at one moment, with the lookback below
     for node in range(nodes):
         who = f'scheduler="slurm",account="a{node % 40}",partition="p{node % 7}"'
         who = who if node % 2 else f'scheduler="kubernetes",namespace="team-{node % 97}"'
@@ -98,7 +98,7 @@ def recordings(nodes: int, start: int, end: int) -> Iterator[tuple[str, str, ran
 
 
 def whole_node(day: range) -> Iterator[tuple[str, str, range]]:
-    """Every series of eight GPUs, each held by a pod of its own; the first pod holds MIG instances."""
+    """Every series of eight GPUs, each held by its own pod; the first pod holds MIG instances."""
     parts = [{"profile": "1g.10gb", "load": BUSY}] * 7
     gpus: list[dict[str, Any]] = [{"model": "H100", "mig": parts}, *({"model": "H100", "load": BUSY} for _ in range(7))]
     holders = [{"gpu": 0, "mig": part, "kind": "pod", "name": "team-0/whole-0/main"} for part in range(7)]
@@ -111,7 +111,7 @@ def whole_node(day: range) -> Iterator[tuple[str, str, range]]:
 
 
 def write(path: Path, nodes: int, start: int, end: int) -> None:
-    """OpenMetrics text, a family in one piece."""
+    """Write OpenMetrics text, with all rows of a family together."""
     lines: dict[str, list[str]] = {}
     for name, labels, times in recordings(nodes, start, end):
         lines.setdefault(name, []).extend(f"{name}{{{labels}}} {1 + at % 7} {at}" for at in times)
@@ -121,7 +121,7 @@ def write(path: Path, nodes: int, start: int, end: int) -> None:
 def ask(
     prometheus: Prometheus, target: dict[str, Any], start: int, end: int, width: int, chosen: dict[str, str]
 ) -> tuple[float, int, int]:
-    """Seconds of the server's CPU, samples read, and series of one target, as Grafana asks for it in a panel so many pixels wide."""
+    """Seconds of the server's CPU, samples read, and series of one target, queried as for a panel of `width` pixels."""
     expression = target["expr"]
     for name, value in sorted(
         {**VARIABLES, "$__range": f"{end - start}s", **chosen}.items(), key=lambda pair: -len(pair[0])
@@ -132,14 +132,14 @@ def ask(
     kind = "query" if target.get("instant") else "query_range"
     form |= {"time": end} if kind == "query" else {"start": start, "end": end, "step": step}
     server = prometheus.running.process.pid
-    began = cpu_s(server)  # which does not depend on what else the machine does
+    began = cpu_s(server)  # CPU time does not depend on other load of the machine
     answer = json.loads(fetch(f"{prometheus.url}/api/v1/{kind}?{urllib.parse.urlencode(form)}", timeout_s=120) or "{}")
     data = answer["data"]
     return cpu_s(server) - began, data["stats"]["samples"]["totalQueryableSamples"], len(data["result"])
 
 
 def measure(directory: Path, nodes: int, hours: int) -> Iterator[Cost]:
-    """Each panel once, on a Prometheus of its own."""
+    """Measure each panel once, on a separate Prometheus."""
     end = int(time.time()) // 60 * 60
     start = end - hours * 3600
     data = directory / "prometheus" / "data"

@@ -1,9 +1,9 @@
-"""The reconciler's dry run against a real Prometheus that holds a large site: time, memory, queries.
+"""The reconciler's dry run against a real Prometheus with the data of a large site: time, memory, queries.
 
-DESIGN asks for ten seconds and 300 MiB at 100,000 allocations. A quarter of them is idle, half are pods and half are jobs
-of Slurm; each has a sample of every series now, and of its counters two hours ago. Those of the idle ones, which are all
-that the reconciler asks for over a window, have `--samples` within it: 120 are one a minute. Pods have their counters of a
-week ago, from which the ones that could share are found, and `--servers` of them all of that week, each five minutes.
+DESIGN requires ten seconds and 300 MiB at 100,000 allocations. A quarter of them is idle; half are pods, and half are
+Slurm jobs. Each has a sample of every series now, and of its counters two hours ago. The reconciler reads only idle
+allocations over a window; these have `--samples` samples within it: 120 is one per minute. Pods have their counters of a
+week ago, from which pods that could share are found; `--servers` of them have all of that week, every five minutes.
 
     python -m tests.bench.evidence [--allocations 100000] [--idle 0.25] [--samples 120] [--servers 200] [--rounds 3]
 """
@@ -30,7 +30,7 @@ WEEK_S, WEEK_STEP_S = 7 * 86_400, 300
 
 
 def write_history(path: Path, allocations: int, idle: float, samples: int, servers: int, end: int) -> None:
-    """OpenMetrics text, a family in one piece."""
+    """Write OpenMetrics text, with all rows of a family together."""
     every = max(1, round(1 / idle)) if idle else 0
 
     def labels(i: int) -> str:
@@ -42,7 +42,7 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, serve
         return f'{place},{unit},scheduler="kubernetes",{pod}'
 
     def week(i: int) -> list[int]:
-        """Seconds before the end, the farthest first."""
+        """Seconds before the end, the earliest first."""
         return [*range(WEEK_S + WEEK_STEP_S, 0, -WEEK_STEP_S), 0] if i < 2 * servers else [WEEK_S, 0]
 
     def rows(name: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ def main() -> int:
         write_history(
             directory / "history.txt", options.allocations, options.idle, options.samples, options.servers, end
         )
-        # In one piece: for each block of two hours it would read the whole text once more.
+        # In one block: for each block of two hours promtool would read the whole text again.
         promtool = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=240h", "openmetrics"]
         source = [str(directory / "history.txt"), str(directory / "data")]
         subprocess.run([*promtool, *source], check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""gpu-exporter beside its peers, in one run, on the same C library that answers in microseconds.
+"""gpu-exporter compared with its peers in one run, on the same C library, which answers in microseconds.
 
-So every figure is each exporter's own cost. The peers take turns round by round, since the machine's speed drifts:
-quote the ratios. Peer: nvitop-exporter (PyPI), installed into a virtual environment of its own.
+So every figure is the exporter's own cost. The peers take turns round by round, since the machine's speed drifts: quote
+only the ratios. Peer: nvitop-exporter (PyPI), installed into a separate virtual environment.
 
     python -m tests.bench.peers [--rounds 3] [--soak 20] [--before CHECKOUT]
 """
@@ -34,7 +34,7 @@ SCRAPES = 300
 
 
 class Figures(NamedTuple):
-    """One round of one exporter."""
+    """The figures of one round of one exporter."""
 
     start_s: float
     rss_mib: float
@@ -61,7 +61,7 @@ def rss_mib(pid: int) -> float:
 
 
 def measure(command: Sequence[str | Path], port: int, environment: dict[str, str], soak_s: float) -> Figures:
-    """Start, wait for the first GPU series, soak at one scrape each 15 s, then scrape kept-alive."""
+    """Start, wait for the first GPU series, run with one scrape every 15 s, then scrape on a kept-alive connection."""
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         began = time.perf_counter()
         running: Running = processes.start(command, environment)
@@ -109,10 +109,10 @@ def measure_once(environment: dict[str, str], flags: Sequence[str]) -> list[floa
 
 @contextlib.contextmanager
 def play(gpus: Sequence[Mapping[str, object]]) -> Iterator[tuple[dict[str, str], Path]]:
-    """The C library shows these GPUs: the environment that finds it, and a file in which a job holds each unit."""
+    """Show these GPUs in the C library: yields its environment, and a file in which a job holds each unit."""
     with tempfile.TemporaryDirectory() as name:
         table, static = NvmlTable(Path(name) / "table"), Path(name) / "holders.yaml"
-        # A job on a whole GPU has a process there, which nvitop-exporter reports too.
+        # A job on a whole GPU has a process on it, which nvitop-exporter reports too.
         holders = [{"gpu": i, "kind": "job", "name": str(100 + i)} for i, gpu in enumerate(gpus) if "mig" not in gpu]
         feeder = ScenarioFeeder(parse_scenario({"gpus": list(gpus), "holders": holders}), table)
         units = [unit.uuid for gpu in feeder.stage.scenario.gpus for unit in (gpu.instances or (gpu,))]
@@ -121,7 +121,7 @@ def play(gpus: Sequence[Mapping[str, object]]) -> Iterator[tuple[dict[str, str],
         try:
             yield (
                 {
-                    # As installed: programs whose sources are compiled at each start measure the compiler.
+                    # As installed: if sources were compiled at each start, the compiler would be measured.
                     **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
                     "LD_LIBRARY_PATH": str(build_library()),
                     "GPU_EXPORTER_NVML_TABLE": str(table.path),
@@ -146,9 +146,9 @@ def measure_ours(
 
 
 def show(title: str, rounds: Mapping[str, Sequence[Figures]]) -> None:
-    """Medians of the rounds, and how ours compare with each of the others."""
+    """Print the medians of the rounds, and gpu-exporter's ratio to each other exporter."""
     print(title)
-    print(f"{'figure':16}", *(f"{exporter:>14}" for exporter in rounds), "ours by each")
+    print(f"{'figure':16}", *(f"{exporter:>14}" for exporter in rounds), "gpu-exporter / other")
     for field in Figures._fields:
         values = [statistics.median(getattr(figures, field) for figures in each) for each in rounds.values()]
         ratios = [f"{values[0] / value:.2f}" for value in values[1:]]

@@ -1,10 +1,11 @@
-"""How long a real Prometheus takes to evaluate the rules over a site of a given size.
+"""How long a real Prometheus needs to evaluate the rules for a site of a given size.
 
     python -m tests.bench.rules [--nodes 1000] [--idle 2]
 
-Eight GPUs a node, each held by a pod or job of its own, two of them idle, so that an alert is active for each of these; what
-kube-state-metrics and kube-prometheus say of the pods; half an hour of samples each 30 s. Prints, for each group, the seconds
-of its last evaluation beside its interval, its three dearest rules, and the memory of Prometheus.
+The data are eight GPUs per node, each held by its own pod or job. Two of them are idle, so that an alert is active for
+each. There are also the series of kube-state-metrics and kube-prometheus about the pods, and half an hour of samples
+every 30 s. Prints, for each group, the seconds of its last evaluation and its interval, its three most expensive rules,
+and the memory of Prometheus.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KUBE = {  # further labels of each pod
 
 
 def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
-    """OpenMetrics text, a family in one piece; the number of series."""
+    """Write OpenMetrics text, with all rows of a family together; returns the number of series."""
     times = range(end - WINDOW_S, end + 1, STEP_S)
     series = 0
 
@@ -52,7 +53,7 @@ def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
         return f'{gpu_labels(node, gpu)},scheduler="kubernetes",{pod}'
 
     def rows(name: str) -> Iterator[tuple[str, float, float]]:
-        """Labels, the last value, how much it grows each second."""
+        """Labels, the last value, and its growth per second."""
         for node in range(nodes):
             mine = node_labels(node)
             if name == "kube_node_labels":
@@ -130,7 +131,7 @@ def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
 
 
 def active(groups: list[dict[str, Any]]) -> int:
-    """Alerts that are pending or firing."""
+    """The number of alerts that are pending or firing."""
     return sum(len(rule.get("alerts", [])) for group in groups for rule in group["rules"])
 
 
@@ -141,7 +142,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         directory = Path(name)
-        # Rules look at now, and Prometheus takes no sample that is older than its last block: it starts when that ends.
+        # Rules read the present, and Prometheus accepts no sample older than its last block: start it when the block ends.
         end = int(time.time()) + 30 + options.nodes // 4
         series = write_history(directory / "history.txt", options.nodes, options.idle, end)
         source = [str(directory / "history.txt"), str(directory / "data")]
@@ -158,7 +159,7 @@ def main() -> int:
             found: list[dict[str, Any]] = json.loads(fetch(f"{prometheus.url}/api/v1/rules") or "{}")["data"]["groups"]
             return found
 
-        # The owners' alerts come an evaluation after what they read; what they ask for is in the one after that.
+        # The owners' alerts follow one evaluation after their inputs; the series that they need exist one evaluation later.
         wait_for(lambda: active(groups()) or None, "the alerts of owners", 400, 1.0)
         began = time.time()
         wait_for(lambda: time.time() - began > 70 or None, "one more evaluation of each group", 100, 1.0)

@@ -1,4 +1,4 @@
-"""The state file: CPU and bytes of one write, which the agent does each `state.write_interval`.
+"""The state file: CPU and bytes of one write, which the agent makes every `state.write_interval`.
 
 python -m tests.bench.state [--writes 50]
 """
@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span

@@ -16,7 +16,7 @@ from tests.testbed.processes import Processes
 
 @pytest.fixture(scope="module", autouse=True)
 def nobodys_slurm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The tests of Slurm run beside these, and an exporter that asks whatever is here would find their slurmd."""
+    """Disable Slurm in other tests: the tests of Slurm run at the same time, and an exporter would detect their slurmd."""
     with pytest.MonkeyPatch.context() as patch:
         if getattr(request.module, "pytestmark", None) != pytest.mark.slurm:
             patch.setenv("GPU_EXPORTER_ATTRIBUTION_SLURM", "false")
@@ -32,7 +32,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 
 @pytest.fixture
 def children(places: Places, tmp_path: Path) -> Iterator[Processes]:
-    """Processes that end before their cgroups go."""
+    """Processes that end before their cgroups are removed."""
     with Processes(tmp_path) as started:
         yield started
 

@@ -10,8 +10,8 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPUS
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
 from tests.component.test_pods_marked import POLICY, Bench, condition_of
@@ -25,7 +25,7 @@ READY = {"type": "Ready", "status": "True"}
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A pod with metadata and status of its own, on an API server with the policy."""
+    """A pod with other metadata and another status, on an API server with the policy."""
     directory = tmp_path_factory.mktemp("control-plane")
     with Processes(directory) as processes, start_control_plane(processes, directory) as plane:
         made = Bench(plane, "admission")
@@ -37,7 +37,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def reconciler(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Api:
-    """The API server, as the account of the chart, which RBAC would let do everything."""
+    """A client with the chart's account. RBAC allows everything, so only the policy can refuse."""
     values = {"reconciler": {"apply": True, "condition": True, "admissionPolicy": True}}
     objects = Helm(tmp_path_factory.mktemp("helm")).objects(values)
     account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
@@ -53,7 +53,7 @@ def reconciler(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Api:
 
 
 def refusal(api: Api, namespace: str, change: dict[str, Any]) -> str:
-    """What the API server says of a change of the pod in a dry run, "" where it would do it."""
+    """The API server's message when it refuses a change of the pod in a dry run, "" if it allows the change."""
     core = api.core
     patch = core.patch_namespaced_pod_status if "status" in change else core.patch_namespaced_pod
     try:
@@ -63,7 +63,7 @@ def refusal(api: Api, namespace: str, change: dict[str, Any]) -> str:
     return ""
 
 
-def test_marks_come_are_renewed_and_go_under_the_policy(bench: Bench, reconciler: Api) -> None:
+def test_the_policy_lets_the_reconciler_set_renew_and_remove_marks(bench: Bench, reconciler: Api) -> None:
     bench.marker = PodMarker(reconciler, POLICY, instance="test", sets_condition=True)
     bench.restart()
     uid, _ = bench.source.pods["train"]
@@ -102,14 +102,16 @@ def test_marks_come_are_renewed_and_go_under_the_policy(bench: Bench, reconciler
         ({"status": {"ephemeralContainerStatuses": [{"name": "x", "image": "x", "imageID": "x"}]}}, "only changes the"),
     ],
 )
-def test_anything_else_is_refused_to_the_reconciler_and_to_nobody_else(
+def test_the_policy_refuses_any_other_change_by_the_reconciler_only(
     bench: Bench, reconciler: Api, change: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(reconciler, bench.namespace, change)
     assert refusal(Api(ControlPlane.connect(bench.plane.admin)), bench.namespace, change) == ""
 
 
-def test_its_own_are_allowed_and_pods_are_neither_made_nor_deleted(bench: Bench, reconciler: Api) -> None:
+def test_the_reconciler_may_change_its_own_marks_but_neither_delete_nor_evict_pods(
+    bench: Bench, reconciler: Api
+) -> None:
     own = {"metadata": {"labels": {LABEL: "candidate"}, "annotations": {GPUS: "1"}}}
     condition = {"status": {"conditions": [{"type": CONDITION, "status": "True"}]}}
     assert (refusal(reconciler, bench.namespace, own), refusal(reconciler, bench.namespace, condition)) == ("", "")

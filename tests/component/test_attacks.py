@@ -1,4 +1,4 @@
-"""What hostile clients, peers and files do to the running programs. Writes the second table of docs/faults.md."""
+"""Attacks by hostile clients, peers and files on the running programs. Writes the second table of docs/faults.md."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ from tests.testbed.pki import Authority
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, cpu_s, fetch, free_port, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
-MARK = "\n## What somebody may try\n"
+MARK = "\n## Attacks\n"
 HEADER = """
-Written by `tests/component/test_attacks.py` from what it measured, on two cores with other tests beside it; a test run
-compares all but the figures. Simulated GPUs; clients and peers on loopback. What stops each of them: [security.md](security.md).
+`tests/component/test_attacks.py` writes this table from its measurements, on two cores that also run other tests. Every test
+run compares the text, but not the numbers. GPUs are simulated; clients and peers use loopback. For the defences, see
+[security.md](security.md).
 
-| attack | what was seen |
+| attack | result |
 | --- | --- |
 """
 ORDER = [
-    "64 clients ask for pages and read nothing, 24 say nothing, 8 send half a head; all come again",
-    "500 connections, with 128 file descriptors",
-    "with TLS and the chart's limit of memory: 256 connections that say nothing, and as many that begin to shake hands",
-    "with the same: eight clients of one address and eight clients of eight addresses guess passwords without end",
-    "a head without end, a body, another method, noise",
-    "a source that sends a byte now and then",
-    "a source whose answer has no end",
-    "a source whose answer is nested without end",
+    "64 clients request pages and read nothing, 24 send nothing, 8 send half a request head; all of them reconnect",
+    "500 connections to a process that may have 128 file descriptors",
+    "with TLS, at the chart's memory limit: 256 connections that send nothing, and 256 that only begin a TLS handshake",
+    "with TLS, at the chart's memory limit: 8 clients on one address and 8 on 8 addresses guess passwords without a pause",
+    "an endless request head, a request with a body, an unsupported method, random bytes",
+    "a source that sends one byte from time to time",
+    "a source with an endless answer",
+    "a source with an endlessly nested answer",
     "a source that redirects to another server",
     "names with half of a surrogate pair and terminal escapes",
-    "a replay that unpacks to 1 GiB",
-    "a state file and a list of devices that were tampered with",
-    "a textfile directory in which every user may rename files",
-    "no thread can be started any more, with signals meanwhile",
-    "no thread can be started from the beginning",
-    "a wall clock that is stepped by an hour",
-    "at the chart's limit of memory the reconciler reads 500 pods with its label and 250 kB of annotations each",
-    "with the same: 50 pods, 40 Jobs, 50 Services, EndpointSlices and autoscalers, each as large as it can be",
-    "at the chart's limit of memory a collector reads 8,000 jobs with names and comments of 1 kB",
+    "a recording for replay that unpacks to 1 GiB",
+    "a state file and a device list that a user has changed",
+    "a textfile directory in which every user can rename files",
+    "the running exporter cannot start another thread, and gets signals",
+    "the exporter cannot start a thread at its start",
+    "a wall clock that jumps by an hour",
+    "at the chart's memory limit, the reconciler reads 500 pods, each with its label and 250 kB of annotations",
+    "at the chart's memory limit, the reconciler reads 50 pods, 40 Jobs, 50 Services, EndpointSlices and autoscalers of maximum size",
+    "at the chart's memory limit, a collector reads 8,000 jobs with names and comments of 1 kB",
 ]
 HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"
@@ -73,10 +74,10 @@ SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"
 
 @pytest.fixture(scope="module")
 def seen(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """By attack, what was seen; a whole run compares it with the page, or writes it."""
+    """The result of every attack. A run of all tests compares the results with the page, or writes the page."""
     rows: dict[str, str] = {}
     yield rows
-    if rows.keys() != set(ORDER):  # a part of the tests: nothing to compare
+    if rows.keys() != set(ORDER):  # not all tests ran: there is nothing to compare
         return
     table = HEADER + "".join(f"| {attack} | {rows[attack]} |\n" for attack in ORDER)
     first, _, before = PAGE.read_text("utf-8").partition(MARK)
@@ -135,7 +136,9 @@ def rss_mib(running: Running) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
+def test_the_exporter_answers_while_clients_take_all_connections(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str]
+) -> None:
     running, port = start()
     quiet = rss_mib(running)
     stop = threading.Event()
@@ -167,12 +170,12 @@ def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]
     assert slowest < 2000
     assert grown < 64
     seen[ORDER[0]] = (
-        f"20 probes answered, the slowest in {slowest:.0f} ms; of 50 honest scrapes at once {answers.count(200)} answered, "
-        f"{answers.count(503)} asked to come back; {grown:.0f} MiB more"
+        f"20 probes answered, the slowest in {slowest:.0f} ms; of 50 simultaneous honest scrapes, {answers.count(200)} answered and "
+        f"{answers.count(503)} asked to retry; {grown:.0f} MiB more memory"
     )
 
 
-def test_more_connections_than_file_descriptors(
+def test_the_exporter_answers_with_more_connections_than_file_descriptors(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str]
 ) -> None:
     running, port = start(nofile=128)
@@ -191,11 +194,11 @@ def test_more_connections_than_file_descriptors(
     assert handles < 120
     assert share < 0.8
     seen[ORDER[1]] = (
-        f"{handles} descriptors in use, {100 * share:.0f} % of a core; the slowest of 20 probes {slowest:.0f} ms; a scrape answered"
+        f"{handles} descriptors in use, {100 * share:.0f} % of a core; the slowest of 20 probes took {slowest:.0f} ms; a scrape was answered"
     )
 
 
-def test_what_is_no_request(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
+def test_the_exporter_refuses_invalid_requests(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
     _, port = start()
     statuses = []
     for text in (
@@ -212,11 +215,11 @@ def test_what_is_no_request(start: Callable[..., tuple[Running, int]], seen: dic
         assert whole.count(b"HTTP/1.1 ") == 1
         statuses.append(whole.split()[1].decode())
     assert statuses == ["431", "413", "405", "400"]
-    seen[ORDER[4]] = f"one answer each ({', '.join(statuses)}), then the connection ends"
+    seen[ORDER[4]] = f"one answer each ({', '.join(statuses)}), then the exporter closes the connection"
 
 
 class Peer:
-    """A source of evidence that answers as the test wants, on loopback."""
+    """A source of evidence on loopback, with the answer that the test sets."""
 
     def __init__(self, head: bytes, body: Iterator[bytes]) -> None:
         self.asked = threading.Event()
@@ -235,7 +238,7 @@ class Peer:
                 for part in self._body:
                     connection.sendall(part)
                 connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):  # else what is unread would break the connection off
+                while connection.recv(65536):  # unread bytes would reset the connection
                     pass
 
 
@@ -246,7 +249,7 @@ def forever(part: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
 
 
 def run_dry(peer: Peer) -> tuple[int, str, float, float]:
-    """Exit status, what was said, seconds, and MiB at most."""
+    """The exit status, the output, the seconds that the command took, and its peak memory in MiB."""
     began = time.monotonic()
     command = [*GPU_EXPORTER, "reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -263,7 +266,9 @@ def run_dry(peer: Peer) -> tuple[int, str, float, float]:
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
-def test_a_source_that_dribbles(processes: Processes, seen: dict[str, str]) -> None:
+def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
+    processes: Processes, seen: dict[str, str]
+) -> None:
     peer, port = Peer(OK, forever(b" ", 0.2)), free_port()
     listen = f"--web.listen-address=127.0.0.1:{port}"
     running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={peer.url}", listen])
@@ -284,34 +289,34 @@ def test_a_source_that_dribbles(processes: Processes, seen: dict[str, str]) -> N
         silent.listener.close()
     assert ended < 5
     seen[ORDER[5]] = (
-        f"given up after 10 s, and said; probes meanwhile in {slowest:.0f} ms; SIGTERM honoured in {ended:.1f} s"
+        f"the reconciler gives up after 10 s and logs it; probes take {slowest:.0f} ms meanwhile; SIGTERM ends it in {ended:.1f} s"
     )
 
 
-def test_a_source_without_end(seen: dict[str, str]) -> None:
+def test_the_reconciler_refuses_an_endless_answer(seen: dict[str, str]) -> None:
     code, text, took, most = run_dry(Peer(OK, forever(b"x" * 2**20)))
     assert code == 3
     assert "the answer is longer than 64 MiB" in text
     assert most < 300
-    seen[ORDER[6]] = f"status 3 after {took:.1f} s: longer than 64 MiB; {most:.0f} MiB at most"
+    seen[ORDER[6]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak memory {most:.0f} MiB"
 
 
-def test_a_source_that_nests(seen: dict[str, str]) -> None:
+def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str]) -> None:
     code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
     assert code == 3
     assert "not an answer of a PromQL API (RecursionError)" in text
-    seen[ORDER[7]] = f"status 3: not an answer of a PromQL API; {most:.0f} MiB at most"
+    seen[ORDER[7]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
 
 
-def test_a_source_that_redirects(seen: dict[str, str]) -> None:
+def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None:
     head = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
     code, text, _, _ = run_dry(Peer(head, iter([])))
     assert code == 3
     assert "redirects to another server, which is not followed" in text
-    seen[ORDER[8]] = "status 3: not followed"
+    seen[ORDER[8]] = "status 3: the redirect is not followed"
 
 
-def test_names_that_are_no_text(
+def test_invalid_text_in_names_is_escaped_in_every_output(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:
     holders = tmp_path / "holders.yaml"
@@ -327,10 +332,10 @@ def test_names_that_are_no_text(
         assert body is not None
         assert "\x1b" not in body
     assert "\x1b" not in running.log()
-    seen[ORDER[9]] = "metrics, page, JSON and table answered; no escape in any of them nor in the log"
+    seen[ORDER[9]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"
 
 
-def test_a_replay_that_unpacks(tmp_path: Path, seen: dict[str, str]) -> None:
+def test_a_recording_that_unpacks_to_1_gib_is_refused(tmp_path: Path, seen: dict[str, str]) -> None:
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb", 1) as file:
         for _ in range(1024):
@@ -344,11 +349,11 @@ def test_a_replay_that_unpacks(tmp_path: Path, seen: dict[str, str]) -> None:
     process.returncode = os.waitstatus_to_exitcode(status)
     assert (process.returncode, "holds more than 256 MiB" in text) == (3, True)
     seen[ORDER[10]] = (
-        f"status 3 after {time.monotonic() - began:.1f} s: holds more than 256 MiB; {usage.ru_maxrss / 1024:.0f} MiB at most"
+        f"status 3 after {time.monotonic() - began:.1f} s: the file holds more than 256 MiB; peak memory {usage.ru_maxrss / 1024:.0f} MiB"
     )
 
 
-def test_files_that_were_tampered_with(
+def test_changed_state_files_are_ignored_and_replaced(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -359,13 +364,15 @@ def test_files_that_were_tampered_with(
     assert "counters start at 0: state file damaged" in running.log()
     assert get(port, "/metrics", HONEST)[0] == 200
     wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
-    seen[ORDER[11]] = "counters start at 0, the log says why; both files are written again"
+    seen[ORDER[11]] = "counters start at 0 and the log gives the reason; both files are replaced"
     wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices", 30)
     wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file", 30)
     assert running.stop() == 0
 
 
-def test_a_directory_of_everybody(processes: Processes, seen: dict[str, str], tmp_path: Path) -> None:
+def test_a_textfile_is_not_written_to_a_world_writable_directory(
+    processes: Processes, seen: dict[str, str], tmp_path: Path
+) -> None:
     directory = tmp_path / "textfile"
     directory.mkdir()
     directory.chmod(0o777)
@@ -381,10 +388,10 @@ def test_a_directory_of_everybody(processes: Processes, seen: dict[str, str], tm
     assert not list(directory.iterdir())
     directory.chmod(0o755)
     wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file", 30)
-    seen[ORDER[12]] = "nothing is written, the log says why; with the next write after `chmod o-w`, by itself"
+    seen[ORDER[12]] = "nothing is written and the log gives the reason; after `chmod o-w`, the next write succeeds"
 
 
-def test_a_host_without_a_thread_to_spare(
+def test_the_exporter_keeps_running_when_no_thread_can_be_started(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:
     host = OddHost(tmp_path / "host")
@@ -404,8 +411,8 @@ def test_a_host_without_a_thread_to_spare(
     assert running.stop() == 0
     assert "Traceback" not in running.log()
     seen[ORDER[13]] = (
-        f"scrapes and probes answered, {slowest:.0f} ms at most; SIGUSR1, SIGHUP and SIGTERM obeyed; the log names the "
-        "limits; attribution goes on by itself"
+        f"scrapes and probes are answered in at most {slowest:.0f} ms; SIGUSR1, SIGHUP and SIGTERM work; the log names the "
+        "limits; attribution recovers automatically"
     )
     ended = subprocess.run(
         [*GPU_EXPORTER, f"--devices.scenario={scenario}", "--state.directory=", f"--web.listen-address=:{free_port()}"],
@@ -417,7 +424,7 @@ def test_a_host_without_a_thread_to_spare(
     )
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert "raise the limit of tasks (TasksMax= of the unit" in ended.stderr
-    seen[ORDER[14]] = f"status {ended.returncode}; the one line of the error names the limits"
+    seen[ORDER[14]] = f"status {ended.returncode}; a one-line error names the limits"
 
 
 def observed_s(port: int) -> float:
@@ -428,10 +435,10 @@ def observed_s(port: int) -> float:
     return float(found[1])
 
 
-def test_a_clock_that_is_stepped(
+def test_activity_is_known_soon_after_a_clock_jump(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:
-    """Forwards here. Backwards a ring may keep stamps of the future for two minutes (test_driver_ring.py)."""
+    """Only forwards. After a jump backwards, a ring may hold future timestamps for two minutes (test_driver_ring.py)."""
     host = OddHost(tmp_path / "host")
     running, port = start(host=host)
     wait_for(lambda: observed_s(port) > 0, "a first second")
@@ -441,18 +448,18 @@ def test_a_clock_that_is_stepped(
     wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
     took = time.monotonic() - began
     assert running.stop() == 0
-    seen[ORDER[15]] = f"the log says it; activity is known again after {took:.0f} s"
+    seen[ORDER[15]] = f"the log reports the jump; activity is known again after {took:.0f} s"
 
 
 def limit_of(part: str) -> int:
-    """Bytes of memory that the chart gives to a part."""
+    """The chart's memory limit for a component, in bytes."""
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     return int(values[part]["resources"]["limits"]["memory"].removesuffix("Mi")) * 2**20
 
 
 @pytest.fixture
 def limit(request: pytest.FixtureRequest) -> Iterator[MemoryLimit]:
-    """A cgroup with the limit that the chart gives to the part in the test's parameter."""
+    """A cgroup with the chart's memory limit for the component in the test's parameter."""
     made = MemoryLimit(limit_of(request.param))
     yield made
     made.close()
@@ -477,7 +484,7 @@ class Secured:
         wait_for(lambda: self.ask("right", HONEST) == 200 or None, "the agent")
 
     def ask(self, password: str, source: str) -> int:
-        """The status of a scrape by a connection of its own, 0 where there is none."""
+        """The status of a scrape on a new connection, 0 if the connection fails."""
         client = http.client.HTTPSConnection(
             "127.0.0.1", self.port, timeout=20.0, source_address=(source, 0), context=self._context
         )
@@ -490,7 +497,7 @@ class Secured:
         return 0
 
     def scrapes(self, source: str, times: int = 20) -> list[float]:
-        """How long each of some honest scrapes took, in milliseconds, the shortest first."""
+        """The durations of some honest scrapes in milliseconds, the shortest first."""
         took = []
         for _ in range(times):
             began = time.monotonic()
@@ -500,7 +507,7 @@ class Secured:
 
 
 @pytest.mark.parametrize("limit", ["agent"], indirect=True)
-def test_connections_that_never_speak_tls(
+def test_connections_without_a_tls_handshake_do_not_block_scrapes(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
 ) -> None:
     agent = Secured(processes, limit, tmp_path)
@@ -511,18 +518,18 @@ def test_connections_that_never_speak_tls(
                     socket.create_connection(("127.0.0.1", agent.port), 5, (f"127.0.1.{i % 250 + 1}", 0))
                 )
                 if i % 2:
-                    client.sendall(b"\x16\x03\x01\x02\x00")  # how a handshake begins
+                    client.sendall(b"\x16\x03\x01\x02\x00")  # the beginning of a TLS handshake
         took = agent.scrapes(HONEST)
     assert agent.running.process.poll() is None, agent.running.log()
     assert took[len(took) // 2] < 100.0
     seen[ORDER[2]] = (
-        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; of {len(took)} honest scrapes with a handshake "
-        f"and a password each the slowest took {took[-1]:.0f} ms"
+        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {len(took)} honest scrapes, each with a handshake "
+        f"and a password, took at most {took[-1]:.0f} ms"
     )
 
 
 @pytest.mark.parametrize("limit", ["agent"], indirect=True)
-def test_passwords_that_are_guessed(
+def test_guessing_passwords_does_not_block_scrapes(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
 ) -> None:
     agent = Secured(processes, limit, tmp_path)
@@ -541,7 +548,7 @@ def test_passwords_that_are_guessed(
     wait_for(lambda: len(answers) > 8 or None, "the attack to be under way", 30)
     began, spent = time.monotonic(), cpu_s(agent.running.process.pid)
     took = agent.scrapes(HONEST)
-    time.sleep(max(0.0, began + 10.0 - time.monotonic()))  # over which the share of a core is taken
+    time.sleep(max(0.0, began + 10.0 - time.monotonic()))  # the period over which the share of a core is measured
     share = (cpu_s(agent.running.process.pid) - spent) / (time.monotonic() - began)
     stop.set()
     for attacker in attackers:
@@ -550,8 +557,8 @@ def test_passwords_that_are_guessed(
     assert took[len(took) // 2] < 100.0
     assert share < 0.6, "a quarter of a core for passwords, and the attackers' handshakes"
     seen[ORDER[3]] = (
-        f"{100 * share:.0f} % of a core; {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; of {len(took)} "
-        f"honest scrapes of another address the slowest took {took[-1]:.0f} ms; none got 429"
+        f"{100 * share:.0f} % of a core; peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {len(took)} "
+        f"honest scrapes from another address took at most {took[-1]:.0f} ms; none got 429"
     )
 
 
@@ -563,7 +570,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 class Besieged:
-    """A reconciler at the chart's limit of memory, beside a namespace that somebody has filled."""
+    """A reconciler at the chart's limit of memory, in a cluster where a tenant has filled a namespace."""
 
     def __init__(self, processes: Processes, limit: MemoryLimit, bench: Bench, address: str) -> None:
         self.port = free_port()
@@ -580,7 +587,7 @@ class Besieged:
         return self.value("gpu_reconciler_last_success_timestamp_seconds") or 0.0
 
     def cycles(self, count: int) -> None:
-        """Wait for so many cycles that succeed."""
+        """Wait for this number of successful cycles."""
         for _ in range(count):
             before = self.last_success()
             wait_for(lambda before=before: self.last_success() > before or None, "a cycle that succeeds", 60)
@@ -593,7 +600,7 @@ def fill(create: Callable[[str, dict[str, Any]], Any], namespace: str, bodies: I
 
 @pytest.mark.kubernetes
 @pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
-def test_labels_of_ours_by_the_thousand(
+def test_the_reconciler_survives_hundreds_of_forged_labels(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], plane: ControlPlane
 ) -> None:
     bench, count = Bench(plane, "labels"), 500
@@ -614,15 +621,15 @@ def test_labels_of_ours_by_the_thousand(
     assert foreign == count
     assert bench.labels("p7").get(LABEL) == "underused", "left alone"
     seen[ORDER[16]] = (
-        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; counted as {foreign:.0f} foreign marks and left "
-        "alone; another pod is marked, each cycle succeeds"
+        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; counted as {foreign:.0f} foreign marks, which remain "
+        "unchanged; another pod is marked; every cycle succeeds"
     )
     plane.core.delete_collection_namespaced_pod("labels", grace_period_seconds=0)
 
 
 @pytest.mark.kubernetes
 @pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
-def test_objects_as_large_as_they_can_be(
+def test_the_reconciler_survives_objects_of_maximum_size(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], plane: ControlPlane
 ) -> None:
     bench, namespace = Bench(plane, "large"), "large"
@@ -649,7 +656,7 @@ def test_objects_as_large_as_they_can_be(
         }
         made = static_pod(f"p{at}", 1, annotations=note, ownerReferences=[owner])
         made["metadata"]["namespace"] = namespace
-        # In JSON the API server spells "<" with six characters, which makes some of them too large to be read.
+        # The API server writes "<" as six characters in JSON, so some of the objects are too large to be read.
         made["spec"]["containers"][0]["args"] = [("<" if at % 5 == 0 else "z") * 1_100_000]
         return made
 
@@ -681,13 +688,13 @@ def test_objects_as_large_as_they_can_be(
         assert (besieged.value('gpu_reconciler_odd_objects_total{kind="Pod",reason="size"}') or 0.0) >= 10
         answered = 1e3 * (time.monotonic() - began)
     seen[ORDER[17]] = (
-        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; the pod beside them is marked, each cycle "
-        f"succeeds, its metrics answer in {answered:.0f} ms"
+        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; another pod in the namespace is marked; every cycle "
+        f"succeeds; the reconciler's metrics answer in {answered:.0f} ms"
     )
 
 
 @pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
-def test_a_collector_of_many_long_jobs(
+def test_a_collector_survives_8000_long_jobs(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
 ) -> None:
     row = {
@@ -722,6 +729,6 @@ def test_a_collector_of_many_long_jobs(
     assert fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
     slowest = probe_ms(port)
     seen[ORDER[18]] = (
-        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most for an answer of {len(jobs) / 2**20:.0f} MiB; "
-        f"probes meanwhile in {slowest:.0f} ms"
+        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB for an answer of {len(jobs) / 2**20:.0f} MiB; "
+        f"probes take {slowest:.0f} ms meanwhile"
     )

@@ -1,4 +1,4 @@
-"""Older bindings and older drivers: the same suite, and the same truth with what they know."""
+"""Older bindings pass the same tests, and with older drivers the exporter publishes what the driver supports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.testbed.processes import run_exporter, wait_for
 from tests.testbed.programs import fresh_entry
 
 ROOT = Path(__file__).resolve().parents[2]
-OLDER = ("12.535.161", "12.560.30")  # the newest, 13.x, is what every other test runs on
+OLDER = ("12.535.161", "12.560.30")  # every other test runs with the newest, 13.x
 SUITE = ("tests/component/test_nvml.py", "tests/component/test_generations.py", "tests/unit/devices")
 
 
 def install_binding(version: str) -> Path:
-    """A folder with that binding alone, once into the test bed's cache."""
+    """A folder with only this binding. It is installed once, into the test bed's cache."""
     with fresh_entry(f"nvidia-ml-py-{version}") as (target, making):
         if making is not None:
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(making)]
@@ -41,7 +41,7 @@ def test_an_older_binding_passes_the_same_suite(version: str) -> None:
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Path(loaded.stdout.strip()).parent == folder
-    # The two files that compare our numbers and structures with the binding's are about the newest one.
+    # Left out: two files that compare constants and structures with the newest binding.
     skipped = ("--ignore=tests/unit/devices/test_constants.py", "--ignore=tests/unit/devices/test_library.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE, *skipped],
@@ -53,7 +53,7 @@ def test_an_older_binding_passes_the_same_suite(version: str) -> None:
 
 
 def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str, str], float]:
-    """What `--once` prints with that driver: values by family and its last label."""
+    """The output of `--once` with this driver: values by family and last label."""
     feeder = ScenarioFeeder(scenario, table)
     feeder.start()
     try:
@@ -68,9 +68,9 @@ def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str
         done = run_exporter("--once", "--state.directory=", *flags, environment=environment)
     finally:
         feeder.stop()
-    # Every scenario has a GPU that asks for a reset, so that this is read.
+    # Every scenario has a GPU that asks for a reset, so that every driver is asked for it.
     assert (done.returncode, done.stderr) == (4, "gpu-exporter: partial: gpu 0 asks for a reset\n")
-    assert "gpu_exporter_driver_errors_total" not in done.stdout  # a driver that is only old is no error
+    assert "gpu_exporter_driver_errors_total" not in done.stdout  # an old driver is not an error
     return {
         (sample.name, next(iter(reversed(sample.labels.values())), "")): sample.value
         for family in text_string_to_metric_families(done.stdout)
@@ -79,7 +79,7 @@ def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str
 
 
 @pytest.mark.parametrize("driver", ["470", "535", "580"])
-def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str) -> None:
+def test_an_older_driver_reports_the_values_it_supports(nvml_table: NvmlTable, driver: str) -> None:
     scenario = build("a100")
     published = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid
@@ -90,14 +90,14 @@ def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str)
     assert published["gpu_compute_processes", uuid] == 2.0
     reserved = 512 * 1024**2
     used = 12 * 1024**3
-    # The older call cannot tell what the driver keeps for itself: it counts as used (facts of both calls).
+    # The older call includes the driver's reserved memory in the used memory.
     assert published["gpu_memory_used_bytes", uuid] == (used + reserved if driver == "470" else used)
     assert (("gpu_memory_reserved_bytes", uuid) in published) is (driver != "470")
     assert published["gpu_memory_total_bytes", uuid] == scenario.gpus[0].product.memory
 
 
 @pytest.mark.parametrize(("driver", "gpm"), [("470", False), ("535", True), ("580", True)])
-def test_gpm_is_told_by_the_drivers_that_have_it(nvml_table: NvmlTable, driver: str, gpm: bool) -> None:
+def test_drivers_with_gpm_report_gpm(nvml_table: NvmlTable, driver: str, gpm: bool) -> None:
     scenario = build("h100")
     published = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid

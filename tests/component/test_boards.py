@@ -1,6 +1,6 @@
-"""What boards answered in public reports, as recordings: each is named, up, and shows what it knows; nothing is made up.
+"""Answers of boards from public reports, as recordings: each board is named, up, and shows only values that it reported.
 
-The numbers are those of the reports named with each board; names, UUIDs and addresses are ours.
+The numbers come from the report that is named with each board; names, UUIDs and addresses are invented.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def gb10(**more: Any) -> Board:
 
 
 def only(**answers: Any) -> Board:
-    """A board that answers this and nothing else."""
+    """A board that answers only these calls."""
     return Board(dict(answers))
 
 
@@ -60,7 +60,7 @@ CASES = {
         ["gpu_sm_clock_hertz"],
         ["gpu_memory_clock_hertz", "gpu_memory_used_bytes", "gpu_power_limit_watts"],
     ),
-    "the memory of the host is no board's": Case(  # Syllo/nvtop#463 #449 #511, aristocratos/btop#1611
+    "host memory is not reported as board memory": Case(  # Syllo/nvtop#463 #449 #511, aristocratos/btop#1611
         [gb10(nvmlDeviceGetMemoryInfo=[130663165952, 9251205120, 121411960832, 0])],
         [{"up": True, "memory_used_bytes": None, "memory_total_bytes": None}],
         ["gpu_sm_clock_hertz"],
@@ -96,13 +96,13 @@ CASES = {
         ["gpu_memory_used_bytes"],
         ["gpu_energy_joules_total", "gpu_power_watts", "gpu_temperature_celsius"],
     ),
-    "a reset that is asked for is said": Case(  # utkuozdemir#393, scitix/sichek#121
+    "a requested reset is reported": Case(  # utkuozdemir#393, scitix/sichek#121
         [healthy(0), Board(healthy(1).answers, {**healthy(1).fields, 230: 1})],
         [{"asks": ""}, {"up": True, "asks": "asks for a reset"}],
         exit_code=4,
         said="partial: gpu 1 asks for a reset",
     ),
-    "domains are as long as the kernel's": Case(  # beam-cloud/beta9#984, NVIDIA/nvidia-docker#1316
+    "PCI domains are as long as in the kernel": Case(  # beam-cloud/beta9#984, NVIDIA/nvidia-docker#1316
         [
             healthy(0, nvmlDeviceGetPciInfo="00000000:01:00.0"),
             healthy(1, nvmlDeviceGetPciInfo="00010000:01:00.0"),
@@ -116,7 +116,7 @@ CASES = {
         ["gpu_mig_memory_used_bytes", 'gpu_mig_info{gpu="0"'],
         ["gpu_memory_total_bytes", "gpu_memory_used_bytes"],
     ),
-    "a MIG board that keeps its memory to root": Case(  # NVIDIA/k8s-device-plugin#1683
+    "a MIG board that shows its memory only to root": Case(  # NVIDIA/k8s-device-plugin#1683
         [
             with_mig(
                 **dict.fromkeys(
@@ -130,11 +130,11 @@ CASES = {
         ["gpu_memory_used_bytes"],
         said="nvmlDeviceGetMemoryInfo answered NVML_ERROR_NO_PERMISSION; to get this value, with MIG on: run as root",
     ),
-    "MIG on and no instance": Case(
+    "MIG mode is on and there is no instance": Case(
         [healthy(0, nvmlDeviceGetMigMode=1, **{UTILIZATION: UNSUPPORTED}), healthy(1)],
         [{"up": True, "utilization_ratio": None, "instances": []}, {"up": True, "utilization_ratio": 0.5}],
     ),
-    "what a driver calls deprecated is not supported": Case(  # 1Panel#11910, driver 610
+    "a call that the driver calls deprecated is not supported": Case(  # 1Panel#11910, driver 610
         [healthy(nvmlDeviceGetRemappedRows=DEPRECATED, nvmlDeviceGetTemperatureThreshold=DEPRECATED)],
         [{"up": True, "utilization_ratio": 0.5}],
         ["gpu_temperature_celsius"],
@@ -149,7 +149,7 @@ CASES = {
         ["gpu_utilization_ratio"],
         ["gpu_power_limit_watts", "gpu_power_watts"],
     ),
-    "a utilization of all bits": Case(  # NVIDIA/go-dcgm#75
+    "a utilization with all bits set is not published": Case(  # NVIDIA/go-dcgm#75
         [healthy(**{UTILIZATION: [4294967295, 4294967295]})],
         [{"up": True, "utilization_ratio": None}],
         ["gpu_power_watts"],
@@ -161,7 +161,7 @@ CASES = {
         ["gpu_power_limit_watts"],
     ),
     "a driver without a GPU": Case([], [], exit_code=0, said="no GPU is expected here"),
-    "a GPU that gives no handle": Case(  # deepspeed#5482, dcgm-exporter#604
+    "a GPU whose handle cannot be opened": Case(  # deepspeed#5482, dcgm-exporter#604
         [healthy(0), healthy(1), healthy(2)],
         [{"up": True}, {"up": False, "error": f"{HANDLE} answered NVML_ERROR_IRQ_ISSUE"}, {"up": True}],
         exit_code=4,
@@ -177,7 +177,7 @@ def once(recording: Path, form: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_board_shows_what_it_knows(tmp_path: Path, name: str) -> None:
+def test_a_board_shows_only_the_values_it_reported(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     boards = Boards(*case.boards)
     boards.set.update(case.asked)

@@ -1,4 +1,4 @@
-"""Who controls a pod, on a real API server that checks no owner reference: what is proven, and what costs only itself."""
+"""Controllers of pods on a real API server, which checks no owner reference. A forged reference affects only its own pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import READS_MAX
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
@@ -23,13 +23,13 @@ PIPELINE = ("chains.example.org", "v1", "pipelines", "Pipeline")
 
 @pytest.fixture(scope="module")
 def pipelines(plane: ControlPlane) -> None:  # noqa: F811
-    """A kind of which two versions are known, and one is served."""
+    """A kind with two known versions, of which the API server serves one."""
     plane.define(PIPELINE)
 
 
 @pytest.fixture
 def other(plane: ControlPlane, site: Site) -> Iterator[Site]:  # noqa: F811
-    """Another tenant's namespace, looked at by the same reconciler."""
+    """Another tenant's namespace, which the same reconciler reads."""
     made = Site(plane, f"{site.namespace[:40]}-other".strip("-"))
     yield made
     client.BatchV1Api(plane.api).delete_collection_namespaced_job(made.namespace, propagation_policy="Background")
@@ -46,7 +46,7 @@ def make_pod(site: Site, name: str, owner: dict[str, Any] | None, **labels: str)
 
 
 def run_pod(site: Site, name: str, owner: dict[str, Any] | None, run_s: float = IDLE_S, **labels: str) -> str:  # noqa: F811
-    """A pod that anybody may create: it runs, and names a controller of its creator's choice."""
+    """A running pod that any user can create. Its creator chooses the controller that it names."""
     make_pod(site, name, owner, **labels)
     site.set_running(name, 9000.0)
     site.set_run(name, run_s)
@@ -59,7 +59,7 @@ def uid_of_job(site: Site, name: str) -> str:  # noqa: F811
 
 
 def make_pipeline(site: Site, name: str, **annotations: str) -> str:  # noqa: F811
-    """An object of the other kind; its UID."""
+    """Create an object of the other kind. Returns its UID."""
     custom = client.CustomObjectsApi(site.plane.api)
     keys = {f"gpu-exporter.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
     body = {
@@ -72,12 +72,12 @@ def make_pipeline(site: Site, name: str, **annotations: str) -> str:  # noqa: F8
     return str(made["metadata"]["uid"])
 
 
-def test_a_reference_that_a_tenant_made_up_changes_nothing_in_another_namespace(
+def test_a_forged_owner_reference_changes_nothing_in_another_namespace(
     site: Site,  # noqa: F811
     other: Site,
     pipelines: None,
 ) -> None:
-    """It names the UID of an owner elsewhere, so that the owner's parent would be remembered wrongly."""
+    """The reference names the UID of an owner in another namespace, so a wrong parent could be stored for that owner."""
     uid = make_pipeline(site, "pipe")
     above = reference("Pipeline", "pipe", uid, "chains.example.org/v1")
     pods = []
@@ -92,7 +92,7 @@ def test_a_reference_that_a_tenant_made_up_changes_nothing_in_another_namespace(
     for number, forged in enumerate(
         reference(kind, name, each) for each in (*uids, uid) for kind, name in (("Job", "none"), ("ReplicaSet", "r"))
     ):
-        make_pod(other, f"forged-{number}", forged)  # Pending: whoever looks at the namespace reads its chain
+        make_pod(other, f"forged-{number}", forged)  # pending: every look at the namespace reads its chain
     run_pod(other, "bait", None)
     marker = PodMarker(Api(ControlPlane.connect(site.plane.admin)), site.policy, site.clock)
     for bench in (other, site, other, site):
@@ -101,7 +101,7 @@ def test_a_reference_that_a_tenant_made_up_changes_nothing_in_another_namespace(
     assert [site.labels(pod).get(LABEL) for pod in pods] == ["partial", None]
 
 
-def test_a_good_reference_is_not_spoiled_by_a_bad_one(site: Site, pipelines: None) -> None:  # noqa: F811
+def test_a_forged_reference_does_not_affect_a_true_one(site: Site, pipelines: None) -> None:  # noqa: F811
     uid = make_pipeline(site, "pipe", exempt_until=in_hours(1))
     good = reference("Pipeline", "pipe", uid, "chains.example.org/v1")
     bad = [
@@ -120,16 +120,16 @@ def test_a_good_reference_is_not_spoiled_by_a_bad_one(site: Site, pipelines: Non
     assert decisions["a-bad-2"].stage == "underused", "the object that it names is not there"
 
 
-def test_a_kind_that_is_installed_later_is_found(plane: ControlPlane, site: Site) -> None:  # noqa: F811
+def test_the_reconciler_finds_a_kind_that_is_installed_later(plane: ControlPlane, site: Site) -> None:  # noqa: F811
     kind = ("later.example.org", "v1", "trainings", "Training")
     owner = reference("Training", "t", "3a2f0c4e-0000-4000-8000-000000000000", "later.example.org/v1")
     run_pod(site, "early", owner)
     site.run()
     assert site.cycle.decisions[0].stage == "unknown"
-    assert "serves no such kind" in site.cycle.decisions[0].reason
+    assert "serves no such namespaced kind" in site.cycle.decisions[0].reason
     assert site.cycle.unreadable == [("kind", "Training")]
     plane.define(kind)
-    site.clock.later += 61.0  # what was read of a namespace holds for a minute
+    site.clock.later += 61.0  # a namespace is read again after a minute
     site.run()
     assert site.cycle.decisions[0].stage == "underused", "its controller is known not to be there"
     made = site.own(kind, "whole", {}, 1)
@@ -139,20 +139,20 @@ def test_a_kind_that_is_installed_later_is_found(plane: ControlPlane, site: Site
     assert {d.name.name: d.stage for d in site.cycle.decisions}[made[0]] == "exempt"
 
 
-def test_pods_of_kinds_that_cannot_be_read_cost_themselves(site: Site) -> None:  # noqa: F811
+def test_unreadable_kinds_make_only_their_own_pods_unknown(site: Site) -> None:  # noqa: F811
     pods = site.job("train", 2)
     for number in range(20):
         run_pod(site, f"odd-{number}", reference(f"Kind{number}", "x", f"uid-{number}", "none.example.org/v1"))
     decisions = site.judge()
     assert [decisions[pod].stage for pod in pods] == ["underused"] * 2
     assert {decisions[f"odd-{number}"].stage for number in range(20)} == {"unknown"}
-    wanted = ("beyond the 10 kinds", "serves no such kind")
+    wanted = ("beyond the limit of 10 groups", "serves no such namespaced kind")
     assert all(any(each in decisions[f"odd-{n}"].reason for each in wanted) for n in range(20))
 
 
-def test_made_up_references_use_up_no_others_reads(site: Site, pipelines: None) -> None:  # noqa: F811
-    """Holders that are asked about come first, and who is beyond the limit is unknown himself."""
-    site.policy = site.policy._replace(freeze_max=1.0)  # all of them became idle at once
+def test_forged_references_do_not_use_up_the_reads_for_other_pods(site: Site, pipelines: None) -> None:  # noqa: F811
+    """The chains of suspected holders are read first. A pod beyond the limit of reads is itself unknown."""
+    site.policy = site.policy._replace(freeze_max=1.0)  # they all became idle at the same time
     pods = site.job("train", 1)
     for number in range(READS_MAX + 20):
         uid = make_pipeline(site, f"pipe-{number}")
@@ -169,7 +169,7 @@ def test_made_up_references_use_up_no_others_reads(site: Site, pipelines: None) 
     assert 15 <= len(beyond) <= 25
 
 
-def test_a_service_whose_endpoints_are_empty_for_a_moment_is_serving(site: Site) -> None:  # noqa: F811
+def test_a_pod_behind_a_service_without_endpoints_counts_as_serving(site: Site) -> None:  # noqa: F811
     (pod,) = site.deployment("web", 1)
     site.service("web")
     assert site.stages([pod]) == ["serving"], "before there is any endpoint: it has no address yet"
@@ -180,8 +180,8 @@ def test_a_service_whose_endpoints_are_empty_for_a_moment_is_serving(site: Site)
     assert site.stages([pod]) == ["underused"]
 
 
-def test_what_was_seen_serving_is_serving_for_some_minutes_more(site: Site) -> None:  # noqa: F811
-    """A Service without a selector: only its endpoints say whom it serves."""
+def test_a_pod_that_lost_its_endpoints_counts_as_serving_for_some_minutes(site: Site) -> None:  # noqa: F811
+    """A Service without a selector: only its endpoints name its pods."""
     (pod,) = site.deployment("web", 1)
     uid = site.plane.pod(pod, site.namespace)["metadata"]["uid"]
     discovery = client.DiscoveryV1Api(site.plane.api)
@@ -202,7 +202,7 @@ def test_what_was_seen_serving_is_serving_for_some_minutes_more(site: Site) -> N
         assert site.cycle.decisions[0].stage == stage, later_s
 
 
-def test_the_label_of_a_server_that_nothing_calls_is_a_wish_with_an_end(site: Site) -> None:  # noqa: F811
+def test_the_serving_label_without_a_service_is_an_exemption_with_an_end(site: Site) -> None:  # noqa: F811
     run_pod(site, "server", None, **{"gpu-exporter.io/class": "serving"})
     decision = site.judge()["server"]
     assert (decision.stage, decision.exempt_by) == ("exempt", "pod")
@@ -215,8 +215,8 @@ def test_the_label_of_a_server_that_nothing_calls_is_a_wish_with_an_end(site: Si
     assert site.stages(["server"]) == ["serving"]
 
 
-def test_a_time_of_the_future_in_the_record_of_fields_is_none(site: Site) -> None:  # noqa: F811
-    """Whoever may write a pod may write when each field of it was set."""
+def test_a_future_time_in_managed_fields_is_ignored(site: Site) -> None:  # noqa: F811
+    """A user who may write a pod may also write the time at which each field was set."""
     site.policy = site.policy._replace(exempt_max=3600.0)
     site.restart()
     run_pod(site, "greedy", None)
@@ -225,7 +225,7 @@ def test_a_time_of_the_future_in_the_record_of_fields_is_none(site: Site) -> Non
     pod = site.plane.pod("greedy", site.namespace)
     for entry in pod["metadata"]["managedFields"]:
         entry["time"] = in_hours(24 * 300)
-    pod["metadata"]["labels"] = {"a": "b"}  # a change of times alone would be taken back
+    pod["metadata"]["labels"] = {"a": "b"}  # the API server would undo a change of the times alone
     core.replace_namespaced_pod("greedy", site.namespace, pod)
     times = [entry["time"] for entry in site.plane.pod("greedy", site.namespace)["metadata"]["managedFields"]]
     assert any(time > in_hours(24 * 299) for time in times), "the API server keeps what it is given"

@@ -1,4 +1,4 @@
-"""The Helm chart: linted, validated, its rules and rights compared with their sources, refused where values are wrong."""
+"""The Helm chart: linted, validated, rules and rights match their sources, and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def conform(schemas: str, text: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path) -> None:
+def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path) -> None:
     values = tmp_path / "chosen.json"
     values.write_text(json.dumps(VARIANTS[variant]))
     assert "0 chart(s) failed" in helm.run("lint", "--strict", CHART, "--values", values).stdout
@@ -160,7 +160,7 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], co
         },
     ],
 )
-def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:
+def test_the_charts_rules_equal_their_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"alerts": alerts} if alerts else {}))
     build = [sys.executable, "-m", "tools.rules", "--output", str(tmp_path / "rules")]
@@ -209,7 +209,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 @pytest.mark.parametrize(
     ("address", "host"), [("", None), ("::", None), ("[::1]", "::1"), ("0.0.0.0", None), ("10.0.0.1", "10.0.0.1")]
 )
-def test_texts_of_values_stay_whole(helm: Helm, address: str, host: str | None) -> None:
+def test_texts_from_values_are_rendered_unchanged(helm: Helm, address: str, host: str | None) -> None:
     matcher = 'cluster="a #1", job=~"g: b"'
     objects = helm.objects(
         {"agent": {"listenAddress": address}, "reconciler": {"matcher": matcher, "listenAddress": address}}
@@ -233,7 +233,7 @@ def test_agent_and_reconciler_know_the_same_resources(helm: Helm) -> None:
         assert flags({}, kind) == []
 
 
-def test_the_rules_know_a_sites_own_resources(helm: Helm) -> None:
+def test_the_rules_include_a_sites_own_resources(helm: Helm) -> None:
     def rules(values: dict[str, Any], check: bool = True) -> str:
         done = helm.template({"prometheusRule": {"enabled": True}, **values}, check=check)
         return done.stdout if check else done.stderr
@@ -257,13 +257,15 @@ def test_the_rules_know_a_sites_own_resources(helm: Helm) -> None:
         ({"enabled": False}, set()),
     ],
 )
-def test_labels_are_withdrawn_when_nobody_keeps_them(helm: Helm, reconciler: dict[str, Any], hooks: set[str]) -> None:
+def test_a_cleanup_job_removes_labels_when_the_reconciler_no_longer_writes(
+    helm: Helm, reconciler: dict[str, Any], hooks: set[str]
+) -> None:
     objects = helm.objects({"reconciler": reconciler})
     jobs = [each for each in objects if each["kind"] == "Job"]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in jobs} == hooks
 
 
-def test_version_is_the_projects(helm: Helm) -> None:
+def test_the_charts_version_is_the_projects_version(helm: Helm) -> None:
     from gpu_exporter.version import VERSION
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
@@ -271,7 +273,9 @@ def test_version_is_the_projects(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.0+4fda46fd8c4e", f"0.1.0-rc.{'9' * 60}+1", f"0.1.0+{'a' * 43}_"])
-def test_a_version_of_flux_is_a_label(plane: ControlPlane, tmp_path: Path, helm: Helm, version: str) -> None:
+def test_a_version_with_a_digest_from_flux_becomes_a_valid_label(
+    plane: ControlPlane, tmp_path: Path, helm: Helm, version: str
+) -> None:
     """Flux adds +DIGEST to the chart's version; the API server refuses objects with such a label."""
     chart = shutil.copytree(CHART, tmp_path / "chart")
     text = (chart / "Chart.yaml").read_text("utf-8")
@@ -283,8 +287,8 @@ def test_a_version_of_flux_is_a_label(plane: ControlPlane, tmp_path: Path, helm:
     plane.core.create_namespaced_service_account("default", account, dry_run="All")
 
 
-def test_kubectl_apply_takes_every_object(helm: Helm) -> None:
-    """It writes the object into an annotation of itself, of which the API server takes 262,144 bytes in all."""
+def test_kubectl_apply_accepts_every_object(helm: Helm) -> None:
+    """`kubectl apply` stores each object in its own annotation, and annotations may have 262,144 bytes in total."""
     for each in helm.objects(VARIANTS["everything"]):
         length = len(json.dumps(each, separators=(",", ":")))
         assert length < 200_000, (each["kind"], each["metadata"]["name"], length)
@@ -293,7 +297,7 @@ def test_kubectl_apply_takes_every_object(helm: Helm) -> None:
     assert sorted(key for each in maps for key in each["data"]) == sorted(names)
 
 
-def test_who_asks_a_port_with_tls_speaks_tls(helm: Helm) -> None:
+def test_clients_of_a_port_with_tls_use_tls(helm: Helm) -> None:
     endpoint = {"tlsConfig": {"serverName": "gpu-exporter"}, "basicAuth": {"username": {"name": "web", "key": "user"}}}
     values = {"web": {"secret": "web", "scheme": "HTTPS"}, "podMonitor": {"enabled": True, **endpoint}}
     for values_given, scheme in ((values, "HTTPS"), ({"podMonitor": {"enabled": True}}, "HTTP")):
@@ -315,7 +319,7 @@ def test_who_asks_a_port_with_tls_speaks_tls(helm: Helm) -> None:
             assert shown == ({"scheme": "https", **endpoint} if scheme == "HTTPS" else {})
 
 
-def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -> None:
+def test_the_agent_has_no_rights_and_the_dry_run_may_only_read_pods(helm: Helm) -> None:
     objects = helm.objects({})
     agent = find(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert agent["automountServiceAccountToken"] is False
@@ -339,7 +343,7 @@ def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -
     assert "--apply" not in reconciler["containers"][0]["args"]
 
 
-def test_the_hosts_processes_are_seen_only_when_asked_for(helm: Helm) -> None:
+def test_the_agent_sees_host_processes_only_if_enabled(helm: Helm) -> None:
     """In the host's PID namespace uid 0 may end every process of uid 0, without any capability."""
     asked = find(helm.objects({"agent": {"processes": True}}), "DaemonSet")["spec"]["template"]["spec"]
     assert asked["hostPID"] is True
@@ -347,7 +351,7 @@ def test_the_hosts_processes_are_seen_only_when_asked_for(helm: Helm) -> None:
     assert "process" not in json.dumps(find(helm.objects({}), "DaemonSet"))
 
 
-def test_the_hosts_cgroups_are_read_unless_switched_off(helm: Helm) -> None:
+def test_the_agent_reads_host_cgroups_unless_disabled(helm: Helm) -> None:
     def agent(values: dict[str, Any]) -> dict[str, Any]:
         return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
 
@@ -361,7 +365,7 @@ def test_the_hosts_cgroups_are_read_unless_switched_off(helm: Helm) -> None:
     assert "cgroup" not in without and UID_OF_POD["name"] not in without
 
 
-def test_what_says_which_claims_watch_is_given_to_the_agent(helm: Helm) -> None:
+def test_the_agent_gets_the_settings_for_monitors_and_claims(helm: Helm) -> None:
     def agent(values: dict[str, Any]) -> dict[str, Any]:
         return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
 
@@ -376,7 +380,7 @@ def test_what_says_which_claims_watch_is_given_to_the_agent(helm: Helm) -> None:
         assert helm.template({"agent": refused}, check=False).returncode != 0
 
 
-def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) -> None:
+def test_the_agent_reads_the_kernel_log_only_if_enabled_and_privileged(helm: Helm) -> None:
     def agent(values: dict[str, Any]) -> dict[str, Any]:
         pod = find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
         return {"volumes": pod["volumes"], **pod["containers"][0]}
@@ -400,7 +404,7 @@ def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) 
     [(False, False), (False, True), (True, False), (True, True)],
     ids=["dry run", "dry run, condition", "apply", "apply, condition"],
 )
-def test_the_reconciler_may_do_what_it_does_and_nothing_else(
+def test_the_reconciler_has_the_rights_it_uses_and_no_others(
     plane: ControlPlane, helm: Helm, apply: bool, condition: bool
 ) -> None:
     objects = helm.objects({"reconciler": {"apply": apply, "condition": condition}})
@@ -443,7 +447,7 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
     ]
     status = ("patch", "pods", "", "status")
     own = account["name"]
-    pause = ("get", "leases", "coordination.k8s.io", "", home, own)  # which a dry run reads
+    pause = ("get", "leases", "coordination.k8s.io", "", home, own)  # a dry run reads the pause
     record = [
         (verb, "leases", "coordination.k8s.io", "", home, f"{own}-record" if verb != "create" else "")
         for verb in ("create", "get", "update")

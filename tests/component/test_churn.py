@@ -1,4 +1,4 @@
-"""Ten thousand pods that come and go leave nothing behind in the agent."""
+"""The agent keeps no memory for ten thousand pods that have come and gone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ INSTANCES = [{"profile": "1g.10gb", "gi": 7 + position} for position in range(7)
 SCENARIO = parse_scenario({"gpus": [{"model": "H100", "mig": INSTANCES}] * 8})
 UNITS = [instance.uuid for gpu in SCENARIO.gpus for instance in gpu.instances]
 PODS = 10_000
-SETTLED = 5_000  # by then everything that is kept for a while has been filled once, and the heap has its holes
+SETTLED = 5_000  # by then every cache has been filled once, and the heap is fragmented
 GROWTH_MAX_KIB = 1024
 
 
-def test_pods_that_come_and_go_leave_no_memory_behind(
+def test_the_agent_keeps_no_memory_for_pods_that_have_gone(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     ScenarioFeeder(SCENARIO, nvml_table)
@@ -45,7 +45,7 @@ def test_pods_that_come_and_go_leave_no_memory_behind(
                 (f"team-{first % 40}", name): {"main": {"nvidia.com/gpu": [unit]}}
                 for name, unit in zip(names, UNITS, strict=True)
             }
-            seen = kubelet.listed + 2  # one may be under way
+            seen = kubelet.listed + 2  # one list may be in progress
             wait_for(lambda seen=seen: kubelet.listed >= seen, "two polls", 20, 0.01)
             if first % (10 * len(UNITS)) == 0:
                 fetch(f"{url}/metrics")

@@ -1,4 +1,4 @@
-"""Others act on marks: a real descheduler with our example beside a reconciler on a real API server, and real kubectl."""
+"""Consumers of marks: the real descheduler with the example policy, and real kubectl, on a real API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kubernetes import client
 import gpu_exporter
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_pods_marked import Bench, bench, plane  # noqa: F401  # fixtures
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
@@ -26,12 +26,12 @@ from tests.testbed.processes import Processes, free_port, wait_for
 
 pytestmark = pytest.mark.kubernetes
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib" / "kubernetes"
-NODES = ("gpu-a", "gpu-b")  # descheduler does nothing with less than two
-WARNED_S = 2  # in place of half an hour
+NODES = ("gpu-a", "gpu-b")  # the descheduler does nothing with fewer than two nodes
+WARNED_S = 2  # instead of half an hour
 
 
 class Consumed(Site):
-    """A namespace whose pods get the condition that consumers ask for."""
+    """A namespace whose pods get the condition that consumers read."""
 
     node = NODES[0]
 
@@ -41,12 +41,12 @@ class Consumed(Site):
         super(Site, self).restart()
 
     def evicted(self) -> list[str]:
-        """Pods that are on their way out. No kubelet ends them here."""
+        """Pods that are being deleted. They remain because there is no kubelet here."""
         found = self.plane.core.list_namespaced_pod(self.namespace).items
         return sorted(pod.metadata.name for pod in found if pod.metadata.deletion_timestamp is not None)
 
     def cycle_through(self, rounds: Callable[[], int]) -> None:
-        """Cycles over three rounds of the descheduler, of which the first may have begun before."""
+        """Run cycles during three rounds of the descheduler. The first round may have begun earlier."""
         wanted = rounds() + 3
 
         def cycle() -> bool:
@@ -57,7 +57,7 @@ class Consumed(Site):
 
 
 def write_nodes(plane: ControlPlane) -> None:  # noqa: F811
-    """Two nodes as their kubelets would write them, ready for as long as the controller manager believes it."""
+    """Two nodes as their kubelets would write them, ready until the controller manager marks them as not ready."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     for name in NODES:
         plane.core.create_node({"metadata": {"name": name}})
@@ -81,18 +81,16 @@ def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Consum
 
 
 def example(**lifetime: Any) -> dict[str, Any]:
-    """The example with times that a test can wait for; all else as it is."""
+    """The example with shorter times, and otherwise unchanged."""
     policy: dict[str, Any] = yaml.safe_load((CONTRIB / "descheduler.yaml").read_text("utf-8"))
     evictor, lifetimes = (each["args"] for each in policy["profiles"][0]["pluginConfig"])
     assert (evictor["minPodAge"], lifetimes["conditions"][0]["minTimeSinceLastTransitionSeconds"]) == ("1h", 1800)
-    del evictor["minPodAge"]  # read from a status that kubelets write
+    del evictor["minPodAge"]  # it is read from a status that only kubelets write
     lifetimes["conditions"][0]["minTimeSinceLastTransitionSeconds"] = WARNED_S
     return policy
 
 
-def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_holds(
-    site: Consumed, tmp_path: Path
-) -> None:
+def test_a_descheduler_evicts_exactly_the_marked_pods_and_none_during_a_brake(site: Consumed, tmp_path: Path) -> None:
     policy = tmp_path / "descheduler.yaml"
     policy.write_text(yaml.safe_dump(example()), "utf-8")
     idle, half, web = site.job("idle", 2), site.job("half", 2), site.deployment("web", 1)
@@ -113,7 +111,7 @@ def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_h
         assert site.evicted() == []
         site.source.answers = True
         runs = dict(site.source.pods)
-        for name, (uid, _) in runs.items():  # nothing is known of any GPU
+        for name, (uid, _) in runs.items():  # every GPU is unknown
             site.source.pods[name] = (uid, float("nan"))
         site.cycle_through(rounds)
         assert site.evicted() == []
@@ -132,7 +130,7 @@ def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_h
         assert site.evicted() == idle, "a ReplicaSet's pod, a busy gang and one that asked to stay are not touched"
 
 
-def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(site: Consumed, tmp_path: Path) -> None:
+def test_a_pod_that_works_again_during_its_warning_is_not_evicted(site: Consumed, tmp_path: Path) -> None:
     policy = tmp_path / "descheduler.yaml"
     policy.write_text(yaml.safe_dump(example()), "utf-8")
     (pod,) = site.job("train", 1)
@@ -145,7 +143,7 @@ def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(si
             return running.log().count("Number of evictions/requests")
 
         wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
-        for _ in range(3):  # idle, marked, and at work again each time
+        for _ in range(3):  # idle, marked and working again, three times
             site.set_run(pod, IDLE_S)
             site.run()
             assert site.labels(pod)[LABEL] == "underused"
@@ -157,7 +155,7 @@ def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(si
 
 
 def typed(site: Consumed, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command as a person types it, with kubectl and our examples on PATH."""
+    """A command as a user types it, with kubectl and the example scripts on PATH."""
     path = f"{program('kubectl').parent}:{CONTRIB}:{os.environ['PATH']}"
     environment = {"PATH": path, "KUBECONFIG": str(site.plane.admin), "HOME": "/nonexistent"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
@@ -167,7 +165,7 @@ def kubectl(site: Consumed, *arguments: str) -> subprocess.CompletedProcess[str]
     return typed(site, "kubectl", "gpu-idle", *arguments)
 
 
-def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
+def test_kubectl_lists_explains_and_exempts_marked_pods(site: Consumed) -> None:
     pods = site.job("train", 2)
     site.run()
     done = kubectl(site, "-n", site.namespace)
@@ -175,7 +173,7 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
     assert header == ["NAMESPACE", "POD", "STAGE", "GPUS", "SINCE", "ACTS", "ON", "SEEN", "UNTIL"], done.stderr
     assert [row[:4] for row in rows] == [[site.namespace, pod, "underused", "1"] for pod in pods]
     assert {row[5] for row in rows} == {"batch/v1/Job/train"}
-    forged = f"x\n{site.namespace}  forged  underused  8\t\x1b[2J\u202e"  # whoever may write the pod may write this
+    forged = f"x\n{site.namespace}  forged  underused  8\t\x1b[2J\u202e"  # a user who may write the pod may write this
     owner = site.annotations(pods[1])["gpu-exporter.io/owner"]
     site.plane.core.patch_namespaced_pod(
         pods[1], site.namespace, {"metadata": {"annotations": {"gpu-exporter.io/owner": forged}}}

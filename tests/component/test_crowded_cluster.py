@@ -1,6 +1,6 @@
-"""An act at a site's size: 100,000 pods in the cluster, 20,000 of them in the namespace, and each kind of them in the way.
+"""An act in a large cluster: 100,000 pods, 20,000 of them in the namespace of the act, and pods of every kind.
 
-The crowd is written to etcd as the API server keeps it, 128 pods a request: to create so many takes an hour.
+The pods are written to etcd in the API server's format, 128 pods per request. To create them would take an hour.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.targets import WITHIN_S
-from gpu_exporter.reconciler.target import why_not
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane, start_control_plane
@@ -33,10 +33,10 @@ from tests.testbed.processes import Processes, wait_for
 
 pytestmark = pytest.mark.kubernetes
 BESIDE, ELSEWHERE, NAMESPACES = 20_000, 80_000, 8
-A_REQUEST = 128  # operations, etcd's limit
+A_REQUEST = 128  # operations: the limit of etcd
 IDLE_S = 8500.0
 JOB = {"apiVersion": "batch/v1", "kind": "Job", "name": "other", "uid": "made-up", "controller": True}
-# Each by so many pods of the namespace: no GPUs; a GPU, below a Job that is not there, or a kind that is not served.
+# The number of pods per kind: without GPUs; with a GPU below a missing Job, or below a kind that is not served.
 WAYS: Sequence[tuple[int, int, dict[str, Any] | None]] = (
     (12_000, 0, None),
     (5_000, 1, JOB),
@@ -46,7 +46,7 @@ WAYS: Sequence[tuple[int, int, dict[str, Any] | None]] = (
 
 
 class Crowd:
-    """Copies of a pod that the API server has made."""
+    """Copies of a pod that the API server has created."""
 
     def __init__(self, plane: ControlPlane, model: dict[str, Any]) -> None:
         self.plane, self.model = plane, model
@@ -86,7 +86,7 @@ def site(tmp_path: Any) -> Iterator[Site]:
         yield Site(plane, "busy")
 
 
-def test_an_act_beside_20000_pods_of_its_namespace_keeps_its_ten_seconds(site: Site) -> None:
+def test_an_act_in_a_namespace_of_20000_pods_takes_less_than_ten_seconds(site: Site) -> None:
     plane, clock = site.plane, SYSTEM_CLOCK
     pods = site.job("train", 3)
     for pod in pods:
@@ -95,7 +95,7 @@ def test_an_act_beside_20000_pods_of_its_namespace_keeps_its_ten_seconds(site: S
     model["metadata"] = {
         key: model["metadata"][key] for key in ("creationTimestamp", "managedFields") if key in model["metadata"]
     }
-    model["spec"].pop("nodeName", None)  # the controller manager ends pods of nodes that are not there
+    model["spec"].pop("nodeName", None)  # the controller manager deletes pods of missing nodes
     crowd = Crowd(plane, {"apiVersion": "v1", "kind": "Pod", **model})
     for count, gpus, owner in WAYS:
         crowd.add("busy", count, gpus, owner)

@@ -49,7 +49,7 @@ def series(text: str) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("gpu", "")): s.value for f in parse_text(text) for s in f.samples}
 
 
-def test_both_formats_by_accept_gzip_and_name_filter(processes: Processes, nvml_environment, feeder) -> None:
+def test_the_daemon_serves_both_formats_gzip_and_a_name_filter(processes: Processes, nvml_environment, feeder) -> None:
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     text = fetch(f"{url}/metrics")
     assert text is not None
@@ -69,7 +69,7 @@ def test_both_formats_by_accept_gzip_and_name_filter(processes: Processes, nvml_
     assert {name for name, _ in series(only)} == {"gpu_up", "gpu_driver_up"}
 
 
-def test_promtool_is_content_with_a_live_page(processes: Processes, nvml_environment, feeder) -> None:
+def test_promtool_accepts_a_live_page(processes: Processes, nvml_environment, feeder) -> None:
     require("promtool")
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     body = fetch(f"{url}/metrics")
@@ -77,7 +77,7 @@ def test_promtool_is_content_with_a_live_page(processes: Processes, nvml_environ
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_pages_for_people_and_probes(processes: Processes, nvml_environment, feeder) -> None:
+def test_the_daemon_serves_pages_for_people_and_probes(processes: Processes, nvml_environment, feeder) -> None:
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     page = fetch(f"{url}/")
     assert page is not None
@@ -96,7 +96,7 @@ def test_pages_for_people_and_probes(processes: Processes, nvml_environment, fee
     connection.close()
 
 
-def test_a_hung_call_withholds_its_gpu_and_nothing_else(
+def test_a_hung_call_withholds_only_the_values_of_its_gpu(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
 ) -> None:
     running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
@@ -114,14 +114,14 @@ def test_a_hung_call_withholds_its_gpu_and_nothing_else(
     assert [values["gpu_up", str(i)] for i in range(4)] == [1, 0, 1, 1]
     assert ("gpu_power_watts", "0") in values
     assert values["gpu_driver_up", ""] == 1
-    assert ("gpu_observed_seconds_total", "1") in values  # totals stay
+    assert ("gpu_observed_seconds_total", "1") in values  # counters remain
     threads = len(os.listdir(f"/proc/{running.process.pid}/task"))
     nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates")
     wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "1")) == 1, "gpu 1 to answer again")
     assert len(os.listdir(f"/proc/{running.process.pid}/task")) <= threads + 2
 
 
-def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_is_honoured(
+def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_works(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
 ) -> None:
     running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
@@ -133,7 +133,7 @@ def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_is_honoured(
     assert time.monotonic() - start < 5.0
 
 
-def test_a_lost_gpu_leaves_the_others_and_comes_back(
+def test_a_lost_gpu_does_not_affect_the_others_and_comes_back(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
 ) -> None:
     _, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
@@ -148,7 +148,7 @@ def test_a_lost_gpu_leaves_the_others_and_comes_back(
     wait_for(lambda: ("gpu_power_watts", "3") in series(fetch(f"{url}/metrics") or "") or None, "gpu 3 to be back")
 
 
-def test_without_a_driver_it_stays_up_says_so_and_finds_the_driver_later(
+def test_without_a_driver_the_daemon_keeps_running_and_finds_the_driver_later(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder
 ) -> None:
     nvml_table.table.init_rc = 9
@@ -164,7 +164,7 @@ def test_without_a_driver_it_stays_up_says_so_and_finds_the_driver_later(
     assert log.count("kernel driver is not loaded") == 1
 
 
-def test_once_beside_a_daemon_prints_the_daemons_body_and_tells_its_health(
+def test_once_prints_the_metrics_and_health_of_a_running_daemon(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -196,8 +196,8 @@ def test_once_finds_a_daemon_whose_metrics_have_another_path(
     assert next(line for line in done.stdout.splitlines() if line.startswith(start)) in served
 
 
-def test_slow_and_idle_connections_give_way(processes: Processes, nvml_environment, feeder) -> None:
-    """Whoever opens connections and says nothing must not keep Prometheus out."""
+def test_the_daemon_closes_slow_and_idle_connections(processes: Processes, nvml_environment, feeder) -> None:
+    """Clients that open connections and send nothing must not block Prometheus."""
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     port = urlsplit(url).port
     assert port is not None
@@ -209,7 +209,7 @@ def test_slow_and_idle_connections_give_way(processes: Processes, nvml_environme
             assert fetch(f"{url}/metrics") is not None
 
 
-def test_two_daemons_do_not_share_a_state_directory(
+def test_a_second_daemon_does_not_use_the_same_state_directory(
     processes: Processes, nvml_environment, feeder, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -224,7 +224,7 @@ def test_two_daemons_do_not_share_a_state_directory(
     assert "another gpu-exporter writes this state directory" in done.stderr
 
 
-def test_a_port_in_use_is_named(processes: Processes, nvml_environment, feeder) -> None:
+def test_an_error_names_a_port_in_use(processes: Processes, nvml_environment, feeder) -> None:
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     address = urlsplit(url).netloc
     done = run_exporter(*QUIET, "--state.directory=", f"--web.listen-address={address}", environment=nvml_environment)
@@ -243,7 +243,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
     )
     before = series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"]
     wait_for(lambda: series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"] > before, "a newer textfile")
-    # Sampled each 100 ms, but a reader sees what was written up to 200 ms ago.
+    # The exporter samples every 100 ms, but a reader sees values that were written up to 200 ms ago.
     assert series(output.read_text("utf-8"))["gpu_exporter_sample_interval_seconds", ""] == 0.2
     assert running.stop(signal.SIGTERM) == 0
 
@@ -312,7 +312,7 @@ def test_a_repeatable_flag_takes_a_list_from_the_environment(tmp_path: Path) -> 
     assert len(json.loads(done.stdout)["gpus"]) == 2
 
 
-def test_a_daemon_reads_its_variables(processes: Processes, nvml_environment, feeder) -> None:
+def test_a_daemon_reads_its_environment_variables(processes: Processes, nvml_environment, feeder) -> None:
     environment = {
         **nvml_environment,
         "GPU_EXPORTER_COLLECTOR_MEMORY": "false",

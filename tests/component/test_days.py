@@ -1,6 +1,6 @@
-"""Days of which everything is known, decided by the policy: nobody who works is underused, and who does not work is.
+"""Simulated days with a known truth, judged by the policy: no working holder is underused, and every idle holder is.
 
-The seed is fresh in each run and printed; GPU_EXPORTER_DAY_SEED repeats one. Adversaries: 200 ms of work each 50 minutes,
+Every run prints a new seed; GPU_EXPORTER_DAY_SEED repeats a run. Difficult cases: 200 ms of work every 50 minutes,
 bursts and requests between scrapes, pods recreated under their name, holders of many GPUs of which one works, Jobs of
 which one pod works, pods that serve at night, notebooks at lunch, holders that work on their CPUs alone, GPUs whose
 utilization reads 0 while they work, restarts, failed readings, failed scrapes.
@@ -31,13 +31,13 @@ from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder,
 from tests.testbed.proven import Tally
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
-DAYS, DAYS_MAX = 2, 8  # more than two only while these had too few idle holders to prove anything
-POLICY = Policy()._replace(freeze_exporters=0.5)  # of four exporters, one may be away for a moment
-SLACK_S = 600.0  # a scrape that failed, coverage that is just short, half a minute for a cycle
+DAYS, DAYS_MAX = 2, 8  # more than two only if two days had too few idle holders to prove anything
+POLICY = Policy()._replace(freeze_exporters=0.5)  # one of four exporters may be unavailable for a moment
+SLACK_S = 600.0  # for a failed scrape, coverage just below the limit, and half a minute for a cycle
 
 
 class TrueSurroundings:
-    """What the live objects of a day would say: the pods of a Job that are there, what serves, whose notebook it is."""
+    """The live objects of a day: the existing pods of a Job, serving pods, and owners of notebooks."""
 
     def __init__(self, day: Day, scheduler: str, clock: ManualClock) -> None:
         self.day, self.scheduler, self.clock = day, scheduler, clock
@@ -73,7 +73,7 @@ class TrueSurroundings:
 
 
 class Outcomes(Tally):
-    """Of all days together. `open`: decisions of which a day did not show what came of them."""
+    """Outcomes of all days. `open`: decisions whose outcome the day did not show."""
 
     open = 0
 
@@ -85,7 +85,7 @@ def class_of(holder: TrueHolder) -> str:
 
 
 def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
-    """The decisions of a reconciler that looks once a minute, without a Prometheus: by minute, those on underused."""
+    """The `underused` decisions by minute, of a reconciler that runs every minute without a Prometheus."""
     clock = ManualClock(wall=0.0)
 
     def fetch(url: str) -> str:
@@ -112,7 +112,7 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
 
 
 def truth_of(day: Day, decision: Decision, now: float) -> TrueHolder | None:
-    """The holder that a decision is about, if it existed then."""
+    """The holder of a decision, if it existed at that time."""
     there = (each for each in day.holders if each.name == decision.name.name and each.start <= now <= each.end + 60)
     return next((each for each in there if each.is_job or each.uid == decision.incarnation), None)
 
@@ -123,12 +123,12 @@ def worked(day: Day, holder: TrueHolder, start: float, end: float) -> bool:
 
 
 def least_s(holder: TrueHolder) -> float:
-    """For how long nobody may have worked before it is underused."""
+    """The seconds without work after which the holder is underused."""
     return POLICY.interactive_after if class_of(holder) == INTERACTIVE else POLICY.underused_after
 
 
 def why_false(day: Day, holder: TrueHolder, now: float) -> str:
-    """What is wrong with calling a holder underused; "" for nothing."""
+    """The reason why `underused` is wrong for a holder, "" if it is right."""
     since = now - least_s(holder)
     if class_of(holder) == SERVING:
         return "it serves"
@@ -136,7 +136,7 @@ def why_false(day: Day, holder: TrueHolder, now: float) -> str:
         if peer.start > since or worked(day, peer, since, now):
             return f"{peer.name} works"
     long_ago = now - POLICY.host_delay_max
-    # After a restart nobody knows for a while, and what began just then is seen when that is over.
+    # Host work is unknown for a while after a restart. Work that began in that time is detected after it.
     if min(holder.host_ratio(now), holder.host_ratio(now - HOST_BLIND_S - 120.0)) > POLICY.host_busy_ratio and (
         holder.start > long_ago or worked(day, holder, long_ago, now)
     ):
@@ -145,16 +145,16 @@ def why_false(day: Day, holder: TrueHolder, now: float) -> str:
 
 
 def peers(day: Day, holder: TrueHolder, now: float) -> list[TrueHolder]:
-    """The pods of its Job that are there, itself among them."""
+    """The existing pods of the holder's Job, with the holder itself."""
     if not holder.group:
         return [holder]
     return [each for each in day.holders if each.group == holder.group and each.start <= now <= each.end]
 
 
 def expected(day: Day) -> Iterator[tuple[TrueHolder, float, float, float]]:
-    """Every idle time that must be found: whose it is, its start, from when on it could be known, its end.
+    """Every idle time that must be found: the holder, the start, the time from which it can be known, and the end.
 
-    A holder's own gaps count twice, and a Job's pods are found where none of them ever works.
+    A holder's own gaps count twice. Pods of a Job must be found if none of them ever works.
     """
     known_of: dict[str, float] = {}
     for holder, _, known in stretches(day):
@@ -171,7 +171,7 @@ def expected(day: Day) -> Iterator[tuple[TrueHolder, float, float, float]]:
             yield holder, start, begins, end
 
 
-def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> None:
+def test_working_holders_are_never_underused_and_idle_holders_are(tmp_path: Path) -> None:
     print(f"GPU_EXPORTER_DAY_SEED={SEED}")
     random, tally = Random(SEED), Outcomes()
     false: list[tuple[int, str, str, float]] = []
@@ -188,7 +188,7 @@ def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> Non
             for decision in decisions:
                 holder = truth_of(day, decision, now)
                 if holder is None or (why := why_false(day, holder, now)):
-                    why = "nobody is there" if holder is None else why
+                    why = "the holder does not exist" if holder is None else why
                     false.append((number, str(decision.name), f"{decision.reason}: {why}", now))
                 else:
                     marked.setdefault((holder.name, holder.uid), []).append(now)
@@ -199,7 +199,7 @@ def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> Non
             missed += [] if seen else [(number, holder.name, holder.kind, start, known, end)]
         number += 1
     years = number * NODES * GPUS * MINUTES / (365 * 24 * 60)
-    most = -math.log(0.05) / years  # upper end of the interval of 95 % where none was seen
+    most = -math.log(0.05) / years  # upper end of the 95 % interval if there was no false decision
     decided, outcomes = tally.counts()
     print(
         f"{number} days, {holders} holders, {sum(kinds.values())} minutes of true underused {dict(kinds)}, "

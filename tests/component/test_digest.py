@@ -1,4 +1,4 @@
-"""The digest from a real Prometheus that holds sixteen days of two tenants, and the sums of it by hand."""
+"""The digest of a real Prometheus with sixteen days of two tenants, compared with sums made by hand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PLACE = 'job="gpu-exporter",node="{node}",instance="{node}"'
 ML = 'scheduler="kubernetes",namespace="ml"'
 ADA = 'scheduler="slurm",account="phys",user="ada"'
 BOB = 'scheduler="slurm",account="chem",user="bob"'
-MOVED_S = 12 * 3600  # n3's exporter answers at another address since then
+MOVED_S = 12 * 3600  # from then on, n3's exporter has another address
 POD = 'scheduler="kubernetes",namespace="ml",pod="train-0"'
 
 
 def write_history(path: Path, end: int) -> None:
-    """ml holds two GPUs on two nodes, all of it known, idle in the last seven days for half of the time; ada one GPU."""
+    """ml holds two GPUs on two nodes, always known, and idle for half of the last seven days. ada holds one GPU."""
     families: dict[str, list[str]] = {}
 
     def put(name: str, labels: str, at: int, value: float) -> None:
@@ -89,7 +89,7 @@ def digest(prometheus: Prometheus, *flags: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_hours_money_and_holders_are_what_the_history_says(prometheus: Prometheus) -> None:
+def test_hours_costs_and_holders_match_the_history(prometheus: Prometheus) -> None:
     done = digest(prometheus, "--format=json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -116,7 +116,7 @@ def test_hours_money_and_holders_are_what_the_history_says(prometheus: Prometheu
     assert over["peak_memory_bytes"] == 4 * 1024**3
 
 
-def test_a_shorter_time_is_no_part_of_a_longer_one(prometheus: Prometheus) -> None:
+def test_a_shorter_period_is_computed_separately_from_a_longer_one(prometheus: Prometheus) -> None:
     data = json.loads(digest(prometheus, "--format=json", "--since=36h").stdout)
     assert data["total"]["held_hours"] == pytest.approx(3 * 36.0, rel=0.02)
     assert [round(day["held_hours"]) for day in data["days"]] == [36, 72]
@@ -125,19 +125,19 @@ def test_a_shorter_time_is_no_part_of_a_longer_one(prometheus: Prometheus) -> No
 def test_an_exporter_that_moved_loses_no_hours(prometheus: Prometheus) -> None:
     done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="moved"')
     data = json.loads(done.stdout)
-    # Between the last sample at one address and the first at the other nothing is known.
+    # The time between the last sample at the old address and the first at the new one is unknown.
     assert data["total"]["held_hours"] == pytest.approx(72.0, abs=0.3)
     assert not any("hours" in each for each in data["missing"])
 
 
-def test_an_exporter_that_is_scraped_thrice_counts_once_and_says_so(prometheus: Prometheus) -> None:
+def test_an_exporter_that_is_scraped_three_times_counts_once_with_a_warning(prometheus: Prometheus) -> None:
     done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="twice"')
     data = json.loads(done.stdout)
     assert data["total"]["held_hours"] == pytest.approx(2 * 72.0, rel=0.01)
-    assert [each for each in data["missing"] if each.startswith("some hours of n4, maybe: several targets")]
+    assert [each for each in data["missing"] if each.startswith("possibly some hours of n4: several targets")]
 
 
-def test_nodes_without_a_name_are_not_one_node(prometheus: Prometheus) -> None:
+def test_nodes_without_a_name_are_not_merged(prometheus: Prometheus) -> None:
     done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="nameless"')
     data = json.loads(done.stdout)
     assert data["total"]["held_hours"] == pytest.approx(3 * 72.0, rel=0.01)
@@ -145,7 +145,7 @@ def test_nodes_without_a_name_are_not_one_node(prometheus: Prometheus) -> None:
     assert [each for each in data["missing"] if "lack the label node" in each]
 
 
-def test_without_a_matcher_everything_is_read(prometheus: Prometheus) -> None:
+def test_without_a_matcher_the_digest_reads_every_series(prometheus: Prometheus) -> None:
     done = digest(prometheus, "--format=json", "--source.matcher=")
     assert (done.returncode, "namespace" in done.stderr) == (3, True), "one job's namespace is enforced"
 
@@ -153,14 +153,14 @@ def test_without_a_matcher_everything_is_read(prometheus: Prometheus) -> None:
 def test_hours_under_an_enforced_namespace_are_refused(prometheus: Prometheus) -> None:
     done = digest(prometheus, '--source.matcher=job="enforced"')
     assert (done.returncode, done.stdout) == (3, "")
-    assert "the series of GPUs (gpu_up) have a namespace" in done.stderr
+    assert "the series gpu_up have the label `namespace`" in done.stderr
 
 
-def test_people_can_read_it(prometheus: Prometheus) -> None:
+def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
     text = digest(prometheus).stdout
-    # The window begins between two samples, and money is counted by the minute: a number may be one less.
+    # The window begins between two samples, and costs are counted by the minute, so a number may be lower by one.
     sentence = (
-        r"50[34] GPU-hours held, 16[78] of them idle \(33%\), which cost 28[78]; the time before: 50[34] held, 0 idle"
+        r"50[34] GPU-hours held, 16[78] of them idle \(33%\), which cost 28[78]; the period before: 50[34] held, 0 idle"
     )
     assert re.search(sentence, text), text
     assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text
@@ -171,7 +171,7 @@ def test_people_can_read_it(prometheus: Prometheus) -> None:
     assert "ml/train-0" in page
 
 
-def test_where_there_is_nothing_it_says_what_is_missing(prometheus: Prometheus) -> None:
+def test_an_empty_digest_names_the_missing_series(prometheus: Prometheus) -> None:
     done = digest(prometheus, '--source.matcher=job="other"')
     assert (done.returncode, done.stdout) == (3, "")
     assert 'no gpu_tenant_held_gpu_seconds_total{job="other"} in this time' in done.stderr

@@ -1,4 +1,4 @@
-"""Every fault that the driver, the bus or the hardware can bring, on a running exporter. Writes docs/faults.md."""
+"""Faults of the driver, the bus and the hardware under a running exporter. Writes docs/faults.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = f"{COUNT - 1} fresh"
 ORDER = [
     "no libnvidia-ml",
     "driver not loaded",
-    "driver comes later",
+    "driver is loaded later",
     "driver hangs at its start",
     "GPU lost before the start",
     "GPU lost while running",
@@ -54,17 +54,18 @@ ORDER = [
 
 NINTH = "0000:40:00.0"
 MISSING = f'gpu_missing{{pci_bus_id="{NINTH}"}} 1'
+LOST = "`gpu_up` 0, counters stop increasing, gauges are not published"
 
 
 @pytest.fixture(scope="module")
 def matrix(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
-    """Collects the rows; a whole run compares them with the page, or writes it."""
+    """Collects the rows. A run of all tests compares them with the page, or writes the page."""
     table = FaultTable()
     yield table
-    if table.rows.keys() != set(ORDER):  # a part of the tests: nothing to compare
+    if table.rows.keys() != set(ORDER):  # not all tests ran: there is nothing to compare
         return
     text = table.render(ORDER, COUNT)
-    before, mark, attacks = PAGE.read_text("utf-8").partition("\n## ")  # the second table is of test_attacks.py
+    before, mark, attacks = PAGE.read_text("utf-8").partition("\n## ")  # test_attacks.py writes the second table
     if request.config.getoption("--update-golden"):
         PAGE.write_text(text + mark + attacks, encoding="utf-8")
         return
@@ -85,7 +86,7 @@ def heal(rig: Rig, index: int = 3) -> None:
 
 
 def is_out(rig: Rig, seen: Seen, index: int = 3) -> bool:
-    """GPU `index` says 0 and nothing else of the present; all others answer with the values of now (state B)."""
+    """Whether `gpu_up` of GPU `index` is 0 without current values, and all other GPUs have current values (state B)."""
     gpu = str(index)
     return (
         seen["gpu_up"].get(gpu) == 0
@@ -101,7 +102,7 @@ def never_idle(url: str) -> None:
     assert not any(look(url)["gpu_idle_seconds_total"].values())
 
 
-def test_no_library(rig: Rig, matrix: FaultTable) -> None:
+def test_without_the_library_the_driver_is_down(rig: Rig, matrix: FaultTable) -> None:
     environment = {key: value for key, value in rig.environment.items() if key != "LD_LIBRARY_PATH"}
     running, url = rig.start(environment=environment)
     seen = look(url)
@@ -112,17 +113,17 @@ def test_no_library(rig: Rig, matrix: FaultTable) -> None:
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "none_expected"
     assert (fetch(f"{url}/-/ready"), "level=warn" in running.log()) == ("ready\n", False)
     assert running.stop() == 0
-    add_function(rig.sysfs, "0000:10:00.0", "nvidia")  # the same where a GPU is on the bus is a fault
+    add_function(rig.sysfs, "0000:10:00.0", "nvidia")  # with a GPU on the bus, the missing library is a fault
     running, url = rig.start(environment=environment)
     assert "No GPU data: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
     assert running.log().count('level=warning logger=sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
     assert running.stop() == 0
-    signs = "`gpu_driver_up` 0; log and page say why; no fault where `gpu_devices_expected` is 0"
-    matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when it comes")
+    signs = "`gpu_driver_up` 0; log and page give the reason; not a fault if `gpu_devices_expected` is 0"
+    matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when the library is installed, automatically")
 
 
-def test_driver_not_loaded_and_then_there(rig: Rig, matrix: FaultTable) -> None:
+def test_the_exporter_finds_a_driver_that_is_loaded_later(rig: Rig, matrix: FaultTable) -> None:
     rig.table.table.init_rc = 9
     _, url = rig.start()
     seen = look(url)
@@ -130,16 +131,18 @@ def test_driver_not_loaded_and_then_there(rig: Rig, matrix: FaultTable) -> None:
     assert not seen["gpu_up"]
     assert scrape_ms(url) < 10
     assert "kernel driver is not loaded" in (fetch(f"{url}/") or "")
-    matrix.add("driver not loaded", "nothing", "nothing", "`gpu_driver_up` 0; log and page say why", "when it comes")
+    matrix.add(
+        "driver not loaded", "nothing", "nothing", "`gpu_driver_up` 0; log and page give the reason", "see the next row"
+    )
     rig.set_state("B")
     begin = time.monotonic()
     rig.table.table.init_rc = 0
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert time.monotonic() - begin < 8
-    matrix.add("driver comes later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, by itself")
+    matrix.add("driver is loaded later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, automatically")
 
 
-def test_a_driver_that_is_there_and_fails_is_a_fault_wherever_it_is(rig: Rig) -> None:
+def test_a_failing_driver_is_a_fault_even_if_no_gpu_is_expected(rig: Rig) -> None:
     rig.table.table.init_rc = 999
     running, url = rig.start()
     assert look(url).one("gpu_devices_expected") == 0
@@ -148,10 +151,10 @@ def test_a_driver_that_is_there_and_fails_is_a_fault_wherever_it_is(rig: Rig) ->
     assert "level=warning" in running.log()
 
 
-def test_driver_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
+def test_the_exporter_survives_a_driver_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
     rig.table.table.init_delay_us = 600_000_000
     running, url = rig.start()
-    said = "No GPU data: the driver does not answer"  # a fault, though nothing says yet that there are GPUs
+    said = "No GPU data: the driver does not answer"  # a fault, although no GPU is known yet
     seen = rig.wait_until(url, "the hang to show", lambda seen: said in (fetch(f"{url}/") or ""))
     assert seen.one("gpu_driver_up") == 0
     assert scrape_ms(url) < 10
@@ -164,11 +167,11 @@ def test_driver_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
         "nothing",
         "nothing",
         "`gpu_driver_up` 0; page: the driver does not answer",
-        "when it answers, by itself; SIGTERM is honoured",
+        "when the driver answers, automatically; SIGTERM works meanwhile",
     )
 
 
-def test_gpu_lost_before_the_start(rig: Rig, matrix: FaultTable) -> None:
+def test_a_gpu_that_was_lost_before_the_start_is_reported(rig: Rig, matrix: FaultTable) -> None:
     lose(rig)
     rig.set_state("B")
     _, url = rig.start()
@@ -181,10 +184,10 @@ def test_gpu_lost_before_the_start(rig: Rig, matrix: FaultTable) -> None:
     assert seen["gpu_up"] == dict.fromkeys(rig.all(), 1.0)
     matrix.add(
         "GPU lost before the start",
-        '`gpu_up{gpu="3"}` 0 (with its uuid, once it was seen here)',
+        '`gpu_up{gpu="3"}` 0 (with its uuid, if the exporter has seen the GPU before)',
         OTHERS,
-        f"visible {COUNT - 1} of {COUNT} expected; JSON, page and log name call and error",
-        "within 5 s, by itself",
+        f"visible {COUNT - 1} of {COUNT} expected; JSON, page and log name the call and the error",
+        "within 5 s, automatically",
     )
 
 
@@ -192,7 +195,7 @@ def test_gpu_lost_before_the_start(rig: Rig, matrix: FaultTable) -> None:
     ("fault", "error"),
     [("GPU lost while running", "NVML_ERROR_GPU_IS_LOST"), ("GPU needs a reset", "NVML_ERROR_RESET_REQUIRED")],
 )
-def test_gpu_lost_while_running(rig: Rig, matrix: FaultTable, fault: str, error: str) -> None:
+def test_a_gpu_that_is_lost_at_run_time_is_reported(rig: Rig, matrix: FaultTable, fault: str, error: str) -> None:
     running, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     threads = threads_of(running)
@@ -206,10 +209,10 @@ def test_gpu_lost_while_running(rig: Rig, matrix: FaultTable, fault: str, error:
     rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert threads_of(running) <= threads + 2
     signs = f'`gpu_exporter_driver_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
-    matrix.add(fault, "`gpu_up` 0, counters stand, gauges withheld", OTHERS, signs, "with the next cycle, by itself")
+    matrix.add(fault, LOST, OTHERS, signs, "with the next cycle, automatically")
 
 
-def test_gpu_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
+def test_a_gpu_that_hangs_at_its_start_is_reported(rig: Rig, matrix: FaultTable) -> None:
     rig.table.set_call(3, "nvmlDeviceGetUUID", delay_s=600)
     rig.set_state("B")
     running, url = rig.start()
@@ -227,11 +230,11 @@ def test_gpu_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
         '`gpu_up{gpu="3"}` 0',
         OTHERS,
         "JSON and page: its first call hangs in the driver",
-        "when it answers, by itself; SIGTERM is honoured",
+        "when the call returns, automatically; SIGTERM works meanwhile",
     )
 
 
-def test_a_call_hangs_on_one_gpu(rig: Rig, matrix: FaultTable) -> None:
+def test_a_hung_call_on_one_gpu_affects_only_that_gpu(rig: Rig, matrix: FaultTable) -> None:
     running, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     threads = threads_of(running)
@@ -245,15 +248,15 @@ def test_a_call_hangs_on_one_gpu(rig: Rig, matrix: FaultTable) -> None:
     rig.wait_until(url, "gpu 3 to answer", lambda seen: rig.fresh(seen, "B") == rig.all())
     matrix.add(
         "a call hangs on one GPU",
-        "`gpu_up` 0, counters stand, gauges withheld",
+        LOST,
         OTHERS,
         "JSON `hung`, page: hung",
-        "with the next cycle, by itself; no thread more",
+        "with the next cycle, automatically; the exporter starts no further thread",
     )
 
 
-def test_a_call_hangs_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
-    """With the settings of the defaults, as the table of the other exporters was made: no stale value, ever."""
+def test_hung_calls_on_all_gpus_leave_no_stale_value(rig: Rig, matrix: FaultTable) -> None:
+    """With the default settings, as in the comparison with other exporters: a stale value is never published."""
     running, url = rig.start(settings="sampling: {interval: 1s}\n")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     threads = threads_of(running)
@@ -286,14 +289,14 @@ def test_a_call_hangs_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
     assert time.monotonic() - begin < 3
     matrix.add(
         "a call hangs on all GPUs",
-        "`gpu_up` 0 two seconds later, gauges withheld",
+        "`gpu_up` 0 two seconds later, gauges are not published",
         "the same",
         "`gpu_driver_up` 0, page: every GPU's driver call hangs",
-        "with the next cycle, by itself; no thread more; SIGTERM is honoured",
+        "with the next cycle, automatically; the exporter starts no further thread; SIGTERM works meanwhile",
     )
 
 
-def test_a_call_fails_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
+def test_a_call_that_fails_on_all_gpus_removes_only_its_series(rig: Rig, matrix: FaultTable) -> None:
     _, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
@@ -316,15 +319,15 @@ def test_a_call_fails_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
     rig.wait_until(url, "utilization", lambda seen: set(seen["gpu_utilization_ratio"]) == rig.all())
     matrix.add(
         "a call fails on all GPUs",
-        "that series absent, the rest fresh",
+        "the series of this call are absent, all others are fresh",
         "the same",
         "`gpu_exporter_driver_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
-        "with the next cycle, by itself",
+        "with the next cycle, automatically",
     )
 
 
-def test_no_call_is_answered(rig: Rig, matrix: FaultTable) -> None:
-    """As in a container after `systemctl daemon-reload` took its devices away."""
+def test_a_gpu_that_answers_no_call_is_down(rig: Rig, matrix: FaultTable) -> None:
+    """This happens in a container after `systemctl daemon-reload` has revoked its devices."""
     _, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     lose(rig, error="NVML_ERROR_UNKNOWN")
@@ -340,14 +343,14 @@ def test_no_call_is_answered(rig: Rig, matrix: FaultTable) -> None:
     assert "`systemctl daemon-reload` on the host may have revoked its devices" in done.stderr
     matrix.add(
         "no call is answered (device access revoked)",
-        "`gpu_up` 0, counters stand, gauges withheld",
+        LOST,
         OTHERS,
         "errors by call; log and page: no call is answered",
-        "when calls are answered, by itself; a revoked container must be recreated, as the log says",
+        "when calls are answered, automatically; a container without its devices must be recreated, as the log says",
     )
 
 
-def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
+def test_a_missing_permission_is_reported_once_per_gpu(rig: Rig, matrix: FaultTable) -> None:
     for index in range(COUNT):
         rig.table.set_call(index, "nvmlDeviceGetComputeRunningProcesses", "NVML_ERROR_NO_PERMISSION")
     rig.set_state("B")
@@ -356,7 +359,7 @@ def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
     call = ("nvmlDeviceGetComputeRunningProcesses_v3", "NVML_ERROR_NO_PERMISSION")
 
     def counted_once(seen: Seen) -> None:
-        assert seen.errors == {call: COUNT}  # for each GPU, not for each cycle
+        assert seen.errors == {call: COUNT}  # once per GPU, not in every cycle
 
     rig.wait_until(url, "every GPU to be refused", lambda seen: seen.errors.get(call) == COUNT)
     rig.hold(url, 0.5, counted_once)
@@ -364,14 +367,14 @@ def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
     assert scrape_ms(url) < 10
     matrix.add(
         "no permission for a call",
-        "that series absent, the rest fresh",
+        "the series of this call are absent, all others are fresh",
         "the same",
-        "one line in the log with what would grant it; the error counted once",
-        "asked again after 10 minutes",
+        "one line in the log names the missing permission; the error is counted once",
+        "the exporter retries after 10 minutes",
     )
 
 
-def test_a_call_about_identity_fails(rig: Rig, matrix: FaultTable) -> None:
+def test_a_failed_identity_call_leaves_only_its_label_empty(rig: Rig, matrix: FaultTable) -> None:
     calls = ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMigMode")
     for call in calls:
         rig.table.set_call(3, call, "NVML_ERROR_UNKNOWN")
@@ -386,14 +389,14 @@ def test_a_call_about_identity_fails(rig: Rig, matrix: FaultTable) -> None:
     rig.wait_until(url, "the name", lambda seen: named in seen.text)
     matrix.add(
         "a call about a GPU's identity fails",
-        "fresh; that label of `gpu_info` is empty",
+        "fresh; the label of `gpu_info` is empty",
         OTHERS,
         "`gpu_exporter_driver_errors_total{call,error}`",
-        "when it is answered, by itself",
+        "when the call is answered, automatically",
     )
 
 
-def test_a_gpu_asks_for_a_reset(rig: Rig, matrix: FaultTable) -> None:
+def test_a_requested_reset_is_reported(rig: Rig, matrix: FaultTable) -> None:
     _, url = rig.start("--state.directory=")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.set_field(3, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 1)
@@ -409,18 +412,18 @@ def test_a_gpu_asks_for_a_reset(rig: Rig, matrix: FaultTable) -> None:
         "GPU asks for a reset and answers",
         "fresh; row and page: asks for a reset",
         OTHERS,
-        "`gpu_recovery_action` 1, alert GpuRecoveryNeeded; `--check=devices` and `--once` exit with 4 and name it",
-        "after the reset, by itself",
+        "`gpu_recovery_action` 1, alert GpuRecoveryNeeded; `--check=devices` and `--once` name the GPU and exit with 4",
+        "after the reset, automatically",
     )
 
 
 def bus_of(rig: Rig) -> None:
-    """Every GPU of the driver's list on the bus, bound to it."""
+    """Put every GPU of the driver's list on the bus, bound to the driver."""
     for index in range(COUNT):
         add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
 
 
-def test_a_gpu_that_the_driver_does_not_list(rig: Rig, matrix: FaultTable) -> None:
+def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_missing(rig: Rig, matrix: FaultTable) -> None:
     bus_of(rig)
     add_function(rig.sysfs, NINTH, "nvidia")
     _, url = rig.start()
@@ -438,12 +441,12 @@ def test_a_gpu_that_the_driver_does_not_list(rig: Rig, matrix: FaultTable) -> No
         "GPU on the bus that the driver does not list",
         "row `missing` with its address; no UUID is known",
         f"{COUNT} fresh",
-        f"`gpu_missing{{pci_bus_id}}` 1, alert GpuMissing, visible {COUNT} of {COUNT + 1}; `--once` exits with 4 and names it",
-        "when it is listed, bound to another driver, or off the bus",
+        f"`gpu_missing{{pci_bus_id}}` 1, alert GpuMissing, visible {COUNT} of {COUNT + 1}; `--once` names the GPU and exits with 4",
+        "when the GPU is listed, bound to another driver, or removed from the bus",
     )
 
 
-def test_the_driver_cannot_start_a_gpu(rig: Rig, matrix: FaultTable, tmp_path: Path) -> None:
+def test_a_gpu_that_the_driver_cannot_start_is_missing(rig: Rig, matrix: FaultTable, tmp_path: Path) -> None:
     bus_of(rig)
     add_function(rig.sysfs, NINTH, "")
     kmsg = Kmsg(tmp_path / "kmsg")
@@ -458,12 +461,12 @@ def test_the_driver_cannot_start_a_gpu(rig: Rig, matrix: FaultTable, tmp_path: P
         "the driver cannot start a GPU (its probe fails)",
         "row `missing`: its probe failed",
         f"{COUNT} fresh",
-        "`gpu_missing{pci_bus_id}` 1, with `--collector.xid.kmsg`; without it after others of its kind worked for 10 minutes",
-        "when it is listed, bound to another driver, or off the bus",
+        "`gpu_missing{pci_bus_id}` 1: at once with `--collector.xid.kmsg`, otherwise when similar GPUs have worked for 10 minutes",
+        "when the GPU is listed, bound to another driver, or removed from the bus",
     )
 
 
-def test_a_gpu_that_sleeps(rig: Rig, matrix: FaultTable) -> None:
+def test_a_sleeping_gpu_is_not_a_fault(rig: Rig, matrix: FaultTable) -> None:
     bus_of(rig)
     add_function(rig.sysfs, NINTH, "nvidia", runtime_status="suspended")
     _, url = rig.start()
@@ -477,14 +480,14 @@ def test_a_gpu_that_sleeps(rig: Rig, matrix: FaultTable) -> None:
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "ok"
     matrix.add(
         "GPU asleep (runtime power management)",
-        "no series of its own",
+        "no series",
         f"{COUNT} fresh",
-        "none: it is no fault",
-        "when it wakes, by itself",
+        "none: this is not a fault",
+        "when the GPU wakes, automatically",
     )
 
 
-def test_gpu_gone_from_the_list_after_a_restart(rig: Rig, matrix: FaultTable) -> None:
+def test_a_gpu_that_leaves_the_list_over_a_restart_is_reported(rig: Rig, matrix: FaultTable) -> None:
     state = f"--state.directory={rig.directory / 'state'}"
     running, url = rig.start(state)
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
@@ -510,11 +513,11 @@ def test_gpu_gone_from_the_list_after_a_restart(rig: Rig, matrix: FaultTable) ->
         "`gpu_up` 0 with index and uuid",
         OTHERS,
         f"visible {COUNT - 1} of {COUNT} expected",
-        "when it is back, was replaced, or after `gpu-exporter forget UUID`",
+        "when the GPU is back or replaced, or after `gpu-exporter forget UUID`",
     )
 
 
-def test_gpu_given_to_a_virtual_machine(rig: Rig, matrix: FaultTable) -> None:
+def test_a_gpu_of_a_virtual_machine_is_not_expected(rig: Rig, matrix: FaultTable) -> None:
     for index in range(COUNT):
         add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
     add_function(rig.sysfs, "0000:40:00.0", "")
@@ -547,14 +550,14 @@ def test_gpu_given_to_a_virtual_machine(rig: Rig, matrix: FaultTable) -> None:
     seen = rig.wait_until(url, "gpu 3 to be back", lambda seen: rig.fresh(seen, "B") == rig.all())
     matrix.add(
         "GPU given to a virtual machine",
-        "no `gpu_up`, no gauges: away, not lost; its holder stays, unknown",
+        "no `gpu_up` and no gauges: not expected, so not lost; its holder remains, as unknown",
         OTHERS,
-        '`gpu_devices_unmanaged{driver="vfio-pci"}` 1, one expected less',
-        "when it is bound to nvidia again, by itself",
+        '`gpu_devices_unmanaged{driver="vfio-pci"}` 1; one GPU less is expected',
+        "when the GPU is bound to nvidia again, automatically",
     )
 
 
-def test_the_driver_is_let_go_on_request(rig: Rig, matrix: FaultTable) -> None:
+def test_the_exporter_releases_the_driver_on_request(rig: Rig, matrix: FaultTable) -> None:
     holders = rig.directory / "holders.yaml"
     uuid = rig.table.table.devices[3].uuid.decode()
     holders.write_text(f'[{{"uuid": "{uuid}", "job": "77"}}]', encoding="utf-8")
@@ -590,22 +593,22 @@ def test_the_driver_is_let_go_on_request(rig: Rig, matrix: FaultTable) -> None:
     assert running.stop() == 0
     matrix.add(
         "driver released on request (SIGUSR1)",
-        "no `gpu_up`, no gauges: away, not lost; holders stay, unknown",
+        "no `gpu_up` and no gauges: released, not lost; holders remain, as unknown",
         "the same",
-        "free within 2 s; `gpu_driver_up` 0, log and page say why",
+        "driver released within 2 s; `gpu_driver_up` 0; log and page give the reason",
         "SIGHUP",
     )
 
 
-def test_the_driver_is_replaced_and_its_list_is_what_tells(rig: Rig) -> None:
+def test_the_exporter_detects_a_replaced_driver_by_its_list(rig: Rig) -> None:
     running, url = rig.start("--driver.changed=exit")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
-    rig.table.table.count_rc = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH, asked for each few seconds
+    rig.table.table.count_rc = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH, read every few seconds
     assert running.process.wait(15) == 5
 
 
-def test_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> None:
-    running, url = rig.start(environment={**rig.environment, "container": "podman"})  # as Podman and systemd say it
+def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> None:
+    running, url = rig.start(environment={**rig.environment, "container": "podman"})  # as Podman and systemd set it
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
@@ -613,14 +616,14 @@ def test_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> 
     assert "the driver was replaced" in running.log()
     matrix.add(
         "driver replaced, in a container",
-        "nothing any more",
+        "nothing",
         "the same",
-        "the process ends with status 5, the log says why",
-        "by the kubelet, with the new driver's library",
+        "the process ends with status 5; the log gives the reason",
+        "the kubelet restarts the container with the new driver's library",
     )
 
 
-def test_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
+def test_the_exporter_restarts_itself_when_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
     running, url = rig.start(f"--state.directory={rig.directory / 'state'}", "--driver.changed=restart")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
@@ -636,23 +639,23 @@ def test_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
 
     wait_for(is_back, "the exporter to be back")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
-    for index in range(COUNT):  # a second time soon after is left to who supervises us
+    for index in range(COUNT):  # a second replacement soon after is left to the supervisor
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
     assert running.process.wait(10) == 5
     matrix.add(
         "driver replaced, on a host",
         "fresh after a moment",
         "the same",
-        "the log says why",
-        "the process restarts itself, once, counters go on from the state file; a second time it ends with status 5",
+        "the log gives the reason",
+        "the process restarts itself once and reads its counters from the state file; the second time it ends with status 5",
     )
 
 
-def test_an_xid_and_then_the_gpu_is_lost(rig: Rig, matrix: FaultTable) -> None:
+def test_xids_remain_when_their_gpu_is_lost(rig: Rig, matrix: FaultTable) -> None:
     _, url = rig.start()
     uuid = rig.table.table.devices[3].uuid.decode()
     zero = f'gpu_xid_events_total{{gpu="3",uuid="{uuid}",class="hardware"}} '
-    # Of both GPUs: each is registered when its own thread has found it, and events before that are nobody's.
+    # Wait for both GPUs: each thread registers its own GPU, and events before that are not counted.
     other = 'gpu_xid_events_total{gpu="0",'
     rig.wait_until(url, "counts to begin at 0", lambda seen: f"{zero}0\n" in seen.text and other in seen.text)
     rig.table.push_event(3, 79)
@@ -665,7 +668,7 @@ def test_an_xid_and_then_the_gpu_is_lost(rig: Rig, matrix: FaultTable) -> None:
     assert scrape_ms(url) < 10
     matrix.add(
         "XID, then the GPU is lost",
-        "`gpu_up` 0, and its XIDs still",
+        "`gpu_up` 0; its XIDs remain",
         OTHERS,
         "`gpu_xid_events_total{class}` from 0 to 1, `gpu_xid_errors_total{xid,class}`, last timestamp, log",
         "as for a lost GPU",
@@ -680,7 +683,7 @@ def test_once_warns_when_persistence_mode_is_off(rig: Rig) -> None:
     assert done.stderr.startswith("gpu-exporter: warning: persistence mode is off on 1 GPU:")
 
 
-def test_once_tells_of_the_others_when_one_gpu_hangs(rig: Rig) -> None:
+def test_once_reports_the_other_gpus_when_one_hangs(rig: Rig) -> None:
     rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=600)
     begin = time.monotonic()
     done = run_exporter("--once", "--timeout=2s", "--state.directory=", environment=rig.environment)
@@ -695,8 +698,8 @@ def power_of(seen: Seen, gpu: str) -> float | None:
     return seen["gpu_power_watts"].get(gpu)
 
 
-def test_a_release_beside_a_hung_call_closes_nothing_under_it(rig: Rig) -> None:
-    """The driver stays open while a call is out, no thread is added, and the end is clean."""
+def test_a_release_does_not_close_the_driver_during_a_hung_call(rig: Rig) -> None:
+    """The driver stays open during a pending call, no thread is added, and the exporter ends without an error."""
     running, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=600)
@@ -712,7 +715,7 @@ def test_a_release_beside_a_hung_call_closes_nothing_under_it(rig: Rig) -> None:
     assert threads_of(running) <= threads + 2
     running.process.send_signal(signal.SIGUSR1)
     rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
-    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")  # the hang ends while released: then the driver is released
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")  # when the call returns, the driver is released
     wait_for(
         lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),
         "the driver to be free",
@@ -726,7 +729,7 @@ def test_a_release_beside_a_hung_call_closes_nothing_under_it(rig: Rig) -> None:
     assert running.stop(signal.SIGTERM) == 0
 
 
-def test_a_release_while_the_driver_is_being_opened_holds(rig: Rig) -> None:
+def test_a_release_while_the_driver_is_being_opened_takes_effect(rig: Rig) -> None:
     rig.table.table.init_delay_us = 4_000_000
     running, url = rig.start()
     running.process.send_signal(signal.SIGUSR1)
@@ -759,7 +762,7 @@ def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Ri
     assert running.stop() == 0
 
 
-def test_counters_go_on_over_a_release(rig: Rig) -> None:
+def test_counters_continue_after_a_release(rig: Rig) -> None:
     rig.feeder = type(rig.feeder)(rig.feeder.stage.scenario, rig.table)  # on the real clock, so that GPM moves
     rig.feeder.start()
     try:
@@ -775,7 +778,7 @@ def test_counters_go_on_over_a_release(rig: Rig) -> None:
     assert after >= before
 
 
-def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig, matrix: FaultTable) -> None:
+def test_failed_state_writes_are_reported_and_counted_until_they_succeed(rig: Rig, matrix: FaultTable) -> None:
     settings = "sampling: {interval: 200ms}\nattribution: {interval: 200ms}\nstate: {write_interval: 200ms}\n"
     running, url = rig.start(f"--state.directory={rig.directory / 'state'}", settings=settings)
     observed = "gpu_observed_seconds_total"
@@ -784,9 +787,9 @@ def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig
     first = seen.one(written) or 0.0
     seen = rig.wait_until(url, "two writes with counters", lambda seen: (seen.one(written) or 0) > first + 0.2)
     assert seen.one(errors) == 0
-    # Every write of more than one byte fails from now on, as on a full disk; the log is allowed to fail with it.
+    # From now on every write of more than one byte fails, as on a full disk. Writes to the log may fail too.
     limit = resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    # It tries each 200 ms: after ten tries nothing may grow any more.
+    # The exporter retries every 200 ms: after ten tries no counter may grow.
     stopped = rig.wait_until(url, "the errors", lambda seen: (seen.one(errors) or 0) >= 10)
     last = stopped.one(written)
     assert last is not None
@@ -806,16 +809,16 @@ def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig
     assert running.stop() == 0
     matrix.add(
         "state directory full or read-only",
-        "counters stop where they were last written, gauges fresh",
+        "counters remain at the last written value; gauges are fresh",
         "the same",
-        "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page say why",
-        "with the next write, by itself",
+        "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page give the reason",
+        "with the next successful write, automatically",
     )
 
 
 @pytest.mark.parametrize("fault", ["not loaded", "hangs"])
-def test_known_gpus_are_missed_when_the_driver_does_not_come_back(rig: Rig, fault: str) -> None:
-    """After a reboot, say, into a kernel without its module: that is no plan."""
+def test_known_gpus_are_missing_when_the_driver_does_not_come_back(rig: Rig, fault: str) -> None:
+    """For example after a reboot into a kernel without the driver's module, which is not intended."""
     state = f"--state.directory={rig.directory / 'state'}"
     running, url = rig.start(state)
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
@@ -835,7 +838,7 @@ def test_known_gpus_are_missed_when_the_driver_does_not_come_back(rig: Rig, faul
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
 
 
-def test_a_gpu_whose_cycles_are_too_slow_is_down_and_does_not_flap(rig: Rig) -> None:
+def test_a_gpu_with_too_slow_cycles_is_down_and_does_not_flap(rig: Rig) -> None:
     _, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=0.8)
@@ -849,7 +852,7 @@ def test_a_gpu_whose_cycles_are_too_slow_is_down_and_does_not_flap(rig: Rig) -> 
     rig.wait_until(url, "gpu 3 to be up", lambda seen: rig.fresh(seen, "A") == rig.all())
 
 
-def test_forgetting_a_gpu_that_was_lost_while_running(rig: Rig) -> None:
+def test_a_gpu_that_was_lost_at_run_time_can_be_forgotten(rig: Rig) -> None:
     state = f"--state.directory={rig.directory / 'state'}"
     _, url = rig.start(state)
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
@@ -866,7 +869,7 @@ def test_forgetting_a_gpu_that_was_lost_while_running(rig: Rig) -> None:
     rig.wait_until(url, "gpu 3 to be back", lambda seen: rig.fresh(seen, "A") == rig.all())
 
 
-def test_once_misses_a_gpu_that_is_on_the_bus_but_not_in_the_drivers_list(rig: Rig) -> None:
+def test_once_reports_a_gpu_on_the_bus_that_the_driver_does_not_list(rig: Rig) -> None:
     for index in range(COUNT + 1):
         add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
     done = run_exporter("--once", "--state.directory=", f"--path.sysfs={rig.sysfs}", environment=rig.environment)
@@ -874,7 +877,7 @@ def test_once_misses_a_gpu_that_is_on_the_bus_but_not_in_the_drivers_list(rig: R
     assert f"gpu_devices_expected {COUNT + 1}" in done.stdout
 
 
-def test_once_with_a_source_that_does_not_answer_still_tells_of_the_gpus(rig: Rig, tmp_path: Path) -> None:
+def test_once_reports_the_gpus_when_a_source_does_not_answer(rig: Rig, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         path = tmp_path / "kubelet.sock"
         silent.bind(str(path))

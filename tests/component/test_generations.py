@@ -1,4 +1,4 @@
-"""Every product and mode: what is published through NVML equals the scenario, value by value."""
+"""Every product and mode: every value that is published through NVML equals the scenario's value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.testbed.nvml.scenarios import GENERATIONS, build
 
 Values = dict[tuple[str, ...], float]
 Read = Callable[[str], tuple[Values, Values]]
-# How coarse NVML tells it: percent, milliwatts, whole degrees, KiB, nanoseconds. Without an entry: exact.
+# NVML's resolution: percent, milliwatts, whole degrees, KiB, nanoseconds. Values without an entry are exact.
 STEPS = {
     "gpu_utilization_ratio": 0.005,
     "gpu_memory_busy_ratio": 0.005,
@@ -43,11 +43,11 @@ STEPS = {
     "gpu_sm_clock_hertz": 0.5e6,
     "gpu_energy_joules_total": 0.001,
 }
-COARSE = 0.01  # of sums and shares that are made of the above
+COARSE = 0.01  # of sums and shares of these values
 
 
 def values_of(snapshot: DeviceSnapshot) -> Values:
-    """(family, mig, labels...) and value of everything that one cycle publishes, and the activity that it books."""
+    """Every value that one cycle publishes, by (family, mig, labels...), and the activity that it books."""
     found = {(s.family.name, "", *s.labels): s.value for s in snapshot.samples}
     for instance in snapshot.instances:
         found.update({(s.family.name, instance.mig, *s.labels): s.value for s in instance.samples})
@@ -92,7 +92,7 @@ def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.Monkey
 
 
 def differences(values: Values, truth: Values) -> list[str]:
-    """Where the two are not the same, in words."""
+    """The differences between the two, as text."""
     found = [f"{key} is missing" for key in truth.keys() - values.keys()]
     found += [f"{key} is invented" for key in values.keys() - truth.keys()]
     for key in values.keys() & truth.keys():
@@ -103,12 +103,12 @@ def differences(values: Values, truth: Values) -> list[str]:
 
 
 @pytest.mark.parametrize("name", GENERATIONS)
-def test_what_is_published_is_the_truth(read: Read, name: str) -> None:
+def test_published_values_equal_the_scenario(read: Read, name: str) -> None:
     values, truth = read(name)
     assert differences(values, truth) == []
 
 
-# What a generation tells that others do not, and does not tell that others do.
+# Values that only one generation reports, and values that it does not report.
 EXPECTED = {
     "t4": ({"gpu_retired_pages", "gpu_temperature_limit_celsius"}, {"gpu_memory_temperature_celsius", "gpu_nvlink_rx_bytes_total", "gpu_remapped_rows", "gpu_sm_active_ratio"}),
     "v100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
@@ -123,14 +123,14 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_generation_tells_what_it_can_and_nothing_else(read: Read, name: str) -> None:
+def test_a_generation_reports_exactly_the_values_it_supports(read: Read, name: str) -> None:
     families = {key[0] for key in read(name)[0]}
     present, absent = EXPECTED[name]
     assert present <= families
     assert not absent & families
 
 
-def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
+def test_activity_is_reported_per_mig_instance(read: Read) -> None:
     values, _ = read("h100-mig")
     active = {key[1]: value for key, value in values.items() if key[0] == "gpu_mig_graphics_active_ratio"}
     assert active == pytest.approx({"1/0": 0.5, "9/0": 0.75, "5/0": 1.0, "5/1": 0.0})
@@ -153,18 +153,18 @@ def name_conversion(place: tuple[types.ModuleType, tuple[int, int]]) -> str:
     return f"{Path(str(module.__file__)).name} line {source.count(chr(10), 0, start) + 1}: {source[start:end]}"
 
 
-def test_there_are_conversions_to_break() -> None:
+def test_the_list_of_conversions_is_not_empty() -> None:
     assert len(CONVERSIONS) >= 18
 
 
 @pytest.mark.parametrize("place", CONVERSIONS, ids=name_conversion)
-def test_no_conversion_can_be_wrong_unseen(
+def test_a_wrong_conversion_changes_a_published_value(
     read: Read, place: tuple[types.ModuleType, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each factor in turn is twice what it should be: some generation's values must then be off."""
+    """Doubles each factor in turn: the values of at least one generation must then be wrong."""
     module, (_, end) = place
     mutant = types.ModuleType("mutant")
-    monkeypatch.setitem(sys.modules, "mutant", mutant)  # where dataclasses look for their module
+    monkeypatch.setitem(sys.modules, "mutant", mutant)  # dataclasses look for their module there
     text = f"{SOURCES[module][:end]} * 2{SOURCES[module][end:]}"
     exec(compile(text, str(module.__file__), "exec"), mutant.__dict__)
     if module is device_module:

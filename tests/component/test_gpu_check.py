@@ -1,4 +1,4 @@
-"""`make gpu-check` must not fail on the rare day on which there is a GPU: it runs on our library."""
+"""`make gpu-check` is rarely run on a real GPU, so it is tested with the fake NVML library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.testbed.nvml.scenarios import build
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_measures_and_writes_what_it_promises(
+def test_gpu_check_writes_every_promised_measurement(
     nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     feeder = ScenarioFeeder(build("h100"), nvml_table)
@@ -37,12 +37,12 @@ def test_it_measures_and_writes_what_it_promises(
     assert report["latencies"]["nvmlDeviceGetUtilizationRates"]["p99_us"] > 0
     assert is_recording(tmp_path / "gpu-check.rec.gz")
     page = (tmp_path / "gpu-check.md").read_text("utf-8")
-    assert page.startswith("# What NVIDIA H100 80GB HBM3 answers\n")
+    assert page.startswith("# Answers of NVIDIA H100 80GB HBM3\n")
     assert "GPM ids: 1-3, 5, 10, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
 
 
-def test_it_measures_what_a_process_does(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
-    """Also where the driver lists hundreds of entries that stand for no process."""
+def test_gpu_check_measures_the_work_of_a_process(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
+    """Also if the driver lists hundreds of entries without a process."""
     feeder = ScenarioFeeder(build("h100"), nvml_table)
     feeder.pids[0], feeder.work[4711] = ((4711, ""), (4712, "")), Constant(0.25)
     feeder.work[4712] = Constant(0.5)
@@ -75,7 +75,7 @@ def test_it_measures_what_a_process_does(nvml_environment: dict[str, str], nvml_
     assert found["p50_us"] > 0
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_gpu_check_without_a_gpu_reports_the_missing_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu_check"], cwd=ROOT, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False
     )  # fmt: skip
@@ -83,5 +83,5 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert done.stderr.startswith("gpu-check needs a GPU: ")
 
 
-def test_ranges() -> None:
+def test_gpu_check_prints_consecutive_numbers_as_ranges() -> None:
     assert ranges([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"

@@ -1,4 +1,4 @@
-"""The dashboards' queries against a real Prometheus that scrapes a simulated node of which the truth is known."""
+"""The dashboards' queries against a real Prometheus that scrapes a simulated node with known values."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ VARIABLES = {
     **dict.fromkeys(("$cluster", "$node", "$account", "$job"), ".*"),
 }
 ALL = {"$namespace": ".*"}
-# Seven GPUs: busy pod, idle job, pod whose GPU tells no utilization, MIG (busy pod, idle pod, free), free, job whose GPU
-# gets lost, busy job.
+# Seven GPUs: busy pod, idle job, pod whose GPU reports no utilization, MIG (busy pod, idle pod, free), free, job whose
+# GPU is lost, busy job.
 MUTE = [
     {"at": 0, "call": call, "error": "NVML_ERROR_UNKNOWN"}
     for call in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples")
@@ -74,14 +74,14 @@ FLEET = {  # of seven GPUs
     "Used, not held": 0.0,
     "Without data": 0.0,
 }
-EMPTY = {  # what has no data here, and why
-    ("fleet", "Waiting, and held idle meanwhile", "A"): "nobody waits",
+EMPTY = {  # queries without data here, and the reason
+    ("fleet", "GPUs waited for, and GPUs held idle", "A"): "no pod or job waits for a GPU",
     ("fleet", "A week before", "A"): "there was no week before",
     ("fleet", "Idle GPU-hours by workload", "A"): "kube-state-metrics says who owns pods, and does not run",
     ("fleet", "Cost of idle hours", "A"): "the site has given no prices",
     ("fleet", "GPU-hours by namespace, account and user", "cost"): "the site has given no prices",
     **{
-        ("fleet", "Smaller would do", name): "nobody has held a GPU for a day"
+        ("fleet", "Candidates for a smaller GPU", name): "no holder has held a GPU for a day"
         for name in ("hours", "mean", "peak", "model")
     },
     **{("holder", "Activity", ref): "it holds no MIG instance" for ref in "BDF"},
@@ -91,11 +91,11 @@ EMPTY = {  # what has no data here, and why
     ("holder", "Slowed down", "A"): "its GPU is not slowed down",
     ("node", "Slowed down", "A"): "no GPU is slowed down",
     ("operations", "Age of the state file", "A"): "there is no state directory",
-    ("operations", "Regret", "A"): "nobody worked again",
+    ("operations", "Regret", "A"): "no holder worked again",
     ("operations", "Actions", "A"): "actions are off",
-    ("operations", "Held back", "A"): "actions are off",
-    ("operations", "Idle and spared", "A"): "every holder that is idle for long enough is underused",
-    ("operations", "Controllers that cannot be read", "A"): "live objects are not read",
+    ("operations", "Actions held back", "A"): "actions are off",
+    ("operations", "Idle, but not taken back", "A"): "every holder that is idle for long enough is underused",
+    ("operations", "Unreadable objects", "A"): "live objects are not read",
 }
 
 pytestmark = pytest.mark.servers
@@ -104,7 +104,7 @@ Rows = list[tuple[dict[str, str], float]]
 
 
 def ask(prometheus: Prometheus, expression: str, at: float, chosen: Mapping[str, str] = ALL) -> Rows:
-    """An instant query with the variables filled in as Grafana would. Fails when the server refuses it, and at NaN."""
+    """An instant query, with the variables filled in as Grafana does. Fails if the server refuses the query, and at NaN."""
     filled = {**VARIABLES, **chosen}
     for variable in sorted(filled, key=len, reverse=True):
         expression = expression.replace(variable, filled[variable])
@@ -115,14 +115,14 @@ def ask(prometheus: Prometheus, expression: str, at: float, chosen: Mapping[str,
 
 
 def one(rows: Rows) -> float:
-    """The value of an answer that is one number."""
+    """The value of an answer with exactly one number."""
     ((labels, value),) = rows
     assert labels == {}
     return value
 
 
 class Site(NamedTuple):
-    """The servers, the panels by dashboard and title, and a time at which all of them had been scraped."""
+    """The servers, the panels by dashboard and title, and a time at which all targets had been scraped."""
 
     prometheus: Prometheus
     exporter: Running
@@ -187,7 +187,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )
 
         def is_settled() -> bool:
-            """The lost GPU is seen to be lost, the idle ones are idle for long enough, and the states have a whole window."""
+            """Whether the lost GPU is reported, the idle GPUs have been idle long enough, and the states have a full window."""
             lost = prometheus.query("gpu_up == 0")
             idle = prometheus.query('allocation:gpu_share:part{part="idle_long"}')
             known = prometheus.query('gpu_allocation_state{state!="unknown"} and on (uuid) gpu_up == 1')
@@ -198,7 +198,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             return counts == (1, 2, 5, 7, 2) and bool(scraped)
 
         wait_for(is_settled, "the node to be in the state of the scenario", 60, 0.25)
-        # The time of a scrape that is there in full: a later one may be half-way between two of our queries.
+        # The time of a complete scrape. A later scrape can be incomplete between two queries of this test.
         ((_, now),) = prometheus.query("max(timestamp(gpu_up))")
         yield Site(prometheus, exporter, panels, now - 1.0)
 
@@ -208,13 +208,13 @@ JOB = {"$namespace": "", "$pod": "", "$jobid": "48113"}
 
 
 @pytest.mark.parametrize("board", BUILT)
-def test_every_expression_has_data_or_a_reason_for_none(site: Site, board: str) -> None:
+def test_every_expression_has_data_or_a_reason_for_having_none(site: Site, board: str) -> None:
     chosen = VISION if board == "holder" else ALL
     empty = {key for key, rows in site.answers(board, chosen).items() if not rows}
     assert empty == {key[1:] for key in EMPTY if key[0] == board}
 
 
-def test_the_fleet_adds_up_to_the_truth(site: Site) -> None:
+def test_the_fleet_dashboard_adds_up_to_the_truth(site: Site) -> None:
     answers = site.answers("fleet")
     shown = {title: one(answers[title, "A"]) for title in FLEET}
     assert shown == pytest.approx(FLEET)
@@ -237,7 +237,7 @@ def test_the_fleet_adds_up_to_the_truth(site: Site) -> None:
     check_hours(answers)
 
 
-def test_no_panel_is_dear_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> None:
+def test_every_panel_is_cheap_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> None:
     require("promtool")
     costs = list(measure(tmp_path, nodes=250, hours=24))
     by_panel = {(cost.board, cost.title): cost for cost in costs}
@@ -245,7 +245,7 @@ def test_no_panel_is_dear_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> None
     assert by_panel["holder", "Slowed down"].samples > 10_000, "the day of one whole node is there"
     dear = [cost for cost in costs if cost.samples > 50_000_000 or cost.seconds > 2.0]
     assert not dear
-    # A table has a few hundred rows, from one query a column; a curve is not found again among a hundred.
+    # A table has a few hundred rows and one query per column. A reader cannot tell more than a hundred curves apart.
     assert {cost.title: cost.series for cost in costs if cost.series > 100} == {
         "Holders, longest idle first": 400,
         "GPU-hours by namespace, account and user": 500,
@@ -254,7 +254,7 @@ def test_no_panel_is_dear_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> None
 
 
 def check_hours(answers: dict[tuple[str, str], Rows]) -> None:
-    """Hours of the last seconds: who wasted, who did not, and of whom nothing is known."""
+    """Hours of the last seconds: idle holders, working holders, and unknown holders."""
     title = "GPU-hours by namespace, account and user"
 
     def by(ref: str) -> dict[str, float]:
@@ -279,8 +279,8 @@ def check_hours(answers: dict[tuple[str, str], Rows]) -> None:
     assert one(answers["Idle GPU-hours", "A"]) * 3600 == pytest.approx(sum(idle.values()))
 
 
-def test_one_namespace_filters_holders_and_leaves_what_nobody_holds(site: Site) -> None:
-    answers = site.answers("fleet", {"$namespace": "serving|nobody"})
+def test_a_namespace_filters_holders_and_keeps_gpus_without_a_holder(site: Site) -> None:
+    answers = site.answers("fleet", {"$namespace": "serving|absent"})
     shown = {title: one(answers[title, "A"]) for title in FLEET}
     held = {"Held": 5 / 7, "Used": 3 / 7, f"Idle {IDLE_FOR_S}s or more": 2 / 7, "Use unknown": 0.0}
     assert shown == pytest.approx(FLEET | held)
@@ -289,7 +289,7 @@ def test_one_namespace_filters_holders_and_leaves_what_nobody_holds(site: Site) 
 @pytest.mark.parametrize(
     ("chosen", "idle", "state", "activity"), [(VISION, 0, "healthy", 0.64), (JOB, IDLE_FOR_S, "held_idle", 0.0)]
 )
-def test_the_dashboard_of_a_holder_shows_its_gpu_alone(
+def test_the_holder_dashboard_shows_only_the_holders_gpu(
     site: Site, chosen: Mapping[str, str], idle: float, state: str, activity: float
 ) -> None:
     answers = site.answers("holder", chosen)
@@ -303,13 +303,13 @@ def test_the_dashboard_of_a_holder_shows_its_gpu_alone(
     assert [value for _, value in answers["Marks", "A"]] == ([2.0] if idle else [])
 
 
-def test_a_holder_that_is_not_there_is_unknown_and_not_all_of_them(site: Site) -> None:
+def test_the_dashboard_of_a_missing_holder_does_not_show_all_holders(site: Site) -> None:
     nobody = {"$namespace": "", "$pod": "", "$jobid": ""}
     rows = {key for key, found in site.answers("holder", nobody).items() if found}
     assert rows == set()
 
 
-def test_a_mig_instance_has_its_own_activity(site: Site) -> None:
+def test_the_dashboard_shows_the_activity_of_each_mig_instance(site: Site) -> None:
     ranker = {"$namespace": "serving", "$pod": "ranker-7", "$jobid": ""}
     answers = site.answers("holder", ranker)
     assert one(answers["GPUs", "A"]) == pytest.approx(3 / 7)
@@ -318,14 +318,14 @@ def test_a_mig_instance_has_its_own_activity(site: Site) -> None:
     assert (labels["mig"], activity > 0.5) == ("1/0", True)
 
 
-def test_the_nodes_and_their_gpus(site: Site) -> None:
+def test_the_node_dashboard_shows_nodes_and_their_gpus(site: Site) -> None:
     answers = site.answers("node")
     assert [one(answers[title, "A"]) for title in ("GPUs that answer", "Lost")] == [6.0, 1.0]
     assert one(answers["Held", "A"]) == pytest.approx(FLEET["Held"])
     nodes = {name: value for name in ("gpus", "answer", "held") for _, value in answers["Nodes", name]}
     assert nodes == pytest.approx({"gpus": 7.0, "answer": 6.0, "held": FLEET["Held"]})
     buckets = {row["le"]: value for row, value in answers["All GPUs by utilization", "A"]}
-    assert buckets["1"] >= buckets["0.9"] >= buckets["0.75"] == buckets["0"] >= 2  # two are at 0.8
+    assert buckets["1"] >= buckets["0.9"] >= buckets["0.75"] == buckets["0"] >= 2  # two GPUs are at 0.8
     holders = {(row["gpu"], row.get("mig", ""), row["holder"]) for row, _ in answers["Holders", "A"]}
     assert ("3", "2/0", "serving/embedder-1") in holders and ("1", "", "job 48113") in holders and len(holders) == 7
     instances = {row["mig"]: row for row, _ in answers["MIG instances", "info"]}
@@ -340,7 +340,7 @@ def test_the_nodes_and_their_gpus(site: Site) -> None:
     assert health == {str(gpu): float(gpu != 5) for gpu in range(7)}
 
 
-def test_the_exporters_and_the_reconciler(site: Site) -> None:
+def test_the_operations_dashboard_shows_exporters_and_reconciler(site: Site) -> None:
     answers = site.answers("operations")
     numbers = {"Exporters": 1.0, "Silent": 0.0, "Driver down": 0.0, "Sources down": 0.0}
     assert {title: one(answers[title, "A"]) for title in numbers} == numbers
@@ -350,8 +350,8 @@ def test_the_exporters_and_the_reconciler(site: Site) -> None:
     assert -1 < age < 5 and 5 / 7 - 0.1 < coverage < 6 / 7 + 0.1
 
 
-def test_the_rules_are_well_and_an_exporter_that_ends_leaves_no_zero(site: Site) -> None:
-    """Last: its GPUs are without data, and nothing is idle or free because of that."""
+def test_every_rule_succeeds_and_an_ended_exporter_leaves_no_zero(site: Site) -> None:
+    """Runs last: its GPUs have no data, which makes no GPU idle or free."""
     rules = json.loads(fetch(f"{site.prometheus.url}/api/v1/rules") or "")["data"]["groups"]
     assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
     site.exporter.stop()
@@ -365,8 +365,8 @@ def test_the_rules_are_well_and_an_exporter_that_ends_leaves_no_zero(site: Site)
     assert one(after.answers("operations")["Silent", "A"]) == 1.0
 
 
-def test_smaller_would_do_for_who_did_little_with_little_memory(tmp_path: Path) -> None:
-    """Half an hour between samples; three days. Of five holders one is all of it."""
+def test_smaller_would_do_lists_holders_with_low_load_and_little_memory(tmp_path: Path) -> None:
+    """Three days with a sample every half hour. One of five holders fulfils every condition."""
     require("promtool")
     series = []
     for number, (hours, mean, peak, share) in enumerate(
@@ -406,7 +406,7 @@ def test_smaller_would_do_for_who_did_little_with_little_memory(tmp_path: Path) 
 
 
 def ask_all(expression: str) -> str:
-    """With every variable of the dashboard at All, over three days."""
+    """Query over three days with every variable of the dashboard at All."""
     return expression.replace("$__range", "72h").replace("$cluster", ".*").replace("$namespace", ".*")
 
 
@@ -423,7 +423,7 @@ DRIVERS = {  # node: gpu_driver_up, gpu_devices_expected, GPUs by another kernel
     ("nodes", "down"),
     [("down", 1), ("not-loaded", 1), ("cpu-only", 0), ("given-away", 0), ("works", 0), (".*", 2)],
 )
-def test_a_driver_is_down_only_where_a_gpu_is_expected(tmp_path: Path, nodes: str, down: int) -> None:
+def test_a_driver_is_down_only_if_its_node_expects_a_gpu(tmp_path: Path, nodes: str, down: int) -> None:
     require("promtool")
     series = []
     for node, (up, expected, driver) in DRIVERS.items():
@@ -443,10 +443,10 @@ def test_a_driver_is_down_only_where_a_gpu_is_expected(tmp_path: Path, nodes: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_holder_of_which_one_gpu_is_unknown_is_not_idle_and_clusters_stay_apart(tmp_path: Path) -> None:
+def test_a_holder_with_an_unknown_gpu_is_not_idle_and_clusters_are_not_mixed(tmp_path: Path) -> None:
     require("promtool")
     series = []
-    for cluster, known in (("a", 2), ("b", 1)):  # the same names in both
+    for cluster, known in (("a", 2), ("b", 1)):  # both clusters use the same names
         for gpu in range(2):
             key = f'cluster="{cluster}", node="n", uuid="GPU-{gpu}", scheduler="slurm", job_id="7"'
             raw = f'job="gpu-exporter", instance="n", gpu="{gpu}", {key}'

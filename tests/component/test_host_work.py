@@ -13,7 +13,7 @@ from gpu_exporter.host.cgroups import Cgroups
 from tests.testbed.cgroups import ROOT, RealCgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
-# Joins nothing by itself: it waits until it was put into its cgroup, works, says so, and ends.
+# The process waits until the test has put it into its cgroup, works, prints a line, and ends.
 WORK = """
 import sys, time
 sys.stdin.readline()
@@ -30,7 +30,7 @@ def cgroups() -> Iterator[RealCgroups]:
     made.close()
 
 
-def test_the_processor_time_of_a_process_that_has_ended_stays_with_its_pod(cgroups: RealCgroups) -> None:
+def test_the_cpu_time_of_an_ended_process_remains_with_its_pod(cgroups: RealCgroups) -> None:
     command = [sys.executable, "-c", WORK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         cgroups.put(worker.pid, f"kubepods/burstable/pod{UID}/{'a' * 64}")
@@ -40,6 +40,6 @@ def test_the_processor_time_of_a_process_that_has_ended_stays_with_its_pod(cgrou
     assert place.name == f"pod{UID}"
     reading = tree.read(place)
     assert reading is not None
-    # Its start, before it was put there, is counted in its parent's cgroup.
+    # The time before the process was moved is counted in its parent's cgroup.
     assert 0.8 <= reading.cpu_s <= own_s + 0.5
     assert reading.cpus is None or 0 < reading.cpus <= (os.cpu_count() or 1)

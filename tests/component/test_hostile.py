@@ -1,6 +1,6 @@
-"""A hostile tenant on a real API server: what it makes up changes nothing for others, and only delays beside it.
+"""A hostile tenant on a real API server: its forged objects change nothing in other namespaces, and only delay in its own.
 
-The seed is fresh in each run and printed; GPU_EXPORTER_HOSTILE_SEED repeats one.
+Every run prints a new seed; GPU_EXPORTER_HOSTILE_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kubernetes.client.exceptions import ApiException, NotFoundException
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.target import Target, why_not
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.target import Target, why_not
 from tests.component.test_pods_marked import POLICY, Source
 from tests.component.test_shapes import VERBS, Ground, plane  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane
@@ -39,7 +39,7 @@ PREFIX = "gpu-exporter.io/"
 
 
 class Made(NamedTuple):
-    """A pod of the hostile tenant. `owner`: which of REFERENCES, None for none; `keeps_uid`: with the true UID."""
+    """A pod of the hostile tenant. `owner`: an index of REFERENCES, or None; `keeps_uid`: with the true UID."""
 
     gpus: int
     owner: int | None
@@ -52,10 +52,10 @@ class Made(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """What the tenant does at once."""
+    """The objects that the tenant creates at the same time."""
 
     pods: tuple[Made, ...]
-    services: tuple[str | None, ...]  # what each selects by the label app; None for a headless one
+    services: tuple[str | None, ...]  # the label app that each Service selects; None for headless
     quota: str
 
 
@@ -81,7 +81,7 @@ ANNOTATIONS = {
     PREFIX + "acted": ("suspend 2026-01-01T00:00:00Z 0a0b",),
     PREFIX + "utilization-since": ("2020-01-01T00:00:00Z",),
 }
-FOREIGN = (  # references that lead nowhere, as kind and apiVersion
+FOREIGN = (  # references to missing objects, as kind and apiVersion
     ("Pipeline", "example.org/v1"),
     ("Job", "batch/v0"),
     ("Job", "batch.example.org/v1"),
@@ -108,7 +108,7 @@ PODS = st.builds(
 )
 PLOTS = st.builds(
     Plot,
-    st.lists(PODS, min_size=1, max_size=4).map(tuple),  # half of what may become idle together and is no fault
+    st.lists(PODS, min_size=1, max_size=4).map(tuple),  # half of the number that may become idle together
     st.lists(st.sampled_from(("web", "train", None)), max_size=2).map(tuple),
     st.sampled_from(("", "count/jobs.batch", "pods")),
 )
@@ -130,13 +130,13 @@ class Everywhere:
 
 
 class Look(NamedTuple):
-    """What a reconciler that has just started says of the honest holders, by pod, and of what it would act on."""
+    """The decisions of a reconciler that has just started on the honest holders, by pod, and its targets."""
 
     decisions: dict[str, Decision]
     targets: dict[str, Target]
 
     def said(self) -> tuple[Any, ...]:
-        """What must be the same."""
+        """The part that must remain the same."""
         decisions = {
             name: (each.stage, each.reason, each.exempt_by, each.around and each.around._replace(labels={}))
             for name, each in self.decisions.items()
@@ -145,7 +145,7 @@ class Look(NamedTuple):
 
 
 class Village(Ground):
-    """A namespace of honest tenants: Jobs of several kinds that idle, one that serves, one that works."""
+    """A namespace of honest tenants: idle Jobs of several kinds, a serving pod, and a working pod."""
 
     def settle(self) -> None:
         self.references = [
@@ -175,7 +175,7 @@ class Village(Ground):
     def look(self, *others: Source, policy: Policy = POLICY) -> Look:
         api = Api(ControlPlane.connect(self.plane.admin))
         marker, actor = PodMarker(api, policy, self.clock), PodActor(api, policy, self.clock)
-        source = Everywhere(*others, self.source)  # the hostile ones are read first
+        source = Everywhere(*others, self.source)  # the hostile source is read first
         decisions = judge_of(source, [marker], Rulebook(policy), self.clock).judge().decisions
         own = {each.name.name: each for each in decisions if each.name.namespace == self.namespace}
         targets = {each.title: actor.read(each, self.namespace, VERBS, IDLE_S, 0.0) for each in self.references}
@@ -183,7 +183,7 @@ class Village(Ground):
 
 
 class Hostile:
-    """A tenant of a namespace, who does what a plot says and takes it back."""
+    """A tenant of a namespace, who creates the objects of a plot and removes them."""
 
     number = itertools.count()
 
@@ -194,7 +194,7 @@ class Hostile:
         self.source.clock = village.clock
 
     def begin(self, plot: Plot) -> dict[str, bool]:
-        """Its pods that are there, and whether each idles."""
+        """Create the objects. Returns the pods that exist, and whether each of them is idle."""
         tag = next(self.number)
         for at, app in enumerate(plot.services):
             spec = {"ports": [{"port": 80}], "selector": {"app": app or "web"}}
@@ -226,7 +226,7 @@ class Hostile:
             try:
                 if pod.runs:
                     self.village.run_in(self.namespace, name)
-            except (NotFoundException, ApiException):  # a controller, or the garbage collector, was quicker
+            except (NotFoundException, ApiException):  # a controller or the garbage collector was faster
                 continue
             made[name] = pod.idles
             if pod.gpus:
@@ -251,7 +251,7 @@ def village(plane: ControlPlane) -> Iterator[Village]:  # noqa: F811
     made.clear()
 
 
-def test_what_a_tenant_makes_up_changes_nothing_in_another_namespace(village: Village) -> None:
+def test_forged_objects_change_nothing_in_another_namespace(village: Village) -> None:
     print(f"GPU_EXPORTER_HOSTILE_SEED={SEED}")
     village.plane.core.create_namespace({"metadata": {"name": "hostile"}})
     wait_for(lambda: village.plane.has_account("hostile"), "the namespace's ServiceAccount", 60)
@@ -276,17 +276,17 @@ def test_what_a_tenant_makes_up_changes_nothing_in_another_namespace(village: Vi
 
 
 def honest_of(look: Look, target: Target) -> dict[HolderName, Decision]:
-    """The decisions on what a target holds."""
+    """The decisions on the holders in a target."""
     names = {part.name for part in target.ends if part.units != 0}
     return {each.name: each for each in look.decisions.values() if each.name in names and each.stage == UNDERUSED}
 
 
 RANK = ("candidate", UNDERUSED)
-# One namespace whose GPUs become idle together is frozen: so each plot would delay everything, and prove nothing more.
+# A namespace whose GPUs become idle at the same time is frozen. Every plot would then delay everything and prove nothing.
 UNFROZEN = POLICY._replace(freeze_max=0.0)
 
 
-def test_beside_others_a_tenant_may_delay_and_whatever_is_acted_on_idles(village: Village) -> None:
+def test_forged_objects_in_a_shared_namespace_only_delay_and_targets_are_idle(village: Village) -> None:
     print(f"GPU_EXPORTER_HOSTILE_SEED={SEED}")
     hostile = Hostile(village, village.namespace)
     honest = village.look(policy=UNFROZEN)

@@ -1,4 +1,4 @@
-"""`identity.user` from end to end: a user's name leaves neither the daemon nor `--once`, and the hash is one for ever."""
+"""`identity.user` from end to end: neither the daemon nor `--once` prints a user's name, and the hash never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATHS = ("/metrics", "/", "/api/v1/status", "/api/v1/table", "/api/v1/holders")
 
 @pytest.fixture
 def flags(nvml_table: NvmlTable, tmp_path: Path) -> list[str]:
-    """One GPU that a job of lovelace holds, and a state directory."""
+    """Flags for a job of user lovelace that holds one GPU, and for a state directory."""
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table)
     uuid = feeder.stage.scenario.gpus[0].uuid
     (tmp_path / "holders.yaml").write_text(f"- {{uuid: {uuid}, job: 7, gpus: 1, user: lovelace, account: optics}}\n")
@@ -34,7 +34,7 @@ def users(body: str) -> list[tuple[str, str]]:
     return [(entry["user"], entry["account"]) for entry in json.loads(body)["allocations"]]
 
 
-def test_a_hash_stands_for_a_user_over_restarts_and_at_the_prompt(
+def test_a_users_hash_is_the_same_after_restarts_and_in_once(
     processes: Processes, nvml_environment: dict[str, str], flags: list[str], tmp_path: Path
 ) -> None:
     hashed = config(tmp_path, "hmac")
@@ -59,7 +59,7 @@ def test_a_hash_stands_for_a_user_over_restarts_and_at_the_prompt(
 @pytest.mark.parametrize(
     ("mode", "shown"), [("auto", ("lovelace", "optics")), ("name", ("lovelace", "optics")), ("none", ("", ""))]
 )
-def test_other_modes(
+def test_the_other_modes_show_the_name_or_nothing(
     nvml_environment: dict[str, str], flags: list[str], tmp_path: Path, mode: str, shown: tuple[str, str]
 ) -> None:
     once = run_exporter("--once", "--format=json", *flags, config(tmp_path, mode), environment=nvml_environment)
@@ -67,7 +67,7 @@ def test_other_modes(
     assert not (tmp_path / "state" / "identity.key").exists()
 
 
-def test_without_a_key_the_prompt_says_why_nobody_is_named(
+def test_once_without_a_key_shows_no_user_and_gives_the_reason(
     nvml_environment: dict[str, str], flags: list[str], tmp_path: Path
 ) -> None:
     mode = config(tmp_path, "hmac")

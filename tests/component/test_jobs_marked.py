@@ -1,4 +1,4 @@
-"""Marks on jobs of a real Slurm: in AdminComment, and in what is left where that may not be used."""
+"""Marks on jobs of a real Slurm: in AdminComment, or in another field if AdminComment may not be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
@@ -34,7 +34,7 @@ class Cluster(NamedTuple):
     field: str
 
     def row(self, job: str) -> dict[str, Any]:
-        """The job as the controller has it."""
+        """The job's entry in slurmctld."""
         rows = json.loads(self.slurm.run("squeue", "--json"))["jobs"]
         (row,) = [row for row in rows if row["job_id"] == int(job)]
         return dict(row)
@@ -67,20 +67,20 @@ def marker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> JobMarker:
 
 
 class Bench:
-    """One cycle over one job, whose idle run and start the test sets."""
+    """Runs single cycles over one job, with the idle run and start that the test sets."""
 
     def __init__(self, marker: JobMarker) -> None:
         self.marker = marker
         self.runs: dict[str, tuple[float, float]] = {}
-        self.cluster = "lab"  # as the chroot's slurm.conf has it
+        self.cluster = "lab"  # the name in the chroot's slurm.conf
         self.writes: list[str] = []
         self.skips: list[str] = []
         self.clock = StoppableClock()
         self.restart()
 
     def restart(self) -> None:
-        """Another process: what the jobs carry is all that it has."""
-        self.cycle = Cycle(
+        """Continue as a new process, which knows only the texts on the jobs."""
+        self.cycle = ReconcileCycle(
             judge_of(self, [self.marker], Rulebook(POLICY), self.clock), [self.marker], POLICY, self, self.clock
         )
 
@@ -118,14 +118,14 @@ def bench(cluster: Cluster, marker: JobMarker) -> Iterator[Bench]:
 
 
 def run_job(cluster: Cluster, *flags: str) -> tuple[str, float]:
-    """A running job and its start, some seconds ago."""
+    """Start a job, and return it with its start some seconds later."""
     job = cluster.slurm.submit("--gres=gpu:1", *flags)
     start = cluster.start_of(job)
     wait_for(lambda: time.time() - start > 3, "the job to be a few seconds old")
     return job, start
 
 
-def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, bench: Bench) -> None:
+def test_a_mark_is_set_grows_and_is_removed_at_the_first_activity(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 1.5)
     assert bench.run() == (["written"], [])
@@ -143,7 +143,7 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, b
     assert bench.run() == ([], [])
 
 
-def test_evidence_of_another_clusters_job_marks_none_here(cluster: Cluster, bench: Bench) -> None:
+def test_evidence_of_a_job_in_another_cluster_marks_no_job_here(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     bench.cluster = "elsewhere"
@@ -157,9 +157,7 @@ def observed_until(cluster: Cluster, job: str) -> float:
     return parse_timestamp(read_field(cluster.read(job), "observed-until")) or 0.0
 
 
-def test_evidence_is_renewed_while_it_lasts_and_restarts_do_not_make_a_mark_younger(
-    cluster: Cluster, bench: Bench
-) -> None:
+def test_marks_are_renewed_with_evidence_and_keep_their_age_over_restarts(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
@@ -168,7 +166,7 @@ def test_evidence_is_renewed_while_it_lasts_and_restarts_do_not_make_a_mark_youn
     for bench.clock.ahead in range(30, 301, 30):
         bench.restart()
         written += bench.run()[0]
-    assert written == ["renewed"] * 2  # each quarter of ten minutes
+    assert written == ["renewed"] * 2  # every quarter of ten minutes
     assert observed_until(cluster, job) - first == 300
     assert cluster.read(job).startswith("gpu-exporter.io/utilization=underused;since=20")
     bench.runs.clear()
@@ -181,9 +179,11 @@ def test_evidence_is_renewed_while_it_lasts_and_restarts_do_not_make_a_mark_youn
     assert cluster.read(job) == ""
 
 
-def test_a_mark_of_an_older_release_is_renewed_with_evidence_and_goes_without(cluster: Cluster, bench: Bench) -> None:
+def test_a_mark_of_an_older_release_is_renewed_with_evidence_and_removed_without(
+    cluster: Cluster, bench: Bench
+) -> None:
     job, start = run_job(cluster)
-    assert bench.run() == ([], [])  # a cycle with evidence: before it, such a mark would go first
+    assert bench.run() == ([], [])  # the cycle has evidence; without it, an old mark would be removed at once
     old = f"{cluster.field}=gpu-exporter.io/utilization=underused;since=2026-01-01T00:00:00Z;gpus=1"
     cluster.slurm.run("scontrol", "update", f"JobId={job}", old)
     bench.runs[job] = (start, 2.5)
@@ -195,8 +195,8 @@ def test_a_mark_of_an_older_release_is_renewed_with_evidence_and_goes_without(cl
     assert cluster.read(job) == ""
 
 
-def test_without_evidence_the_mark_of_a_requeued_job_goes_at_once(cluster: Cluster, bench: Bench) -> None:
-    """A requeued job keeps the text of its last run, and Prometheus is down while it starts again."""
+def test_without_evidence_the_mark_of_a_requeued_job_is_removed_at_once(cluster: Cluster, bench: Bench) -> None:
+    """A requeued job keeps the mark of its last run. Prometheus is down while the job starts again."""
     job, start = run_job(cluster, "--requeue")
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
@@ -209,7 +209,7 @@ def test_without_evidence_the_mark_of_a_requeued_job_goes_at_once(cluster: Clust
     assert cluster.read(job) == ""
 
 
-def test_without_evidence_the_mark_of_a_suspended_job_goes_at_once(cluster: Cluster, bench: Bench) -> None:
+def test_without_evidence_the_mark_of_a_suspended_job_is_removed_at_once(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     bench.run()
@@ -220,7 +220,7 @@ def test_without_evidence_the_mark_of_a_suspended_job_goes_at_once(cluster: Clus
 
 
 def page_of(jobs: dict[str, tuple[float, str]]) -> str:
-    """What an exporter publishes of jobs that have been idle for three hours: by id, their start and info labels."""
+    """The series of an exporter for jobs that have been idle for three hours: start and info labels by job id."""
     lines = ["gpu_exporter_sample_interval_seconds 1", f"gpu_exporter_last_sample_timestamp_seconds {time.time():.0f}"]
     for i, (job, (start, labels)) in enumerate(jobs.items()):
         key = f'gpu="{i}",uuid="GPU-{i}",mig="",mig_uuid="",scheduler="slurm",job_id="{job}"'
@@ -236,7 +236,7 @@ def page_of(jobs: dict[str, tuple[float, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_field(
+def test_the_dry_run_shows_job_ids_as_users_write_them_and_the_field(
     cluster: Cluster, bench: Bench, tmp_path: Path
 ) -> None:
     array = cluster.slurm.submit("--gres=gpu:1", "--array=0-1")
@@ -280,9 +280,9 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
         for asked in (f"job/{array}_{task}", f"job/{raw}"):
             done = run_exporter(*command, f"--explain={asked}", environment=cluster.slurm.environment)
             assert done.stdout.startswith(f"{shown}: underused\n"), done.stdout + done.stderr
-            assert "  REFUSED: foreign: the field holds a text that is not ours\n" in done.stdout
+            assert "  REFUSED: foreign: the field contains a text that the reconciler did not write\n" in done.stdout
         done = run_exporter(*command, "--apply", environment=cluster.slurm.environment)
-    assert f"{shown}: not marked underused: the field holds a text that is not ours" in done.stderr
+    assert f"{shown}: not marked underused: the field contains a text that the reconciler did not write" in done.stderr
     assert cluster.read(raw) == "my own"
     assert cluster.read(other).startswith("gpu-exporter.io/utilization=underused")
     cluster.slurm.run("scontrol", "update", f"JobId={array}_{task}", f"{cluster.field}=")
@@ -293,7 +293,7 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
     )
 
 
-def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench) -> None:
+def test_the_reconciler_never_overwrites_a_text_of_the_owner(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     text = "mine; gpu-exporter.io/utilization=underused"
     cluster.slurm.run("scontrol", "update", f"JobId={job}", f"{cluster.field}={text}")
@@ -304,7 +304,7 @@ def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench
     assert cluster.read(job) == text
 
 
-def test_a_job_that_was_started_again_is_not_marked_and_loses_the_old_mark(cluster: Cluster, bench: Bench) -> None:
+def test_a_restarted_job_is_not_marked_and_loses_its_old_mark(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster, "--requeue")
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
@@ -319,14 +319,14 @@ def test_a_job_that_was_started_again_is_not_marked_and_loses_the_old_mark(clust
     cluster.slurm.run("scancel", job)
     running = ("squeue", "-h", "-t", "RUNNING", "-o", "%A")
     wait_for(lambda: job not in cluster.slurm.run(*running).split(), "the end of the job", 40, 0.2)
-    written, skipped = bench.run()  # 24.11 lists it no more, and then nothing surrounds it
+    written, skipped = bench.run()  # 24.11 no longer lists the job, which then has no surroundings
     assert (written, skipped in (["not_running"], ["replaced"], [])) == ([], True)
 
 
-def test_of_an_array_only_the_task_is_marked(cluster: Cluster, bench: Bench) -> None:
+def test_only_the_idle_task_of_an_array_is_marked(cluster: Cluster, bench: Bench) -> None:
     array = cluster.slurm.submit("--gres=gpu:1", "--array=0-1")
     tasks = cluster.slurm.run("squeue", "-h", "-r", "-j", array, "-O", "JobID:20").split()
-    assert len(tasks) == 2 and array in tasks  # the array's id is one task's job id too
+    assert len(tasks) == 2 and array in tasks  # the array's id is also the job id of one task
     (other,) = set(tasks) - {array}
     wait_for(lambda: time.time() - cluster.start_of(array) > 3, "the tasks to be a few seconds old")
     bench.runs[array] = (cluster.start_of(array), 2.5)
@@ -338,9 +338,7 @@ def test_of_an_array_only_the_task_is_marked(cluster: Cluster, bench: Bench) -> 
     assert cluster.read(array) == ""
 
 
-def test_a_heterogeneous_job_is_decided_as_a_whole_and_its_components_are_named_one_by_one(
-    cluster: Cluster, bench: Bench
-) -> None:
+def test_a_heterogeneous_job_is_judged_as_a_whole_and_its_components_are_named(cluster: Cluster, bench: Bench) -> None:
     leader = cluster.slurm.submit("--gres=gpu:1", ":", "-n1", "--gres=gpu:1")
     (other,) = set(cluster.slurm.run("squeue", "-h", "-j", leader, "-O", "JobID:20").split()) - {leader}
     wait_for(lambda: time.time() - cluster.start_of(other) > 3, "the components to be a few seconds old")
@@ -361,7 +359,7 @@ def test_a_heterogeneous_job_is_decided_as_a_whole_and_its_components_are_named_
     assert cluster.read(other) == ""
 
 
-def test_remove_all_lists_and_with_apply_withdraws(cluster: Cluster, bench: Bench) -> None:
+def test_remove_all_lists_marks_and_removes_them_with_apply(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     bench.run()
@@ -374,10 +372,10 @@ def test_remove_all_lists_and_with_apply_withdraws(cluster: Cluster, bench: Benc
     assert cluster.read(job) == ""
 
 
-def test_extra_is_left_alone_where_slurm_reads_it_as_a_filter(cluster: Cluster, marker: JobMarker) -> None:
+def test_the_reconciler_does_not_write_extra_if_slurm_reads_it_as_a_filter(cluster: Cluster, marker: JobMarker) -> None:
     assert marker.fields == [cluster.field]
     if cluster.field == "Comment":
-        return  # of no meaning to Slurm
+        return  # Slurm ignores the field
     configuration = cluster.slurm.root / "etc" / "slurm.conf"
     before = configuration.read_text("utf-8")
     configuration.write_text(before.replace("sched_interval=2", "extra_constraints"), encoding="utf-8")
@@ -387,13 +385,13 @@ def test_extra_is_left_alone_where_slurm_reads_it_as_a_filter(cluster: Cluster, 
     try:
         done = run_exporter(*command, environment=cluster.slurm.environment)
         assert done.returncode == 2
-        assert "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked" in done.stderr
+        assert "SchedulerParameters=extra_constraints makes Extra a node filter; jobs are not marked" in done.stderr
     finally:
         configuration.write_text(before, encoding="utf-8")
         cluster.slurm.run("scontrol", "reconfigure")
 
 
-def test_by_default_marks_are_where_the_owner_of_a_job_cannot_change_them(cluster: Cluster, bench: Bench) -> None:
+def test_by_default_the_owner_of_a_job_cannot_change_its_mark(cluster: Cluster, bench: Bench) -> None:
     bench.marker = JobMarker(SYSTEM_CLOCK, POLICY)
     bench.restart()
     job, start = run_job(cluster)
@@ -409,9 +407,7 @@ def test_by_default_marks_are_where_the_owner_of_a_job_cannot_change_them(cluste
     assert (cluster.read(job, "AdminComment"), cluster.read(job)) == ("", "my own")
 
 
-def test_a_mark_in_another_field_moves_with_its_renewal_and_a_foreign_text_stays(
-    cluster: Cluster, bench: Bench
-) -> None:
+def test_a_renewal_moves_a_mark_to_the_new_field_and_keeps_other_text(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
@@ -435,10 +431,10 @@ def test_a_mark_in_another_field_moves_with_its_renewal_and_a_foreign_text_stays
     assert bench.run() == ([], ["foreign"])
 
 
-def test_without_the_rights_of_an_administrator_the_other_field_is_used(
+def test_without_administrator_rights_the_reconciler_writes_the_other_field(
     cluster: Cluster, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The owner of the job stands for an Operator: neither of them may write AdminComment."""
+    """The test uses the owner of the job instead of an Operator: neither may write AdminComment."""
     job, start = run_job(cluster)
 
     def run_as_owner(*command: str) -> str:
@@ -452,7 +448,7 @@ def test_without_the_rights_of_an_administrator_the_other_field_is_used(
     bench.restart()
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["error"], [])
-    assert "AdminComment may be written by an Administrator of Slurm" in caplog.text
+    assert "only an Administrator of Slurm (sacctmgr), SlurmUser and root may write AdminComment" in caplog.text
     assert f"marks go to {cluster.field} from the next cycle on" in caplog.text
     assert bench.run() == (["written"], [])
     assert (cluster.read(job, "AdminComment"), cluster.read(job)[:15]) == ("", "gpu-exporter.io")

@@ -1,4 +1,4 @@
-"""GPUs that pending jobs of a real Slurm wait for, on the metrics page of a reconciler that only looks."""
+"""The number of GPUs that pending jobs of a real Slurm wait for, on the metrics page of a reconciler in a dry run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
         slurm.cancel_all()
 
 
-def test_jobs_that_wait_for_gpus_are_counted_and_others_are_not(slurm: Slurm, processes: Processes) -> None:
+def test_only_jobs_that_wait_for_gpus_count_as_demand(slurm: Slurm, processes: Processes) -> None:
     slurm.submit(f"--gres=gpu:h100:{GPUS}")
     for flags in (
         ["--gres=gpu:2"],

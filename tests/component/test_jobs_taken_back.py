@@ -1,4 +1,4 @@
-"""Actions on jobs of a real Slurm: requeued where they asked for it, cancelled where the site allows it, and once."""
+"""Actions on jobs of a real Slurm: requeued if the job allows it, cancelled if the site allows it, and only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, HostLimits
@@ -33,7 +33,7 @@ from tests.testbed.proven import SaidProofs, SaidRecord
 from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
-# What is read of Slurm and told to it is tried with every release by the other tests.
+# The other tests try the commands of Slurm with every release.
 of_one_release = pytest.mark.parametrize("cluster", ["24.11"], indirect=True)
 ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=16)
 IDLE_S = 2.5
@@ -42,7 +42,7 @@ STRANGER = "daemon"
 
 
 class Desk(Bench):
-    """A reconciler that acts on jobs, and that keeps its journal in a directory."""
+    """A reconciler that acts on jobs and keeps its journal in a directory."""
 
     settings = ACT
 
@@ -72,9 +72,9 @@ class Desk(Bench):
         return str(self.run_command(*command))
 
     def restart(self) -> None:
-        """Another process: what the jobs carry and the journal is all that it has."""
+        """Continue as a new process, which knows only the texts on the jobs and the journal."""
         actors: Any = {"slurm": JobActor(self.marker, POLICY, self.command)}
-        proofs: Any = self.proofs  # which answers as the real one does, as test_proofs shows
+        proofs: Any = self.proofs  # answers like the real one (see test_proofs)
         record: Any = self.said
         judge = judge_of(self, [self.marker], Rulebook(POLICY), self.clock)
         parts = Parts(
@@ -87,17 +87,17 @@ class Desk(Bench):
             lambda: True,
         )
         runner = ActionRunner(self.settings, parts, self, self.clock)
-        self.cycle = Cycle(judge, [self.marker], POLICY, self, self.clock, act=runner.run)
+        self.cycle = ReconcileCycle(judge, [self.marker], POLICY, self, self.clock, CycleHooks(act=runner.run))
 
     def act(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
-        """A cycle that marks, and one that may act."""
+        """Run a cycle that marks, and then a cycle that may act."""
         self.done, self.held = [], set()
         for _ in range(cycles):
             self.run()
         return self.done, self.held
 
     def act_until_known(self) -> tuple[list[tuple[str, str]], set[str]]:
-        """The same, until it is known what became of what was begun."""
+        """The same, until the outcome of the action is known."""
         done, held = self.act()
 
         def is_known() -> bool:
@@ -115,7 +115,7 @@ def desk(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
-    """Marks go to AdminComment, as by default; how long a decision is watched is shown in the unit tests."""
+    """Marks are in AdminComment, the default. The unit tests check how long the reconciler watches an outcome."""
     monkeypatch.setattr("gpu_exporter.reconciler.actions.gates.REGRET_S", 0.0)
     made = Desk(JobMarker(SYSTEM_CLOCK, POLICY), TextFiles(tmp_path / "state"))
     assert marker.fields == [cluster.field] and made.marker.fields[0] == "AdminComment"
@@ -128,7 +128,7 @@ def read_mark(cluster: Cluster, job: str) -> str:  # noqa: F811
 
 
 def state(cluster: Cluster, job: str) -> str:  # noqa: F811
-    """The state of a job, "" when squeue lists it no more or calls it ended."""
+    """The state of a job, "" if squeue no longer lists it or reports its end."""
     lines = cluster.slurm.run("squeue", "-h", "-a", "-t", "all", "-o", "%i %T").splitlines()
     found = dict(line.split() for line in lines)
     word = found.get(job, "")
@@ -141,7 +141,7 @@ def idle_job(cluster: Cluster, desk: Desk, *flags: str) -> str:  # noqa: F811
     return job
 
 
-def test_a_job_that_asked_for_it_is_requeued_once_and_then_never_again(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_that_allows_a_requeue_is_requeued_only_once(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK)
     assert desk.act_until_known() == ([("requeue", "done")], set())
     assert desk.commands == [f"scontrol requeue Incomplete {job}"]
@@ -157,7 +157,7 @@ def test_a_job_that_asked_for_it_is_requeued_once_and_then_never_again(cluster: 
     assert len(desk.commands) == 1 and state(cluster, job) == "RUNNING", "it is not cancelled instead"
 
 
-def test_another_job_is_cancelled_only_where_the_site_allows_it(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_is_cancelled_only_if_the_site_allows_it(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, "--comment=no gpu-requeue-okay")
     desk.settings = ACT._replace(kinds="requeue")
     desk.restart()
@@ -170,7 +170,7 @@ def test_another_job_is_cancelled_only_where_the_site_allows_it(cluster: Cluster
 
 
 @of_one_release
-def test_a_job_that_may_not_be_requeued_is_not(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_that_cannot_be_requeued_is_not_requeued(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK, "--no-requeue")
     desk.settings = ACT._replace(kinds="requeue")
     desk.restart()
@@ -179,7 +179,7 @@ def test_a_job_that_may_not_be_requeued_is_not(cluster: Cluster, desk: Desk) -> 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_process_that_dies_at_the_command_tells_nobody_twice(cluster: Cluster, desk: Desk, moment: str) -> None:  # noqa: F811
+def test_a_crash_at_the_command_does_not_notify_the_owner_twice(cluster: Cluster, desk: Desk, moment: str) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
 
     def die(*command: str) -> str:
@@ -206,11 +206,11 @@ def test_a_process_that_dies_at_the_command_tells_nobody_twice(cluster: Cluster,
     assert len(desk.commands) == 1
 
 
-def test_a_job_that_ended_by_itself_was_not_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_that_ended_by_itself_does_not_count_as_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
 
     def end(*command: str) -> str:
-        cluster.slurm.run("scancel", "--signal=TERM", "--batch", job)  # which ends its script
+        cluster.slurm.run("scancel", "--signal=TERM", "--batch", job)  # this ends the job's script
         wait_for(lambda: state(cluster, job) != "RUNNING", "the end of the job", 30)
         raise Died
 
@@ -223,7 +223,7 @@ def test_a_job_that_ended_by_itself_was_not_cancelled(cluster: Cluster, desk: De
 
 
 @of_one_release
-def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_the_note_of_an_act_remains_until_the_mark_is_removed(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
 
     def refuse(*command: str) -> str:
@@ -242,18 +242,18 @@ def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster
     assert "acted" not in read_mark(cluster, job)
 
 
-def test_a_wish_of_the_last_moment_is_heard(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_an_exemption_since_the_list_was_read_prevents_the_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
     listed = desk.marker.list_marks()
     cluster.slurm.run("scontrol", "update", f"JobId={job}", "Comment=gpu-keep=4h:evaluation", user=USER)
-    desk.marker.list_marks = lambda: listed  # type: ignore[method-assign]  # as the cycle saw it a moment before
+    desk.marker.list_marks = lambda: listed  # type: ignore[method-assign]  # the list that the cycle read a moment before
     desk.marker._jobs_of_this_cycle = lambda: [mark.live for mark in listed]  # type: ignore[method-assign]
     desk.run()
     assert desk.held == {"exempt"} and desk.commands == []
 
 
-def test_a_wish_between_the_look_and_the_command_is_heard_too(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_an_exemption_right_before_the_command_prevents_the_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
     set_text = desk.marker.set_text
@@ -269,7 +269,7 @@ def test_a_wish_between_the_look_and_the_command_is_heard_too(cluster: Cluster, 
 
 
 @of_one_release
-def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_mark_removed_since_the_list_was_read_prevents_the_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
     listed = desk.marker.list_marks()
@@ -280,11 +280,11 @@ def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluste
 
 
 @of_one_release
-def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_the_reconciler_does_not_act_on_a_later_run_of_the_job(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
     read = desk.marker.read
-    # As where it was requeued, and runs again, since the list of the cycle: the mark of its last run is still there.
+    # The job was requeued and runs again since the cycle's list was read. It still has the mark of its last run.
     desk.marker.read = lambda job_id, **_: read(job_id)._replace(start=read(job_id).start + 100.0)  # type: ignore[method-assign]
     desk.run()
     assert (desk.done, desk.commands) == ([("cancel", "refused")], [])
@@ -292,28 +292,30 @@ def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Clu
 
 
 @of_one_release
-def test_what_cannot_be_noted_is_not_done(
+def test_an_act_that_cannot_be_noted_is_not_done(
     cluster: Cluster,  # noqa: F811
     desk: Desk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = idle_job(cluster, desk)
     desk.run()
-    monkeypatch.setattr(desk.marker, "update", lambda target, texts: None)  # as where somebody writes it back at once
+    monkeypatch.setattr(
+        desk.marker, "update", lambda target, texts: None
+    )  # as if another program reverted the text at once
     desk.run()
     assert desk.done == [("cancel", "refused")] and desk.commands == []
     assert state(cluster, job) == "RUNNING"
 
 
 @of_one_release
-def test_where_marks_are_in_another_field_the_note_is_there_too(
+def test_the_note_of_an_act_is_in_the_same_field_as_the_mark(
     cluster: Cluster,  # noqa: F811
     desk: Desk,
     marker: JobMarker,  # noqa: F811
 ) -> None:
     job = idle_job(cluster, desk)
     desk.marker = marker
-    desk.run_command = lambda *command: ""  # as a command that has no effect
+    desk.run_command = lambda *command: ""  # a command without an effect
     desk.restart()
     assert desk.act() == ([], set())
     assert ";acted=cancel@20" in cluster.read(job)
@@ -324,7 +326,7 @@ def test_where_marks_are_in_another_field_the_note_is_there_too(
 
 
 @of_one_release
-def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_with_a_false_note_of_an_act_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
     by_hand = f"AdminComment={read_mark(cluster, job)};acted=cancel@2026-01-01T00:00:00Z.0a0b"
@@ -334,7 +336,7 @@ def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone(cluster: Clust
 
 
 def het_job(cluster: Cluster, desk: Desk, *parts: str) -> list[str]:  # noqa: F811
-    """Components of one GPU, or of none; those of the first are idle."""
+    """Start a job whose components have one GPU or none. The components with a GPU are idle."""
     flags: list[str] = []
     for part in parts:
         flags += [*([":", "-n1"] if flags else []), *([f"--gres=gpu:{part}"] if part else []), "--comment=x"]
@@ -348,7 +350,7 @@ def het_job(cluster: Cluster, desk: Desk, *parts: str) -> list[str]:  # noqa: F8
     return jobs
 
 
-def test_a_heterogeneous_job_is_one_target_of_all_its_components(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_all_components_of_a_heterogeneous_job_are_one_target(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     jobs = het_job(cluster, desk, "1", "1")
     start = desk.runs[jobs[0]][0]
     desk.runs[jobs[1]] = (start, 0.0)
@@ -361,18 +363,18 @@ def test_a_heterogeneous_job_is_one_target_of_all_its_components(cluster: Cluste
 
 @of_one_release
 @pytest.mark.parametrize("parts", [("", "1"), ("1", "")])
-def test_a_component_without_gpus_of_which_nothing_is_known_keeps_the_whole_job(
+def test_an_unknown_component_without_gpus_protects_the_whole_job(
     cluster: Cluster,  # noqa: F811
     desk: Desk,
     parts: tuple[str, ...],
 ) -> None:
-    """What it does, no series of ours says."""
+    """The exporter has no series about the work of a component without a GPU."""
     jobs = het_job(cluster, desk, *parts)
     assert desk.act() == ([], {"beside"})
     assert desk.commands == [] and state(cluster, f"{jobs[0]}+0") == "RUNNING"
 
 
-def test_a_job_on_whose_end_another_one_of_its_owner_waits_is_not_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_that_another_job_depends_on_is_not_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     other = cluster.slurm.submit(f"--dependency=afterok:{job}", runs=False)
     assert desk.act() == ([], {"above"})
@@ -408,8 +410,8 @@ SUBMISSIONS = st.lists(
 )
 
 
-def test_jobs_of_a_stranger_change_nothing_for_the_jobs_of_others(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
-    """He chooses names, Comments, arrays, components and dependencies on the job of somebody else."""
+def test_jobs_of_a_stranger_do_not_affect_the_jobs_of_others(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    """The stranger chooses names, Comments, arrays, components, and dependencies on another user's job."""
     job = idle_job(cluster, desk, "--comment=honest", "--job-name=honest")
     desk.run()
     actor, jobs = JobActor(desk.marker, POLICY), desk.marker.list_marks

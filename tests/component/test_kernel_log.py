@@ -1,4 +1,4 @@
-"""XIDs that the driver only writes to the kernel's log, on a running exporter beside the driver's own events."""
+"""XIDs that the driver reports only in the kernel's log, in addition to the driver's events, on a running exporter."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def events(seen: Seen, gpu: str, kind: str) -> float | None:
     return None
 
 
-def test_an_xid_without_an_event_is_counted_beside_those_with_one(rig: Rig, kmsg: Kmsg) -> None:
+def test_an_xid_without_an_event_is_counted_too(rig: Rig, kmsg: Kmsg) -> None:
     running, url = rig.start("--collector.xid.kmsg", f"--path.kmsg={kmsg.path}")
     rig.wait_until(url, "the counts to begin at 0", lambda seen: events(seen, "3", "hardware") == 0)
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 62, pid=4711, name=secret, 32a5(2d48) 00000000")
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 79, GPU has fallen off the bus.")
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 92, High single-bit ECC error rate")
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 95, a user wrote this", priority=12)
-    rig.table.push_event(3, 79)  # of 79 the driver raises an event too
+    rig.table.push_event(3, 79)  # for 79 the driver also raises an event
     seen = rig.wait_until(url, "XID 62", lambda seen: events(seen, "3", "hardware") == 2)
     assert f'gpu_xid_errors_total{{gpu="3",uuid="{rig.table.table.devices[3].uuid.decode()}",xid="62"' in seen.text
     seen = rig.wait_until(url, "XID 92", lambda seen: events(seen, "3", "information") == 1)
@@ -52,13 +52,13 @@ def test_an_xid_without_an_event_is_counted_beside_those_with_one(rig: Rig, kmsg
     def stays(seen: Seen) -> None:
         assert events(seen, "3", "hardware") == 2
 
-    rig.hold(url, 3.0, stays)  # longer than a line waits for its event
+    rig.hold(url, 3.0, stays)  # longer than the exporter waits for the event of a line
     assert 'gpu_exporter_collector_success{collector="xid.kmsg"} 1' in seen.text
     assert "secret" not in seen.text + running.log()
     assert running.stop() == 0
 
 
-def test_a_log_that_is_not_there_is_a_collector_that_fails_and_costs_nothing_else(rig: Rig, tmp_path: Path) -> None:
+def test_a_missing_kernel_log_fails_only_its_own_collector(rig: Rig, tmp_path: Path) -> None:
     running, url = rig.start("--collector.xid.kmsg", f"--path.kmsg={tmp_path / 'none'}")
     failed = 'gpu_exporter_collector_success{collector="xid.kmsg"} 0'
     seen = rig.wait_until(url, "the failure", lambda seen: failed in seen.text)
@@ -70,7 +70,7 @@ def test_a_log_that_is_not_there_is_a_collector_that_fails_and_costs_nothing_els
     wait_for(lambda: running.log().count("XIDs without an NVML event are not counted") == 1, "one line in the log")
 
 
-def test_without_the_flag_the_log_is_left_alone(rig: Rig, kmsg: Kmsg) -> None:
+def test_without_the_flag_the_exporter_does_not_read_the_kernel_log(rig: Rig, kmsg: Kmsg) -> None:
     running, url = rig.start(f"--path.kmsg={kmsg.path}")
     seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     assert "xid.kmsg" not in seen.text
@@ -78,7 +78,7 @@ def test_without_the_flag_the_log_is_left_alone(rig: Rig, kmsg: Kmsg) -> None:
     assert str(kmsg.path) not in {str(handle.readlink()) for handle in handles.iterdir()}
 
 
-def test_the_flag_without_its_collector_is_refused() -> None:
+def test_the_kernel_log_flag_without_its_collector_is_refused() -> None:
     done = run_exporter("--collector.xid.kmsg", "--no-collector.xid")
     assert done.returncode == 2
     assert "--collector.xid.kmsg adds to collector xid, which is off" in done.stderr

@@ -1,4 +1,4 @@
-"""kill -9 at forty moments: in a real Prometheus no counter falls, none passes the truth, and no work becomes idle."""
+"""kill -9 at forty moments: in a real Prometheus no counter falls or exceeds the truth, and no work counts as idle."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.testbed.servers import Prometheus
 KILLS = 40
 CYCLE_S = 0.25
 SCRAPE_S = 0.5
-SLACK_S = CYCLE_S + SCRAPE_S  # a cycle that is lost or shown late, and the time between a scrape and its stamp
+SLACK_S = CYCLE_S + SCRAPE_S  # for a lost or late cycle, and for the time between a scrape and its timestamp
 CONFIG = f"sampling: {{interval: {CYCLE_S * 1000:.0f}ms}}\nattribution: {{interval: {CYCLE_S * 1000:.0f}ms}}\n"
 CONFIG += f"state: {{write_interval: {CYCLE_S * 1000:.0f}ms}}\n"
-# By GPU: how it is loaded, and its mean.
+# The load of each GPU, and its mean.
 LOADS = {
     "0": ({"kind": "constant", "value": 0.93}, 0.93),
     "1": ({"kind": "constant", "value": 0.0}, 0.0),
@@ -35,7 +35,7 @@ TENANTS = tuple(f"gpu_tenant_{name}_gpu_seconds_total" for name in ("held", "kno
 pytestmark = pytest.mark.servers
 
 
-def test_kills_at_random_moments_book_nothing(
+def test_kills_at_random_moments_add_nothing_to_the_counters(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     scenario = parse_scenario({"gpus": [{"model": "H100", "load": load} for load, _ in LOADS.values()]})
@@ -63,7 +63,7 @@ def test_kills_at_random_moments_book_nothing(
     began = time.time()
     wait_for(lambda: len(prometheus.query("gpu_allocation_observed_seconds_total > 1")) == len(LOADS), "history", 30)
     for _ in range(KILLS):
-        time.sleep(dice.uniform(0.2, 2.0))  # the moment of the kill is the point of the test
+        time.sleep(dice.uniform(0.2, 2.0))  # the kill has to come at a random moment
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
         running, _ = processes.start_exporter(*flags, environment=nvml_environment, port=port)
@@ -74,7 +74,7 @@ def test_kills_at_random_moments_book_nothing(
     span = int(time.time() - began) + 5
 
     def gains(name: str, label: str) -> Mapping[str, tuple[float, float]]:
-        """By GPU, how far a counter came, and in what time; it has never fallen."""
+        """The increase of a counter by GPU, and the time that it took. Checks that the counter never falls."""
         assert all(resets == 0 for _, resets in prometheus.query(f"resets({name}[{span}s])")), f"{name} fell"
         found = {}
         for place, samples in prometheus.samples(f"{name}[{span}s]", label).items():
@@ -98,6 +98,6 @@ def test_kills_at_random_moments_book_nothing(
                 assert busy == 0.0
                 assert abs(idle - observed) <= SLACK_S
             else:
-                assert busy + idle <= observed + SLACK_S  # at 0 other witnesses may still be loud
+                assert busy + idle <= observed + SLACK_S  # at 0 another witness can still be active
             if "held" in gained:
                 assert abs(gained["held"][gpu][0] - passed_s) <= 2 * SLACK_S, "it was held all the time"

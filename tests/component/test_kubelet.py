@@ -1,4 +1,4 @@
-"""Our PodResources client against the real gRPC implementation on a unix socket."""
+"""The exporter's PodResources client against the real gRPC implementation on a unix socket."""
 
 from __future__ import annotations
 
@@ -68,14 +68,16 @@ def test_grants_name_pod_container_uid_and_device(kubelet: Kubelet, source: Kube
     assert holder.resource == "nvidia.com/gpu"
 
 
-def test_without_log_directories_the_identity_is_the_name_and_says_so(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_without_log_directories_the_name_is_the_identity_and_a_notice_reports_it(
+    kubelet: Kubelet, source: KubeletSource
+) -> None:
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
     (grant,) = source.poll().grants
     assert grant.holder.identity == "name"
     assert grant.holder.key.incarnation == "ml/train-0/main"
 
 
-def test_of_two_uids_under_one_name_the_newest_directory_lives(
+def test_the_newest_directory_gives_the_uid_if_a_name_has_two(
     kubelet: Kubelet, source: KubeletSource, tmp_path: Path
 ) -> None:
     for uid, made in (("new", 2_000_000_000), ("old", 1_000_000_000)):
@@ -100,7 +102,7 @@ def test_of_two_uids_under_one_name_the_newest_directory_lives(
         ("example.com/half-a-gpu", UUID, "uuid", UUID),
     ],
 )
-def test_device_id_forms(
+def test_device_ids_are_parsed_in_every_form(
     kubelet: Kubelet, source: KubeletSource, resource: str, device: str, kind: str, expected: str
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {resource: [device]}}
@@ -108,7 +110,7 @@ def test_device_id_forms(
     assert (grant.kind, grant.device) == (kind, expected)
 
 
-def test_an_empty_answer_after_a_full_one_needs_a_second_one(
+def test_an_empty_answer_after_a_full_one_needs_a_second_empty_answer(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
@@ -123,7 +125,7 @@ def test_an_empty_answer_after_a_full_one_needs_a_second_one(
     assert source.poll().grants == []
 
 
-def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
+def test_an_empty_answer_is_accepted_at_once_while_devices_are_allocatable(
     kubelet: Kubelet, source: KubeletSource
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
@@ -133,10 +135,10 @@ def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
     assert source.poll().grants == []
 
 
-def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_with_devices(
+def test_an_empty_answer_of_a_restarted_kubelet_is_not_accepted_at_once(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
-    """Seen on the real one: the device plugin had registered before the first pod was listed."""
+    """A real kubelet did this: the device plugin had registered before the kubelet listed the first pod."""
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     source.poll()
     kubelet.stop()
@@ -149,10 +151,10 @@ def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_wit
     assert source.poll().grants == []
 
 
-def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
+def test_pods_remain_if_a_kubelet_without_an_api_server_does_not_list_them(
     kubelet: Kubelet, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """A kubelet that starts while the API server is away knows static pods only, for as long as that lasts."""
+    """A kubelet that starts while the API server is unavailable lists only static pods until the API server answers."""
     uid = "6f1b7c1e-0000-4000-8000-000000000000"
     (tmp_path / "pods" / f"ml_a_{uid}").mkdir(parents=True)
     there = {uid}
@@ -199,7 +201,7 @@ def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
     assert source.poll().grants == [], "its cgroup is gone too"
 
 
-def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
+def test_two_empty_answers_are_needed_after_every_restart_of_the_kubelet(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
@@ -224,10 +226,10 @@ def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
     assert len(source.poll().grants) == 1
 
 
-def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
+def test_a_partial_answer_of_a_restarted_kubelet_is_not_accepted_at_once(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
-    """Static pods are known before those of the API server."""
+    """The kubelet lists static pods before the pods of the API server."""
     kubelet.pods = {("ml", name): {"main": {"nvidia.com/gpu": [f"{UUID}::{name}"]}} for name in ("1", "2")}
     source.poll()
     kubelet.stop()
@@ -238,10 +240,10 @@ def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
     kubelet.pods["ml", "2"] = gone
     assert len(source.poll().grants) == 2
     del kubelet.pods["ml", "2"]
-    assert len(source.poll().grants) == 1  # the new kubelet is known by now
+    assert len(source.poll().grants) == 1  # the client has detected the new kubelet by now
 
 
-def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
+def test_an_answer_without_gpus_needs_a_second_answer_even_if_it_lists_pods(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
@@ -256,7 +258,7 @@ def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
 def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
     kubelet: Kubelet, source: KubeletSource, tmp_path: Path
 ) -> None:
-    """A touch of the old directory must not revive the predecessor."""
+    """A newer timestamp on the old directory must not bring the old pod back."""
     old, new = (tmp_path / "pods" / f"ml_train-0_{uid}" for uid in ("old", "new"))
     old.mkdir()
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
@@ -268,7 +270,9 @@ def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
     assert source.poll().grants[0].holder.pod_uid == "new"
 
 
-def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+def test_pods_keep_their_uid_over_a_restart_of_the_kubelet(
+    kubelet: Kubelet, source: KubeletSource, tmp_path: Path
+) -> None:
     (tmp_path / "pods" / "ml_train-0_uid-1").mkdir()
     pods = {("ml", "train-0"): {"main": {"nvidia.com/gpu": [UUID]}}}
     kubelet.pods = dict(pods)
@@ -280,28 +284,26 @@ def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source:
     assert source.poll().grants[0].holder.pod_uid == "uid-1"
 
 
-def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
-    kubelet: Kubelet, source: KubeletSource
-) -> None:
+def test_an_unknown_device_id_is_reported_as_a_problem(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/gi1/ci2", UUID]}}
     answer = source.poll()
     assert [grant.device for grant in answer.grants] == [UUID]
     assert answer.grants[0].holder.units == 2
-    text = "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood, so no GPU is called free"
+    text = "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood, so no GPU is reported as free"
     assert answer.problem == text
 
 
 @pytest.mark.parametrize(
     ("resource", "devices"),
     [
-        ("nvidia.com/hostdev", ["5", "6"]),  # network cards by NVIDIA's own operator
+        ("nvidia.com/hostdev", ["5", "6"]),  # network cards of NVIDIA's operator
         ("nvidia.com/rdma_shared_device_a", ["0"]),
         ("nvidia.com/GA102GL_A10", ["3"]),  # of KubeVirt: the number of an IOMMU group
         ("rdma/hca", ["mlx5_0"]),
         ("example.com/gpu", ["1"]),
     ],
 )
-def test_devices_of_other_resources_are_no_gpus_and_no_problem(
+def test_devices_of_other_resources_are_ignored(
     kubelet: Kubelet, source: KubeletSource, resource: str, devices: list[str]
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID], resource: devices}}
@@ -313,9 +315,7 @@ def test_devices_of_other_resources_are_no_gpus_and_no_problem(
     assert answer.problem == ""
 
 
-def test_further_resources_are_gpus_when_the_site_names_them(
-    kubelet: Kubelet, tmp_path: Path, clock: ManualClock
-) -> None:
+def test_resources_that_the_site_names_are_gpus(kubelet: Kubelet, tmp_path: Path, clock: ManualClock) -> None:
     kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
     named = KubeletSource(
         clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=[r"example\.com/gpu-.*"])
@@ -325,7 +325,7 @@ def test_further_resources_are_gpus_when_the_site_names_them(
         KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]))
 
 
-HAMI = "its scheduler chooses the device and writes it on the pod, whatever the kubelet says"
+HAMI = "its scheduler writes the chosen device on the pod, and the kubelet may report another one"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ HAMI = "its scheduler chooses the device and writes it on the pod, whatever the 
         (f"{UUID}-4::2", "unproven", UUID, HAMI),
     ],
 )
-def test_forms_of_device_ids(
+def test_device_ids_of_named_resources_are_parsed_in_every_form(
     kubelet: Kubelet, source: KubeletSource, device_id: str, kind: str, device: str, reason: str
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [device_id]}}
@@ -358,7 +358,9 @@ def test_forms_of_device_ids(
 
 
 @pytest.mark.parametrize("device_id", ["nvidia.com/gpu=all", "nvidia.com/gpu=0:1", "nvidiactl", "GPU", "0x3", "٣"])
-def test_names_of_no_one_device_are_a_problem(kubelet: Kubelet, source: KubeletSource, device_id: str) -> None:
+def test_an_id_that_does_not_name_one_device_is_a_problem(
+    kubelet: Kubelet, source: KubeletSource, device_id: str
+) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [device_id]}}
     answer = source.poll()
     assert (answer.grants, "is not understood" in answer.problem) == ([], True)
@@ -373,7 +375,7 @@ def test_names_of_no_one_device_are_a_problem(kubelet: Kubelet, source: KubeletS
         ("gpu-0-mig-1g10gb-me-20-0", "", "placement", "0/1g10gb-me/20/0"),
     ],
 )
-def test_devices_of_a_resource_claim(
+def test_devices_of_a_resource_claim_are_granted_to_its_pod(
     kubelet: Kubelet, source: KubeletSource, device: str, share: str, kind: str, granted: str
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {}}
@@ -389,7 +391,7 @@ def offered(answer: Answer) -> list[tuple[str, str]] | None:
     return None if answer.offers is None else [(offer.kind, offer.device) for offer in answer.offers]
 
 
-def test_what_may_be_given_is_known_once_a_plugin_has_offered_gpus(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_allocatable_gpus_are_known_once_a_plugin_has_offered_them(kubelet: Kubelet, source: KubeletSource) -> None:
     assert offered(source.poll()) is None, "no plugin, or none yet"
     kubelet.allocatable = [f"{UUID}::0", f"{UUID}::1", "2"]
     assert offered(source.poll()) == [("uuid", UUID), ("index", "2")]
@@ -410,7 +412,7 @@ def test_a_claim_that_several_pods_use_is_held_by_each_of_them(kubelet: Kubelet,
     assert sorted(grant.holder.pod for grant in source.poll().grants) == ["a", "b"]
 
 
-def test_a_gpu_that_a_virtual_machine_has_is_none_of_the_drivers(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_a_gpu_of_a_virtual_machine_is_not_a_grant(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["vm", "a"] = {"main": {}}
     kubelet.claimed["vm", "a", "main"] = [("gpu.nvidia.com", "gpu-vfio-2", "")]
     assert source.poll() == Answer([])
@@ -425,7 +427,7 @@ def test_a_claimed_device_with_another_name_leaves_no_gpu_free(
     answer = source.poll()
     assert answer.grants == []
     assert answer.problem == (
-        f"ml/a/main has GPUs of a resource claim, and {device!r} names no device of this node, so no GPU is called free"
+        f"ml/a/main has GPUs of a resource claim, but {device!r} is not a device of this node, so no GPU is reported as free"
     )
 
 
@@ -445,37 +447,37 @@ def test_gpus_of_a_resource_claim_without_a_device_leave_no_gpu_free(
     answer = source.poll()
     assert answer.grants == []
     assert answer.problem == (
-        f"ml/a/main has GPUs of a resource claim, and {names[0]!r} names no device of this node, "
-        "so no GPU is called free"
+        f"ml/a/main has GPUs of a resource claim, but {names[0]!r} is not a device of this node, "
+        "so no GPU is reported as free"
     )
 
 
 @pytest.mark.parametrize("driver", ["compute-domain.nvidia.com", "dra.cpu", ""])
-def test_claims_on_other_devices_are_no_problem(kubelet: Kubelet, source: KubeletSource, driver: str) -> None:
+def test_claims_on_other_devices_are_ignored(kubelet: Kubelet, source: KubeletSource, driver: str) -> None:
     kubelet.pods["ml", "a"] = {"main": {}}
     kubelet.claims["ml", "a", "main"] = [(driver, ["example.com/nic=0"])]
     assert source.poll().problem == ""
 
 
 def begin(pod_directory: Path, number: int, at: float) -> None:
-    """A start of a container, at a time of the test."""
+    """Record a start of a container at the given time."""
     pod, container = pod_directory.parent, pod_directory.name
     os.utime(begin_container(pod.parent, pod.name, number, container), (at, at))
 
 
-def test_a_container_that_has_not_begun_cannot_work_yet(
+def test_a_container_that_has_not_started_cannot_work_yet(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     (unknown,) = source.poll().grants
     assert (unknown.working_wall, unknown.why) == (
         math.inf,
-        f"not known when its container began: mount {tmp_path / 'pods'}",
+        f"the start of its container is unknown: mount {tmp_path / 'pods'}",
     )
     pod = tmp_path / "pods" / "ml_a_uid-1"
     begin(pod / "fetch-data", 0, clock.wall())  # its init container
     (staging,) = source.poll().grants
-    assert (staging.working_wall, staging.why) == (math.inf, "its container has not begun")
+    assert (staging.working_wall, staging.why) == (math.inf, "its container has not started")
     assert staging.obstacle == "not_started"
     begin(pod / "main", 0, clock.wall() - 5.0)
     (working,) = source.poll().grants
@@ -501,24 +503,24 @@ def test_a_restart_of_a_container_is_a_new_start_and_a_rotated_log_is_not(
     assert source.poll().grants[0].working_wall == clock.wall() - 10.0
 
 
-def test_an_index_means_another_gpu_for_each_start_of_a_container(
+def test_a_gpu_index_is_proven_again_after_every_start_of_a_container(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """The runtime looks it up at each start, so what one start had says nothing of the next."""
+    """The runtime looks up the index at every start, so the GPU of one start does not prove the GPU of the next."""
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["1"]}}
     directory = tmp_path / "pods" / "ml_a_uid-1" / "main"
     directory.mkdir(parents=True)
-    assert source.poll().grants[0].number == ""  # nothing to remember before it begins
+    assert source.poll().grants[0].number == ""  # the container has not started, so there is no index to remember
     begin(directory, 0, clock.wall())
     assert source.poll().grants[0].number == "device 1, start 0"
     begin(directory, 1, clock.wall())
     assert source.poll().grants[0].number == "device 1, start 1"
 
 
-def test_a_pod_that_comes_back_under_its_name_is_another_pod_while_its_directory_is_missing(
+def test_a_pod_with_the_same_name_is_a_new_pod_while_its_directory_is_missing(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """A StatefulSet's pod that waits for its volumes; the old directory is collected later."""
+    """A StatefulSet's pod that waits for its volumes. The kubelet removes the old directory later."""
     pods = {("ml", "web-0"): {"main": {"nvidia.com/gpu": [UUID]}}}
     begin(tmp_path / "pods" / "ml_web-0_old" / "main", 0, clock.wall())
     kubelet.pods, kubelet.allocatable = dict(pods), [UUID]
@@ -532,9 +534,7 @@ def test_a_pod_that_comes_back_under_its_name_is_another_pod_while_its_directory
     assert source.poll().grants[0].holder.pod_uid == "new"
 
 
-def test_a_problem_of_several_pods_reads_the_same_in_whatever_order_they_are_listed(
-    kubelet: Kubelet, source: KubeletSource
-) -> None:
+def test_a_problem_of_several_pods_has_the_same_text_in_any_order(kubelet: Kubelet, source: KubeletSource) -> None:
     names = ["a", "b", "c"]
     kubelet.claims = {("ml", name, "main"): [("gpu.nvidia.com", [])] for name in names}
     problems = set()
@@ -544,7 +544,7 @@ def test_a_problem_of_several_pods_reads_the_same_in_whatever_order_they_are_lis
     assert len(problems) == 1
 
 
-def test_pods_that_come_and_go_leave_nothing_behind(
+def test_the_client_keeps_nothing_of_pods_that_have_gone(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
 ) -> None:
     for number in range(50):
@@ -558,7 +558,7 @@ def test_pods_that_come_and_go_leave_nothing_behind(
     assert len(source._logs._starts) <= 1
 
 
-def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_the_client_reconnects_to_a_restarted_kubelet_at_once(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     source.poll()
     kubelet.stop()
@@ -568,19 +568,19 @@ def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: Kubele
     assert len(source.poll().grants) == 1
 
 
-def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_a_refusal_contains_the_servers_message(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.status = grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(SourceError, match="gRPC status 8: rejected by rate limit"):
         source.poll()
 
 
-def test_a_large_answer_passes_flow_control(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_a_large_answer_arrives_despite_flow_control(kubelet: Kubelet, source: KubeletSource) -> None:
     for i in range(2_000):
         kubelet.pods["ml", f"pod-{i}-{'x' * 200}"] = {"main": {"nvidia.com/gpu": [UUID]}}
     assert len(source.poll().grants) == 2_000
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_the_client_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:
     path = tmp_path / "mute.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -592,7 +592,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64], ids=["closed", "http1", "noise"]
 )
-def test_a_server_that_speaks_something_else_is_an_error(tmp_path: Path, answer: bytes) -> None:
+def test_a_server_with_another_protocol_is_an_error(tmp_path: Path, answer: bytes) -> None:
     path = tmp_path / "odd.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -618,14 +618,14 @@ MIG_BOARD = {
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["places", "no-places"])
-def test_claimed_instances_are_found_by_their_place_on_the_board(
+def test_claimed_mig_instances_are_found_by_their_placement(
     kubelet: Kubelet,
     tmp_path: Path,
     nvml_environment: dict[str, str],
     nvml_table: NvmlTable,
     refused: bool,
 ) -> None:
-    """By the driver's own answer; where it refuses, two instances of a profile are told apart by nobody."""
+    """The driver reports the place. If the driver refuses, two instances of the same profile cannot be distinguished."""
     faults = [{"at": 0, "call": "nvmlDeviceGetGpuInstanceById", "error": "NVML_ERROR_NO_PERMISSION"}] if refused else []
     scenario = parse_scenario({"gpus": [{**MIG_BOARD, "faults": faults}]})
     ScenarioFeeder(scenario, nvml_table)
@@ -652,16 +652,16 @@ def test_claimed_instances_are_found_by_their_place_on_the_board(
 
 
 def test_a_pod_whose_cgroup_is_gone_has_ended(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> None:
-    """Kubelets before 1.34 list it all the same."""
+    """Kubelets before 1.34 still list the pod."""
     uids = [f"5a89bcaa-3509-4375-83e1-b9e7a571212{number}" for number in range(4)]
     own, done, lives, restarts = uids
     logs, cgroups = tmp_path / "pods", tmp_path / "cgroup"
     for name, uid in (("done", done), ("lives", lives), ("restarts", restarts)):
         kubelet.pods["ml", name] = {"main": {"nvidia.com/gpu": [f"GPU-{uid}"]}}
         begin_container(logs, f"ml_{name}_{uid}")
-    kubelet.pods["kube-system", "other"] = {"main": {}}  # without a GPU, and without a folder of logs yet
+    kubelet.pods["kube-system", "other"] = {"main": {}}  # without a GPU, and still without a log folder
     pods = cgroups / "kubepods.slice" / "kubepods-burstable.slice"
-    for uid in uids:  # the last waits to be started again: no container, but its pod's cgroup
+    for uid in uids:  # the last pod waits for a restart: it has a cgroup, but no container
         (pods / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice").mkdir(parents=True)
     (cgroups / "cgroup.controllers").touch()
     lives_of = PodLives(Cgroups(cgroups).list_pods, own)

@@ -1,4 +1,4 @@
-"""Several reconcilers on a real API server: one writes, and another one takes over where it is silent."""
+"""Several reconcilers on a real API server: one writes, and another takes over when the Lease is no longer renewed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
+from gpu_exporter.reconciler.kubernetes.client.api import Api
+from gpu_exporter.reconciler.kubernetes.client.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.pause import UNTIL, PauseNote, PauseUnreadable
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
@@ -34,7 +34,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 class Replicas:
-    """Two processes, each with its clock, and their Lease."""
+    """Two processes with separate clocks, and their Lease."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self.api = client.CoordinationV1Api(plane.api)
@@ -46,7 +46,7 @@ class Replicas:
         )
 
     def tick(self, *leases: Lease) -> tuple[bool, bool]:
-        """Let these look at the Lease; which of both may write."""
+        """Let these replicas look at the Lease. Returns for both whether they may write."""
         for lease in leases:
             lease.tick()
         return self.a.may_write(), self.b.may_write()
@@ -64,14 +64,14 @@ def replicas(plane: ControlPlane, request: pytest.FixtureRequest) -> Replicas:
     return Replicas(plane, request.node.name.replace("_", "-")[:60].strip("-"))
 
 
-def test_a_silent_holder_is_followed_when_its_lease_is_over_and_not_before(replicas: Replicas) -> None:
+def test_another_replica_takes_the_lease_only_after_it_expires(replicas: Replicas) -> None:
     assert replicas.tick(replicas.a, replicas.b) == (True, False)
     assert (replicas.spec().holder_identity, replicas.spec().lease_transitions) == ("a", 0)
     for _ in range(3):
         replicas.pass_time(RENEW_DEADLINE_S - 1)
         assert replicas.tick(replicas.a, replicas.b) == (True, False), "a renews"
     replicas.pass_time(LEASE_S - 0.5)
-    assert replicas.tick(replicas.b) == (False, False), "nobody may write before the other may take it"
+    assert replicas.tick(replicas.b) == (False, False), "no replica may write until the other may take the Lease"
     replicas.pass_time(0.6)
     assert replicas.tick(replicas.b) == (False, True)
     assert (replicas.spec().holder_identity, replicas.spec().lease_transitions) == ("b", 1)
@@ -79,16 +79,16 @@ def test_a_silent_holder_is_followed_when_its_lease_is_over_and_not_before(repli
     assert replicas.tick(replicas.a) == (False, True)
 
 
-def test_a_holder_that_was_stopped_may_not_write_when_it_goes_on(replicas: Replicas) -> None:
+def test_a_stopped_holder_may_not_write_when_it_continues(replicas: Replicas) -> None:
     assert replicas.tick(replicas.a) == (True, False)
     replicas.clocks[0].later += RENEW_DEADLINE_S - 0.5
     assert replicas.a.may_write()
     replicas.clocks[0].later += 0.5
     assert not replicas.a.may_write()
-    assert replicas.tick(replicas.a) == (True, False), "nobody took it meanwhile"
+    assert replicas.tick(replicas.a) == (True, False), "the other replica has not taken the Lease meanwhile"
 
 
-def test_a_lease_that_was_released_is_taken_at_once_and_not_by_its_last_holder(replicas: Replicas) -> None:
+def test_the_other_replica_takes_a_released_lease_at_once(replicas: Replicas) -> None:
     assert replicas.tick(replicas.a, replicas.b) == (True, False)
     replicas.a.release()
     assert replicas.tick() == (False, False)
@@ -98,9 +98,9 @@ def test_a_lease_that_was_released_is_taken_at_once_and_not_by_its_last_holder(r
     assert replicas.spec().holder_identity == "b"
 
 
-def test_a_lease_that_is_edited_or_deleted_is_lost_and_read_again(replicas: Replicas) -> None:
+def test_the_holder_loses_an_edited_or_deleted_lease_and_reads_it_again(replicas: Replicas) -> None:
     assert replicas.tick(replicas.a) == (True, False)
-    other = {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 15}}
+    other = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 15}}
     replicas.api.patch_namespaced_lease(replicas.name, "default", other)
     assert replicas.tick(replicas.a) == (False, False)
     assert replicas.tick(replicas.a) == (False, False)
@@ -111,13 +111,11 @@ def test_a_lease_that_is_edited_or_deleted_is_lost_and_read_again(replicas: Repl
     assert replicas.tick(replicas.b, replicas.a) == (False, True)
 
 
-def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
-    replicas: Replicas, plane: ControlPlane
-) -> None:
+def test_every_replica_sees_a_pause_on_the_lease_and_the_pause_remains(replicas: Replicas, plane: ControlPlane) -> None:
     place = LeasePause(Api(ControlPlane.connect(plane.admin)), "default", replicas.name)
     assert place.read_pause() is None
     asked = PauseNote(2e9, "storage is being moved")
-    place.write_pause(asked)  # before anybody holds it
+    place.write_pause(asked)  # before any replica holds the Lease
     assert replicas.tick(replicas.a, replicas.b) == (True, False)
     assert replicas.a.read_pause() == asked
     assert replicas.b.read_pause() == asked
@@ -145,7 +143,7 @@ def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
             each.read_pause()
 
 
-def test_a_text_is_kept_by_the_holder_alone_and_by_the_next_one(replicas: Replicas) -> None:
+def test_only_the_current_holder_writes_a_text_and_the_next_holder_reads_it(replicas: Replicas) -> None:
     replicas.tick(replicas.a, replicas.b)
     replicas.a.write_text("journal", "first")
     assert replicas.a.read_text("journal") == "first"
@@ -163,7 +161,7 @@ def test_a_text_is_kept_by_the_holder_alone_and_by_the_next_one(replicas: Replic
     assert replicas.b.read_text("journal") == "second"
 
 
-def test_a_pause_that_is_written_meanwhile_is_not_lost_by_a_text(plane: ControlPlane, replicas: Replicas) -> None:
+def test_writing_a_text_keeps_a_pause_that_was_written_meanwhile(plane: ControlPlane, replicas: Replicas) -> None:
     replicas.tick(replicas.a)
     place = LeasePause(Api(ControlPlane.connect(plane.admin)), "default", replicas.name)
     place.write_pause(PauseNote(time.time() + 600.0, "storage is moved"))
@@ -173,7 +171,7 @@ def test_a_pause_that_is_written_meanwhile_is_not_lost_by_a_text(plane: ControlP
     assert replicas.api.read_namespaced_lease(replicas.name, "default").metadata.annotations[UNTIL]
 
 
-def test_a_renewal_that_arrived_though_it_timed_out_costs_one_try(
+def test_a_renewal_that_arrived_after_its_timeout_costs_only_one_try(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert replicas.tick(replicas.a) == (True, False)
@@ -190,7 +188,7 @@ def test_a_renewal_that_arrived_though_it_timed_out_costs_one_try(
     assert replicas.tick(replicas.b, replicas.a) == (True, False)
 
 
-def test_a_holder_that_the_api_server_no_longer_answers_stops_writing_in_time(
+def test_a_holder_without_an_api_server_stops_writing_in_time(
     plane: ControlPlane, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = StoppableClock()
@@ -204,11 +202,11 @@ def test_a_holder_that_the_api_server_no_longer_answers_stops_writing_in_time(
         clock.later += seconds
         lease.tick()
         assert lease.may_write() is may_write
-    assert caplog.text.count("lease default/partition: API server: ") == 1, "said once"
-    assert "it needs get and update on this Lease, and create on leases" in caplog.text
+    assert caplog.text.count("lease default/partition: API server: ") == 1, "logged once"
+    assert "the reconciler needs `get` and `update` on this Lease, and `create` on leases" in caplog.text
 
 
-def test_nobody_waits_for_longer_than_until_the_lease_is_taken(replicas: Replicas) -> None:
+def test_a_replica_waits_only_until_the_lease_is_taken(replicas: Replicas) -> None:
     began = time.monotonic()
     stop = threading.Event()
     replicas.a.keep(stop)
@@ -220,8 +218,8 @@ def test_nobody_waits_for_longer_than_until_the_lease_is_taken(replicas: Replica
         stop.set()
 
 
-def test_two_reconcilers_follow_each_other_and_mark_each_pod_once(plane: ControlPlane, tmp_path: Path) -> None:
-    """The first is stopped, goes on, and follows the second when that is killed."""
+def test_two_reconcilers_take_turns_and_mark_each_pod_once(plane: ControlPlane, tmp_path: Path) -> None:
+    """The first process is stopped and continued. It takes over when the second process is killed."""
     bench = Bench(plane, "two-reconcilers")
     uids = {name: bench.run_pod(name, started_s_ago=20000.0) for name in ("one", "two", "three")}
     shown = ["one"]
@@ -267,9 +265,9 @@ def test_two_reconcilers_follow_each_other_and_mark_each_pod_once(plane: Control
         assert LABEL not in bench.labels("three")
         assert ": storage" in run_exporter(*asking).stdout
         dry = ["reconcile", "--once", f"--source.exporter={page}", "--no-slurm", *asking[1:]]
-        assert "idle for 3.0 h, but a pause lasts" in run_exporter(*dry).stdout
+        assert "idle for 3.0 h, but a pause is active" in run_exporter(*dry).stdout
         lease = client.CoordinationV1Api(plane.api)
-        forget = {"metadata": {"annotations": {UNTIL: None}}}  # its end would ask for another hour of idleness
+        forget = {"metadata": {"annotations": {UNTIL: None}}}  # the end of a pause would require another idle hour
         lease.patch_namespaced_lease("reconciler", bench.namespace, forget)
         wait_for_mark("three")
         wait_for_role(first_page, 1)

@@ -1,4 +1,4 @@
-"""One cycle each five seconds loses nothing: short work at any moment is seen, on the C library with its finite ring."""
+"""A cycle every five seconds detects short work at any moment. Uses the fake NVML library, whose ring is finite."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 
 RUN_S = 600.0
 WORK_S = 0.2
-SETTLED_S = 5.0  # from the start until cycles are long
-EDGE_S = 0.14  # docs/decisions/0010: how far idle may reach into work at its ends, with a period of a fifth of a second
+SETTLED_S = 5.0  # from the start until the cycles are long
+EDGE_S = 0.14  # docs/decisions/0010: how far idle may overlap work at its ends, with a period of 0.2 s
 
 
 class Run(NamedTuple):
-    """What ten minutes with one short piece of work gave; seconds since the start."""
+    """The result of ten minutes with one short piece of work. Times are seconds since the start."""
 
     spans: list[Span]
     intervals: list[float]
@@ -47,9 +47,7 @@ def table(nvml_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.mark.parametrize("model", ["V100", "A100", "H100"])
 @pytest.mark.parametrize("interval_s", [LEAST["sampling.interval"][0], 0.3, 1.0])
-def test_the_shortest_interval_that_is_allowed_still_knows_an_idle_gpu(
-    table: NvmlTable, model: str, interval_s: float
-) -> None:
+def test_an_idle_gpu_is_known_at_the_shortest_allowed_interval(table: NvmlTable, model: str, interval_s: float) -> None:
     run = play(table, "", RUN_S + 1.0, [0.0], interval_s, interval_s, model)
     assert overlap(run.spans, 0.0, RUN_S) > 0.98 * RUN_S
 
@@ -63,9 +61,9 @@ def play(
     interval_s: float = 1.0,
     model: str = "A100",
 ) -> Run:
-    """Work of WORK_S on `part` ("" is a kernel) from `begin`, on a GPU that is read at the interval it allows.
+    """Simulate work of WORK_S on `part` ("" is a kernel) from `begin`. The exporter chooses the interval.
 
-    `late`: seconds by which each cycle comes late, again and again from the first.
+    `late`: the delay of each cycle in seconds; the list is repeated.
     """
     points = [[0, 0], [begin, 0], [begin, 1], [begin + WORK_S, 1], [begin + WORK_S, 0]]
     work, rest = {"kind": "curve", "points": points}, {"kind": "constant", "value": 0.0}
@@ -106,7 +104,7 @@ def overlap(spans: list[Span], begin: float, end: float) -> float:
     begin=st.floats(SETTLED_S, RUN_S - 15.0),
     late=st.lists(st.floats(0.0, 0.3), min_size=1, max_size=7),
 )
-def test_short_work_at_any_moment_is_seen(table: NvmlTable, part: str, begin: float, late: list[float]) -> None:
+def test_short_work_is_detected_at_any_moment(table: NvmlTable, part: str, begin: float, late: list[float]) -> None:
     run = play(table, part, begin, late)
     idle = [span for span in run.spans if not span.ratio and not span.other]
     seen = [span for span in run.spans if (part in span.other if part else span.ratio)]
@@ -118,7 +116,7 @@ def test_short_work_at_any_moment_is_seen(table: NvmlTable, part: str, begin: fl
     assert sum(interval == 5.0 for interval in run.intervals) > 0.9 * len(run.intervals)
 
 
-def test_long_cycles_ask_the_driver_a_third_as_often(table: NvmlTable) -> None:
+def test_long_cycles_call_the_driver_a_third_as_often(table: NvmlTable) -> None:
     long, short = (play(table, "", 300.0, [0.0], interval_max_s) for interval_max_s in (5.0, 1.0))
     assert set(long.intervals[20:]) == {5.0}
     assert set(short.intervals) == {1.0}

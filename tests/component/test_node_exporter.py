@@ -1,4 +1,4 @@
-"""Our textfiles through the real node_exporter: what a Slurm site runs."""
+"""The exporter's textfiles through the real node_exporter, as on a Slurm site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet", "--state.director
 
 
 @pytest.mark.parametrize("way", ["once", "resident"])
-def test_node_exporter_publishes_our_textfile(
+def test_node_exporter_publishes_the_exporters_textfile(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path, way: str
 ) -> None:
     require("prometheus-node-exporter")
@@ -50,4 +50,4 @@ def test_node_exporter_publishes_our_textfile(
         assert f'gpu_power_limit_watts{{gpu="{index}",uuid="{gpu.uuid}"}} 700' in body
     assert "gpu_driver_up 1" in body
     assert body.count("\nprocess_resident_memory_bytes ") == 1
-    assert "error gathering metrics" not in node_exporter.log()  # a name that both publish is refused there
+    assert "error gathering metrics" not in node_exporter.log()  # node_exporter refuses a name that both publish

@@ -1,4 +1,4 @@
-"""pynvml and our backend on the C library: every published value equals the scenario's truth."""
+"""pynvml and the NVML backend on the fake C library: every published value equals the scenario's value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEMO = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter" / "demo
 
 @pytest.fixture
 def make_backend(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.MonkeyPatch):
-    """Backends on our library, in this process: the loader finds it by its name once it is loaded."""
+    """Makes backends on the fake library in this process. The loader finds the library by name once it is loaded."""
     ctypes.CDLL(str(nvml_directory / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
     monkeypatch.setenv("GPU_EXPORTER_NVML_TABLE", str(nvml_table.path))
     with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ def feed(table: NvmlTable, **gpu: object) -> ScenarioFeeder:
 
 
 def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
-    """Numbers chosen so that any two units confused give another result."""
+    """The numbers are chosen so that a wrong unit gives another result."""
     feed(nvml_table)
     with nvml_table.writing(0) as out:
         out.utilization, out.memory_utilization = 37, 23
@@ -119,7 +119,7 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     assert device.read_persistence_mode() is True
 
 
-def test_a_name_that_is_no_text_costs_itself(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_an_invalid_name_affects_only_the_name(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     with nvml_table.writing(0) as out:
         out.name = b"NVIDIA \xff\xfe"
@@ -129,7 +129,7 @@ def test_a_name_that_is_no_text_costs_itself(backend: NvmlBackend, nvml_table: N
     assert ("nvmlDeviceGetName", "OUT_OF_RANGE") in {(error.call, error.error) for error in device.take_errors()}
 
 
-def test_all_bits_of_the_reasons_are_a_sentinel_and_no_throttling(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_throttle_reasons_with_all_bits_set_are_not_throttling(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     device = first_device(backend)
     for reasons in (2**64 - 1, 2**32 - 1):
@@ -142,7 +142,7 @@ def test_all_bits_of_the_reasons_are_a_sentinel_and_no_throttling(backend: NvmlB
     assert [reason for reason, is_on in device.read_throttle_active().items() if is_on] == ["power_cap"]
 
 
-def test_a_field_that_fails_costs_itself_and_is_counted(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_a_failed_field_is_counted_and_affects_only_itself(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     device = first_device(backend)
     nvml_table.set_field(0, 75, 0, error="NVML_ERROR_UNKNOWN")
@@ -153,11 +153,11 @@ def test_a_field_that_fails_costs_itself_and_is_counted(backend: NvmlBackend, nv
     }
     assert device.take_errors() == []
     nvml_table.set_field(0, 75, 0, error="NVML_ERROR_GPU_IS_LOST")
-    assert "thermal" not in device.read_throttle_seconds()  # the others answer, so the GPU is not lost
+    assert "thermal" not in device.read_throttle_seconds()  # the other fields are answered, so the GPU is not lost
     assert [error.error for error in device.take_errors()] == ["NVML_ERROR_GPU_IS_LOST"]
 
 
-def test_what_is_refused_is_remembered_and_asked_again_later(
+def test_a_refused_call_is_remembered_and_retried_later(
     nvml_directory: Path, nvml_table: NvmlTable, make_backend: MakeBackend
 ) -> None:
     clock = ManualClock()
@@ -183,7 +183,7 @@ def test_what_is_refused_is_remembered_and_asked_again_later(
     assert asked.count("nvmlDeviceGetMaxClockInfo") == 1  # a static fact
 
 
-def test_a_missing_permission_is_told_once_with_what_would_grant_it(
+def test_a_missing_permission_is_reported_once_with_the_remedy(
     make_backend: MakeBackend, nvml_table: NvmlTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
@@ -196,7 +196,7 @@ def test_a_missing_permission_is_told_once_with_what_would_grant_it(
         with pytest.raises(NotSupported):
             device.read_processes()
     clock.advance(RETRY_S + 1)
-    with pytest.raises(NotSupported):  # asked again and refused again, which is no news
+    with pytest.raises(NotSupported):  # refused again, which is not reported again
         device.read_processes()
     assert [record.getMessage() for record in caplog.records] == [
         "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to get this value, "
@@ -208,7 +208,7 @@ MIB = 1024**2
 
 
 def listed(pid: int, mig: str = "") -> GpuProcess:
-    """As `list_pids` lists it."""
+    """The entry that `list_pids` makes."""
     return GpuProcess(pid, mig, pid * MIB)
 
 
@@ -231,12 +231,12 @@ def test_processes_are_listed_with_their_pids(backend: NvmlBackend, nvml_table: 
     assert device.read_processes() == (0, 0, ())
     list_pids(nvml_table, (4711, 0, ""), (4712, 1, ""), (4711, 1, ""), (4713, 0, ""))
     assert device.read_processes() == (2, 2, (listed(4711), listed(4713), listed(4712)))
-    many = range(6000, 6100)  # more than the first room, so the driver refuses once
+    many = range(6000, 6100)  # more than the first buffer holds, so the driver refuses once
     list_pids(nvml_table, *((pid, 0, "") for pid in many))
     assert device.read_processes() == (100, 0, tuple(map(listed, many)))
 
 
-def test_processes_of_mig_instances_by_the_board_or_by_each_instance(
+def test_processes_of_mig_instances_are_read_from_the_board_or_each_instance(
     make_backend: MakeBackend, nvml_table: NvmlTable
 ) -> None:
     clock = ManualClock()
@@ -246,34 +246,34 @@ def test_processes_of_mig_instances_by_the_board_or_by_each_instance(
     found = (listed(4711, "7/0"), listed(4712, "3/1"))
     assert device.read_processes() == (2, 1, found)
     with nvml_table.writing(0) as out:
-        out.processes_by_instance = 1  # as without the right to see the board's
+        out.processes_by_instance = 1  # as without the permission to list the board's processes
     assert device.read_processes() == (2, 1, found)
     for handle in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         nvml_table.set_call(0, handle, "NVML_ERROR_NO_PERMISSION")
     with pytest.raises((NoPermission, NotSupported)):
         device.read_processes()
     with nvml_table.writing(0) as out:
-        out.instance_count = 0  # and none to ask
+        out.instance_count = 0  # there is no instance to ask
     with pytest.raises(NotSupported):
         device.read_processes()
 
 
-def test_a_board_that_names_no_instance_has_its_instances_asked(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_the_instances_are_asked_if_the_board_names_no_instance(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table, mig=[{"profile": "1g.10gb", "gi": 7}])
     list_pids(nvml_table, (4711, 0, ""))
     device = first_device(backend)
-    assert device.read_processes() == (1, 0, (listed(4711),))  # on which instance it is, no call says
+    assert device.read_processes() == (1, 0, (listed(4711),))  # no call reports the instance of the process
     with nvml_table.writing(0) as out:
         out.processes_by_instance = 2
     list_pids(nvml_table, (4711, 0, "7/0"))
     assert device.read_processes() == (1, 0, (listed(4711, "7/0"),))
 
 
-def test_no_pid_is_printed_with_what_holds_it() -> None:
+def test_no_pid_is_printed() -> None:
     assert "4711" not in repr(ProcessList(1.0, (GpuProcess(4711),)))
 
 
-def test_gpm_tells_means_between_two_samples(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
+def test_gpm_reports_means_between_two_samples(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
     clock = ManualClock()
     feeder = ScenarioFeeder(
         parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}}]}), nvml_table, clock
@@ -285,9 +285,9 @@ def test_gpm_tells_means_between_two_samples(nvml_table: NvmlTable, make_backend
 
     device = first_device(make_backend(clock))
     step(1.0)
-    assert device.read_gpm() is None  # the first sample has nothing to be compared with
+    assert device.read_gpm() is None  # the first sample has no earlier sample to compare with
     step(0.05)
-    assert device.read_gpm() is None  # nor has one within 100 ms
+    assert device.read_gpm() is None  # a second sample within 100 ms does not count either
     step(0.95)
     gpm = device.read_gpm()
     assert gpm is not None
@@ -298,16 +298,16 @@ def test_gpm_tells_means_between_two_samples(nvml_table: NvmlTable, make_backend
     assert gpm.elapsed_cycles == pytest.approx(2e9)
     assert gpm.active_cycles == pytest.approx(0.4 * 2e9)
     step(61.0)
-    assert device.read_gpm() is None  # too old to be one's mean
+    assert device.read_gpm() is None  # the last sample is too old for a mean
     step(1.0)
     assert device.read_gpm() is not None
-    clock.advance(1.0)  # the driver's sample did not move: 0/0
+    clock.advance(1.0)  # the driver's sample did not change: 0/0
     assert device.read_gpm() is None
     step(1.0)
-    assert device.read_gpm() is not None  # which was no refusal
+    assert device.read_gpm() is not None  # the 0/0 did not count as a refusal
 
 
-def test_gpm_metrics_with_an_error_or_no_number_are_left_out(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
+def test_gpm_metrics_with_an_error_or_nan_are_left_out(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
     clock = ManualClock()
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
     device = first_device(make_backend(clock))
@@ -323,7 +323,9 @@ def test_gpm_metrics_with_an_error_or_no_number_are_left_out(nvml_table: NvmlTab
     assert gpm.tensor == 0.0
 
 
-def test_a_metric_is_missing_only_where_it_was_told_before(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+def test_a_gpm_metric_is_missing_only_if_it_was_reported_before(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
     clock = ManualClock()
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
     device = first_device(make_backend(clock))
@@ -339,7 +341,7 @@ def test_a_metric_is_missing_only_where_it_was_told_before(make_backend: MakeBac
         return gpm
 
     device.read_gpm()
-    assert not read(1).missing  # no number from the first time on: not available here
+    assert not read(1).missing  # it was never a number, so the metric is not available here
     assert not read(1).missing
     read(None)
     assert not read(None).missing
@@ -348,10 +350,8 @@ def test_a_metric_is_missing_only_where_it_was_told_before(make_backend: MakeBac
     assert broken.graphics == 0.0
 
 
-def test_a_field_that_the_part_does_not_know_is_refused_and_no_failure(
-    backend: NvmlBackend, nvml_table: NvmlTable
-) -> None:
-    """Some drivers say INVALID_ARGUMENT where others say NOT_SUPPORTED."""
+def test_a_field_that_the_board_does_not_support_is_not_a_failure(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    """Some drivers answer INVALID_ARGUMENT where others answer NOT_SUPPORTED."""
     feed(nvml_table)
     device = first_device(backend)
     nvml_table.set_field(0, 82, 0, error="NVML_ERROR_INVALID_ARGUMENT")
@@ -360,10 +360,10 @@ def test_a_field_that_the_part_does_not_know_is_refused_and_no_failure(
     assert device.take_errors() == []
     nvml_table.set_field(0, 82, 50)
     with pytest.raises(NotSupported):
-        device.read_memory_temperature()  # not asked again so soon
+        device.read_memory_temperature()  # the backend does not retry at once
 
 
-def test_a_failure_says_whether_the_question_was_answered_before(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_a_failure_reports_whether_the_call_was_answered_before(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     device = first_device(backend)
     nvml_table.set_call(0, "nvmlDeviceGetOfaUtilization", "NVML_ERROR_UNKNOWN")
@@ -378,9 +378,7 @@ def test_a_failure_says_whether_the_question_was_answered_before(backend: NvmlBa
 
 
 @pytest.mark.parametrize("call", ["nvmlGpmSampleGet", "nvmlGpmQueryDeviceSupport"])
-def test_a_gpm_call_that_fails_is_an_error_and_starts_anew(
-    nvml_table: NvmlTable, make_backend: MakeBackend, call: str
-) -> None:
+def test_gpm_starts_again_after_a_failed_call(nvml_table: NvmlTable, make_backend: MakeBackend, call: str) -> None:
     clock = ManualClock()
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
     device = first_device(make_backend(clock))
@@ -401,7 +399,7 @@ NVLINK_FIELDS = {
 
 
 class Nvlink:
-    """A board whose links all count the same, read each second."""
+    """A board whose links have equal counters, read every second."""
 
     def __init__(self, backend: NvmlBackend, table: NvmlTable, clock: ManualClock, model: str) -> None:
         self._table, self._clock = table, clock
@@ -411,7 +409,7 @@ class Nvlink:
         self.missing: dict[tuple[int, int], str] = {}
 
     def step(self, seconds: float = 1.0, moved: int = 1) -> Traffic | None:
-        """The traffic after some time; None while the witness is missing."""
+        """Advance the time. Returns the traffic, None while the witness is missing."""
         self._clock.advance(seconds)
         for (field, scope), value in self.fields.items():
             self.fields[field, scope] = value + moved
@@ -421,7 +419,7 @@ class Nvlink:
         except NotSupported:
             raise
         except DeviceError as exc:
-            assert exc.once_answered  # so that the moment is unknown
+            assert exc.once_answered  # a failure after an answer makes the moment unknown
             return None
 
     def errors(self) -> int:
@@ -429,7 +427,7 @@ class Nvlink:
 
 
 @pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_UNKNOWN", "NVML_ERROR_INVALID_ARGUMENT"])
-def test_a_link_that_is_silent_for_a_moment_makes_it_unknown_and_the_sum_never_falls(
+def test_a_silent_link_makes_the_moment_unknown_and_the_sum_never_falls(
     make_backend: MakeBackend, nvml_table: NvmlTable, error: str
 ) -> None:
     clock = ManualClock()
@@ -443,10 +441,10 @@ def test_a_link_that_is_silent_for_a_moment_makes_it_unknown_and_the_sum_never_f
 
 
 @pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_UNKNOWN"])
-def test_after_a_minute_the_other_links_go_on_without_the_silent_one(
+def test_after_a_minute_the_sum_continues_without_the_silent_link(
     make_backend: MakeBackend, nvml_table: NvmlTable, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its bytes stay in the sum; it is asked again after a while, and adds what it counts from then on."""
+    """The bytes of the silent link remain in the sum. After a retry, its new bytes are added."""
     clock = ManualClock()
     links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
     before = links.step()
@@ -458,12 +456,12 @@ def test_after_a_minute_the_other_links_go_on_without_the_silent_one(
     assert traffic == (17 * 1062.0 + 1001.0, 18 * 1062.0)
     links.errors()
     last = traffic
-    for _ in range(int(RETRY_S) + 100):  # over the next try as well
+    for _ in range(int(RETRY_S) + 100):  # longer than until the next retry
         traffic = links.step()
         assert traffic is not None
         assert (traffic.rx - last.rx, traffic.tx - last.tx) == (17.0, 18.0)
         last = traffic
-    assert links.errors() <= 1  # the next try
+    assert links.errors() <= 1  # the next retry
     assert [r.getMessage() for r in caplog.records if "NVLink" in r.getMessage()] == [
         "gpu 0: NVLink 5 has not answered field 204 for 60 s; the sum keeps its last count, the other links continue"
     ]
@@ -479,21 +477,23 @@ def test_after_a_minute_the_other_links_go_on_without_the_silent_one(
     assert last.rx == pytest.approx(18 * links.fields[204, 5])
 
 
-def test_a_link_that_is_lost_is_counted_once(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+def test_a_lost_link_is_counted_once(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
     clock = ManualClock()
     links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
     links.step()
     links.missing = {(202, 0): "NVML_ERROR_NOT_SUPPORTED"}
     for _ in range(60):
         links.step()
-        assert links.errors() == 0  # the failure of the whole call is counted by who asked
+        assert links.errors() == 0  # the caller counts the failure of the whole call
     links.step()
     assert links.errors() == 1
     links.step()
     assert links.errors() == 0
 
 
-def test_a_link_that_was_reset_or_joins_late_makes_no_jump(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+def test_a_link_that_is_reset_or_appears_late_makes_no_jump_in_the_sum(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
     clock = ManualClock()
     links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
     links.fields[204, 9] = 5000
@@ -502,7 +502,7 @@ def test_a_link_that_was_reset_or_joins_late_makes_no_jump(make_backend: MakeBac
     first = links.step()
     assert first is not None
     links.fields[204, 9] = 0
-    assert links.step() is None  # a fall may be nonsense: the next reading shows which
+    assert links.step() is None  # a fall can be a wrong value: the next reading decides
     second = links.step()
     assert second == (first.rx + 33.0, first.tx + 36.0)
     clock.advance(RETRY_S + 1)
@@ -512,7 +512,7 @@ def test_a_link_that_was_reset_or_joins_late_makes_no_jump(make_backend: MakeBac
     assert links.step() == (third.rx + 18.0, third.tx + 18.0)
 
 
-def test_a_sum_over_all_links_that_goes_silent_is_missing_and_is_not_replaced_by_another_count(
+def test_a_silent_sum_over_all_links_is_missing_and_not_replaced(
     make_backend: MakeBackend, nvml_table: NvmlTable
 ) -> None:
     clock = ManualClock()
@@ -529,7 +529,7 @@ def test_a_sum_over_all_links_that_goes_silent_is_missing_and_is_not_replaced_by
     assert links.step() == (1063 * 1024.0, 1063 * 1024.0)
 
 
-def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_xids_are_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
     backend.open()
     devices = [backend.find(0), backend.find(1)]
@@ -544,7 +544,9 @@ def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: Nv
     watch.close()
 
 
-def test_a_gpu_without_events_does_not_keep_the_others_from_theirs(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_a_gpu_without_event_support_does_not_block_the_events_of_others(
+    backend: NvmlBackend, nvml_table: NvmlTable
+) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
     nvml_table.set_call(0, "nvmlDeviceRegisterEvents", "NVML_ERROR_NOT_SUPPORTED")
     backend.open()
@@ -557,7 +559,7 @@ def test_a_gpu_without_events_does_not_keep_the_others_from_theirs(backend: Nvml
         backend.watch_events(devices)
 
 
-def test_a_driver_that_does_not_know_the_ring_of_an_engine_has_none(
+def test_a_driver_without_a_ring_for_an_engine_has_no_samples_for_it(
     backend: NvmlBackend, nvml_table: NvmlTable
 ) -> None:
     feed(nvml_table)
@@ -567,10 +569,10 @@ def test_a_driver_that_does_not_know_the_ring_of_an_engine_has_none(
     for _ in range(2):  # the second time it is not even asked
         with pytest.raises(NotSupported, match="NVML_ERROR_INVALID_ARGUMENT"):
             device.read_engine_samples("jpeg", 0.0)
-    assert list(device.read_engine_samples("encoder", 0.0)) == []  # a ring that has no entry yet
+    assert list(device.read_engine_samples("encoder", 0.0)) == []  # the ring has no entry yet
 
 
-def test_the_sample_ring_is_read_from_where_we_were(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_the_sample_ring_is_read_from_the_last_position(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     with nvml_table.writing(0) as out:
         out.sample_count = 0
@@ -585,7 +587,7 @@ def test_the_sample_ring_is_read_from_where_we_were(backend: NvmlBackend, nvml_t
     assert device.read_utilization_samples(1_700_000_001.0) == []
 
 
-def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_mig_instances_are_found_if_their_indexes_have_gaps(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table, mig=[{"profile": "3g.40gb"}, {"profile": "1g.10gb"}, {"profile": "2g.20gb"}])
     with nvml_table.writing(0) as out:
         out.instances[1].uuid = b""
@@ -600,8 +602,8 @@ def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -
         device.read_utilization()
 
 
-def test_compute_instances_have_slices_of_their_own(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
-    """NVML reports both for each: the GPU instance's slices, and the compute instance's."""
+def test_compute_instances_have_their_own_slices(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    """NVML reports both numbers for every instance: the slices of the GPU instance and of the compute instance."""
     profiles = ("1c.3g.40gb", "2c.3g.40gb", "4g.40gb")
     places = ((1, 0), (1, 1), (2, 0))
     mig = [{"profile": name, "gi": gi, "ci": ci} for name, (gi, ci) in zip(profiles, places, strict=True)]
@@ -648,15 +650,15 @@ def test_mig_mode_and_instances_change_at_run_time(make_backend: MakeBackend, nv
         device.read_utilization()
     # Two compute instances of one GPU instance are distinguished.
     assert step(1.0) == [("7/0", "1g.10gb", 0.5), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
-    # Another instance under the same id is not compared with the one before.
+    # A new instance with the same id is not compared with the earlier instance.
     assert step(9.0) == [("7/0", "2g.20gb", None), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
     assert step(1.0)[0] == ("7/0", "2g.20gb", 1.0)
     assert step(9.0) == []
     assert device.identity.mig_mode == "disabled"
-    assert device.read_utilization().gpu == 0.0  # refused while MIG was on, and answered again at once
+    assert device.read_utilization().gpu == 0.0  # refused while MIG mode was on, and answered at once afterwards
 
 
-def test_mig_on_ampere_has_no_activity(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_mig_instances_on_ampere_have_no_activity(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "A100", "mig": [{"profile": "1g.10gb"}]}]}), nvml_table)
     (instance,) = first_device(backend).list_instances()
     with pytest.raises(NotSupported):
@@ -674,7 +676,7 @@ def test_mig_on_ampere_has_no_activity(backend: NvmlBackend, nvml_table: NvmlTab
         ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", DriverChanged),
     ],
 )
-def test_errors_by_their_names(
+def test_errors_are_counted_by_name(
     backend: NvmlBackend, nvml_table: NvmlTable, error: str, kind: type[DeviceError]
 ) -> None:
     feed(nvml_table)
@@ -687,7 +689,7 @@ def test_errors_by_their_names(
     assert device.read_temperature() > 0
 
 
-def test_one_lost_handle_costs_one_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_a_lost_handle_affects_only_its_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 3}), nvml_table)
     nvml_table.set_call(1, "nvmlDeviceGetHandleByIndex", "NVML_ERROR_GPU_IS_LOST")
     backend.open()
@@ -697,7 +699,7 @@ def test_one_lost_handle_costs_one_gpu(backend: NvmlBackend, nvml_table: NvmlTab
         backend.find(1)
 
 
-def test_a_driver_that_is_not_loaded_is_named(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+def test_an_error_names_a_driver_that_is_not_loaded(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     nvml_table.table.init_rc = 9
     with pytest.raises(
         DriverUnavailable, match=r"the NVIDIA kernel driver is not loaded \(NVML_ERROR_DRIVER_NOT_LOADED\)"
@@ -713,7 +715,7 @@ def once(environment: dict[str, str], *flags: str) -> subprocess.CompletedProces
     return run_exporter("--once", *quiet, *flags, environment=environment)
 
 
-def test_once_publishes_the_scenarios_truth(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
+def test_once_publishes_the_scenarios_values(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
     scenario = load_scenario(DEMO)
     feeder = ScenarioFeeder(scenario, nvml_table)
     feeder.start()
@@ -739,19 +741,21 @@ def test_once_publishes_the_scenarios_truth(nvml_environment: dict[str, str], nv
     assert ("gpu_utilization_ratio", "6", None) not in values
     assert values["gpu_mig_memory_total_bytes", "6", "1/0"] == 40 * 1024**3
     assert values["gpu_mig_activity_supported", "6", "1/0"] == 1
-    assert 0 <= values["gpu_mig_graphics_active_ratio", "6", "1/0"] <= 1  # the 100 ms of a GPM window were waited for
+    assert (
+        0 <= values["gpu_mig_graphics_active_ratio", "6", "1/0"] <= 1
+    )  # the exporter waited for the 100 ms of a GPM window
     assert values["gpu_driver_up", None, None] == 1
 
 
-def test_once_as_json_and_table(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
+def test_once_prints_json_and_a_table(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
     feed(nvml_table, load={"kind": "constant", "value": 0.5})
     data = json.loads(once(nvml_environment, "--format=json").stdout)
     assert data["gpus"][0]["name"] == "NVIDIA H100 80GB HBM3"
-    assert data["gpus"][0]["utilization_ratio"] in (0.0, 0.5)  # before the feeder's first period: not yet loaded
+    assert data["gpus"][0]["utilization_ratio"] in (0.0, 0.5)  # 0.0 before the feeder's first period
     assert once(nvml_environment, "--format=table").stdout.startswith("GPU  NAME")
 
 
-def test_once_writes_a_textfile_by_rename(
+def test_once_replaces_a_textfile_by_rename(
     nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     feed(nvml_table)
@@ -763,7 +767,9 @@ def test_once_writes_a_textfile_by_rename(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpu.prom")] == []
 
 
-def test_once_says_partial_when_a_gpu_is_lost(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
+def test_once_reports_a_partial_result_when_a_gpu_is_lost(
+    nvml_environment: dict[str, str], nvml_table: NvmlTable
+) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
     nvml_table.set_call(1, "*", "NVML_ERROR_GPU_IS_LOST")
     done = once(nvml_environment)
@@ -790,7 +796,7 @@ def test_once_gives_up_on_a_hung_driver_in_time(nvml_environment: dict[str, str]
     ],
     ids=["a GPU with its driver", "a GPU whose driver is not loaded", "a GPU given away", "no GPU"],
 )
-def test_once_without_a_driver_is_one_clear_line_and_a_fault_only_where_a_gpu_is_missed(
+def test_once_without_a_driver_prints_one_line_and_fails_only_if_a_gpu_is_missing(
     tmp_path: Path, kernel_driver: str | None, status: int, what: str
 ) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}

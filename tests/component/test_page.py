@@ -38,7 +38,9 @@ def pod(gpu: int, name: str, **more: Any) -> dict[str, Any]:
     return {"gpu": gpu, "kind": "pod", "name": name, **more}
 
 
-def test_words_choose_rows_and_stay_over_a_refresh(browser: Browser, processes: Processes, tmp_path: Path) -> None:
+def test_filter_words_choose_rows_and_remain_after_a_refresh(
+    browser: Browser, processes: Processes, tmp_path: Path
+) -> None:
     gpus = [{"model": "H100", "load": IDLE}] * 3
     holders = [pod(0, "ml/train-0/main"), pod(1, "vision/train-1/main")]
     exporter, url = serve(processes, tmp_path, {"gpus": gpus, "holders": holders})
@@ -62,18 +64,18 @@ def test_words_choose_rows_and_stay_over_a_refresh(browser: Browser, processes: 
         "new Promise((_, no) => options.signal?.addEventListener('abort', no))",  # hangs
     ):
         browser.ask(f"fetch = async (_, options) => {answer}, 0")
-        browser.ask("read(), 0")  # and not at the next interval
+        browser.ask("read(), 0")  # at once, not at the next interval
         browser.wait("document.getElementById('silent').checkVisibility()")
         assert browser.ask(SHOWN) == ["vision/train-1/main"], "nothing else takes the place of what was known"
         browser.ask("fetch = own, read(), 0")
         browser.wait("!document.getElementById('silent').checkVisibility()")
     exporter.stop()
     browser.wait("document.getElementById('silent').checkVisibility()")
-    assert "What is shown is old" in browser.ask("document.getElementById('silent').innerText")
+    assert "This page shows old values" in browser.ask("document.getElementById('silent').innerText")
     assert browser.ask(SHOWN) == ["vision/train-1/main"]
 
 
-def test_without_javascript_all_rows_are_there_and_no_field_that_does_nothing(
+def test_without_javascript_the_page_shows_all_rows_and_no_filter_field(
     browser: Browser, processes: Processes, tmp_path: Path
 ) -> None:
     _, url = serve(processes, tmp_path, {"gpus": [{"model": "H100"}] * 2, "holders": [pod(0, "ml/a/main")]})
@@ -83,13 +85,15 @@ def test_without_javascript_all_rows_are_there_and_no_field_that_does_nothing(
     assert browser.ask("document.querySelector('meta[http-equiv=refresh]').content") == "5"
 
 
-def test_a_hostile_name_stays_text_and_no_gpu_is_said(browser: Browser, processes: Processes, tmp_path: Path) -> None:
+def test_the_page_shows_a_hostile_name_as_text_and_reports_missing_gpus(
+    browser: Browser, processes: Processes, tmp_path: Path
+) -> None:
     (tmp_path / "none").mkdir()
     _, url = serve(processes, tmp_path, {"gpus": [{"model": "H100"}], "holders": [pod(0, f"ml/{HOSTILE}/main")]})
     browser.open(url)
     browser.wait("document.body.innerText.includes('onerror')")
     assert browser.ask("[document.title, document.images.length]") == ["gpu-exporter", 0]
-    _, url = processes.start_exporter("--no-attribution.kubelet", "--no-attribution.slurm")  # no driver is here
+    _, url = processes.start_exporter("--no-attribution.kubelet", "--no-attribution.slurm")  # there is no driver here
     browser.open(url)
     assert browser.ask(
         "[document.querySelectorAll('table').length, document.querySelectorAll('.tile b')[0].innerText]"
@@ -100,7 +104,7 @@ def test_a_hostile_name_stays_text_and_no_gpu_is_said(browser: Browser, processe
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 800), (860, 900), (1300, 900), (3840, 2160)])
-def test_nothing_lies_beside_the_screen(
+def test_the_page_fits_the_width_of_the_screen(
     browser: Browser, processes: Processes, tmp_path: Path, width: int, height: int
 ) -> None:
     parts = [{"profile": "1g.10gb", "load": IDLE}] * 7

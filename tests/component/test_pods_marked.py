@@ -17,13 +17,13 @@ from kubernetes.client.exceptions import ApiException
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
 from gpu_exporter.reconciler.marks import Mark, MarkError
@@ -99,15 +99,15 @@ class Bench:
         self.mark_with(sets_condition=False)
 
     def mark_with(self, *, sets_condition: bool) -> None:
-        """Another process, with this setting."""
+        """Continue as a new process with this setting."""
         api = Api(ControlPlane.connect(self.plane.admin))
         self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition)
         self.restart()
 
     def restart(self) -> None:
-        """Another process: what the pods carry is all that it has."""
+        """Continue as a new process, which knows only the marks on the pods."""
         self.source.clock = self.clock
-        self.cycle = Cycle(
+        self.cycle = ReconcileCycle(
             judge_of(self.source, [self.marker], Rulebook(self.policy), self.clock),
             [self.marker],
             self.policy,
@@ -118,7 +118,7 @@ class Bench:
     def run_pod(
         self, name: str, started_s_ago: float = 9000.0, resource: str = "nvidia.com/gpu", **metadata: Any
     ) -> str:
-        """A pod with one GPU that runs, as its kubelet would tell; its UID."""
+        """A running pod with one GPU, with the status that a kubelet would write. Returns its UID."""
         pod = static_pod(name, 1, **metadata)
         pod["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
         pod["metadata"]["namespace"] = self.namespace
@@ -131,7 +131,7 @@ class Bench:
         self.run_in(self.namespace, name, started_s_ago)
 
     def run_in(self, namespace: str, name: str, started_s_ago: float = 9000.0) -> None:
-        """The same in another namespace."""
+        """Start the same pod in another namespace."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - started_s_ago))
         containers = self.plane.pod(name, namespace)["spec"]["containers"]
         state = {
@@ -155,7 +155,7 @@ class Bench:
         return self.plane.pod(name, self.namespace)["metadata"].get("annotations") or {}
 
     def run(self) -> tuple[list[str], list[str]]:
-        """One cycle: what was written and skipped in it."""
+        """Run one cycle. Returns the writes and the skips."""
         self.tally.writes.clear()
         self.tally.skips.clear()
         self.cycle.run()
@@ -174,7 +174,7 @@ def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench
     plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
 
 
-def test_a_mark_comes_grows_and_goes_with_the_first_activity(bench: Bench) -> None:
+def test_a_mark_is_set_grows_and_is_removed_at_the_first_activity(bench: Bench) -> None:
     uid = bench.run_pod("train", labels={"app": "mine"})
     bench.source.pods["train"] = (uid, 70.0)
     assert bench.run() == (["written"], [])
@@ -212,7 +212,7 @@ def test_a_replaced_pod_of_the_same_name_gets_no_mark(bench: Bench) -> None:
     assert bench.run() == ([], ["replaced"])
 
 
-def test_a_patch_for_an_old_uid_is_counted_and_not_retried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_for_a_replaced_pod_is_counted_and_not_retried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod is replaced between reading and writing: the server answers 422."""
     old = bench.run_pod("train-0")
     stale = bench.plane.pod("train-0", bench.namespace)
@@ -229,7 +229,7 @@ def test_a_patch_for_an_old_uid_is_counted_and_not_retried(bench: Bench, monkeyp
     assert caught.value.result == "replaced"
 
 
-def test_a_pod_that_changed_since_it_was_read_is_left_to_the_next_cycle(
+def test_a_pod_that_changed_since_it_was_read_is_marked_in_the_next_cycle(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uid = bench.run_pod("train")
@@ -242,7 +242,7 @@ def test_a_pod_that_changed_since_it_was_read_is_left_to_the_next_cycle(
     assert bench.run() == (["written"], [])
 
 
-def test_without_evidence_marks_stay_for_a_while_and_then_go(bench: Bench) -> None:
+def test_without_evidence_marks_remain_for_a_while_and_are_then_removed(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -256,7 +256,7 @@ def test_without_evidence_marks_stay_for_a_while_and_then_go(bench: Bench) -> No
     assert LABEL not in bench.labels("train")
 
 
-def test_a_reconciler_that_restarts_again_and_again_still_withdraws(bench: Bench) -> None:
+def test_a_reconciler_that_restarts_often_still_removes_marks(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -270,7 +270,7 @@ def test_a_reconciler_that_restarts_again_and_again_still_withdraws(bench: Bench
     assert bench.labels("train") == {}
 
 
-def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(bench: Bench) -> None:
+def test_the_reconciler_renews_the_evidence_on_a_pod_but_not_in_every_cycle(bench: Bench) -> None:
     uid = bench.run_pod("train", labels={"app": "mine"})
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -283,7 +283,7 @@ def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(
             "train", bench.namespace, {"metadata": {"labels": {"n": str(bench.clock.ahead)}}}
         )
         written += bench.run()[0]
-    assert written == ["renewed"] * 4  # each quarter of ten minutes, whatever else changed on the pod
+    assert written == ["renewed"] * 4  # every quarter of ten minutes, whatever else changed on the pod
     last = bench.annotations("train")
     assert last[EVIDENCE] == "its one GPU idle for 12 min"
     assert seconds(last[OBSERVED]) - seconds(first[OBSERVED]) == 600
@@ -292,8 +292,8 @@ def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(
     assert [reason for reason, _ in bench.events("train")] == ["GpuUnderused"]
 
 
-def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -> None:
-    """The owner takes the mark away and writes an annotation of that name, while the cycle reads its evidence."""
+def test_a_renewal_does_not_overwrite_a_change_by_the_owner(bench: Bench) -> None:
+    """The owner removes the mark and writes an annotation with the same name while the cycle reads its evidence."""
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == (["written"], [])
@@ -312,8 +312,8 @@ def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -
     assert bench.annotations("train")[EVIDENCE] == "mine"
 
 
-def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Bench) -> None:
-    """The GPU was assigned 30 s before the container could start: an image was pulled."""
+def test_a_pod_that_is_idle_from_its_start_becomes_underused_without_a_removal(bench: Bench) -> None:
+    """The GPU was assigned 30 s before the container could start, because an image was pulled."""
     uid = bench.run_pod("train", started_s_ago=70.0)
     bench.clock.stopped = time.time()
     seen = []
@@ -329,13 +329,13 @@ def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Ben
 
 
 def condition_of(bench: Bench, name: str) -> dict[str, Any]:
-    """Our condition on a pod, {} where there is none."""
+    """The reconciler's condition on a pod, {} if the pod has no such condition."""
     conditions = bench.plane.pod(name, bench.namespace)["status"].get("conditions") or ()
     return next((each for each in conditions if each["type"] == CONDITION), {})
 
 
-def test_a_condition_with_a_heartbeat_stands_beside_underused_and_goes_with_it(bench: Bench) -> None:
-    """Its heartbeat follows the evidence; the time of its transition and the conditions of others stay."""
+def test_underused_pods_have_a_condition_with_a_heartbeat(bench: Bench) -> None:
+    """The heartbeat follows the evidence. The transition time and the conditions of other programs remain."""
     bench.mark_with(sets_condition=True)
     uid = bench.run_pod("train")
     others = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -368,8 +368,8 @@ def test_a_condition_with_a_heartbeat_stands_beside_underused_and_goes_with_it(b
     assert [each["type"] for each in kept if each["type"] == "Ready"] == ["Ready"]
 
 
-def test_a_mark_without_its_condition_gets_one_and_a_stray_condition_goes_with_the_mark(bench: Bench) -> None:
-    """Turned on, then off again, while the mark stands."""
+def test_a_missing_condition_is_added_and_a_leftover_is_removed_with_the_mark(bench: Bench) -> None:
+    """The condition is enabled and then disabled while the mark remains."""
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -385,7 +385,7 @@ def test_a_mark_without_its_condition_gets_one_and_a_stray_condition_goes_with_t
     assert condition_of(bench, "train") == {}
 
 
-def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
+def test_without_the_right_on_pod_status_labels_are_still_set_and_removed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     marked_meanwhile: list[bool] = []
@@ -406,14 +406,12 @@ def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == (["written"], [])
     assert bench.labels("train")[LABEL] == "underused"
-    assert "needs `patch` on pods/status, in the chart reconciler.condition" in caplog.text
+    assert "needs `patch` on pods/status (chart: reconciler.condition)" in caplog.text
 
 
 @pytest.mark.parametrize("silence", ["no answer", "no series", "unknown"])
 @pytest.mark.parametrize("change", ["not_running", "terminating"])
-def test_a_mark_without_evidence_goes_at_once_when_its_pod_no_longer_runs(
-    bench: Bench, silence: str, change: str
-) -> None:
+def test_the_mark_of_a_pod_that_no_longer_runs_is_removed_at_once(bench: Bench, silence: str, change: str) -> None:
     uid = bench.run_pod("train", finalizers=["gpu-exporter.io/test"])
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -435,7 +433,7 @@ def seconds(text: str) -> int:
     return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
-def test_a_new_reconciler_takes_over_what_it_finds(bench: Bench) -> None:
+def test_a_new_reconciler_takes_over_existing_marks(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -445,7 +443,7 @@ def test_a_new_reconciler_takes_over_what_it_finds(bench: Bench) -> None:
     assert bench.run() == (["withdrawn"], [])
 
 
-def test_the_clock_of_a_container_starts_with_it(bench: Bench) -> None:
+def test_the_idle_time_of_a_container_starts_with_the_container(bench: Bench) -> None:
     uid = bench.run_pod("train", started_s_ago=100.0)
     bench.source.pods["train"] = (uid, 500.0)
     assert bench.run() == ([], ["restarted"])
@@ -454,7 +452,7 @@ def test_the_clock_of_a_container_starts_with_it(bench: Bench) -> None:
     assert bench.labels("train")[LABEL] == "candidate"
 
 
-def test_a_mark_goes_when_its_container_restarts(bench: Bench) -> None:
+def test_a_mark_is_removed_when_its_container_restarts(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 500.0)
     bench.run()
@@ -463,7 +461,7 @@ def test_a_mark_goes_when_its_container_restarts(bench: Bench) -> None:
     assert LABEL not in bench.labels("train")
 
 
-def test_the_mark_of_a_finished_pod_is_withdrawn(bench: Bench) -> None:
+def test_the_mark_of_a_finished_pod_is_removed(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -472,7 +470,7 @@ def test_the_mark_of_a_finished_pod_is_withdrawn(bench: Bench) -> None:
     assert LABEL not in bench.labels("train")
 
 
-def test_a_label_with_a_value_that_is_not_ours_is_left_alone(bench: Bench) -> None:
+def test_a_label_with_a_foreign_value_is_left_alone(bench: Bench) -> None:
     uid = bench.run_pod("train", labels={LABEL: "mine"})
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == ([], ["foreign"])
@@ -482,13 +480,13 @@ def test_a_label_with_a_value_that_is_not_ours_is_left_alone(bench: Bench) -> No
 
 
 def strip(bench: Bench, name: str) -> None:
-    """What a tenant may do to a pod of his own."""
+    """Remove the annotations, as a tenant can on his own pod."""
     gone = dict.fromkeys(bench.annotations(name))
     bench.plane.core.patch_namespaced_pod(name, bench.namespace, {"metadata": {"annotations": gone}})
     assert bench.annotations(name) == {}
 
 
-def test_a_mark_without_its_annotations_is_adopted_while_it_is_true_and_goes_otherwise(bench: Bench) -> None:
+def test_a_mark_without_annotations_is_adopted_if_true_and_removed_if_not(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -501,7 +499,7 @@ def test_a_mark_without_its_annotations_is_adopted_while_it_is_true_and_goes_oth
     assert bench.labels("train") == {}
 
 
-def test_a_time_of_evidence_in_the_future_makes_no_mark_immortal(bench: Bench) -> None:
+def test_a_mark_with_evidence_from_the_future_is_still_removed(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -513,7 +511,7 @@ def test_a_time_of_evidence_in_the_future_makes_no_mark_immortal(bench: Bench) -
     assert bench.run() == (["withdrawn"], [])
 
 
-def test_marks_per_cycle_are_limited_and_the_longest_idle_comes_first(bench: Bench) -> None:
+def test_marks_per_cycle_are_limited_and_the_longest_idle_pods_come_first(bench: Bench) -> None:
     bench.policy = POLICY._replace(new_marks_max=1)
     bench.restart()
     for pod, run in (("a", 130.0), ("b", 500.0)):
@@ -523,7 +521,7 @@ def test_marks_per_cycle_are_limited_and_the_longest_idle_comes_first(bench: Ben
     assert bench.run() == (["written"], [])
 
 
-def test_an_api_server_that_is_gone_and_comes_back_costs_nothing(bench: Bench) -> None:
+def test_an_outage_of_the_api_server_loses_no_mark(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
@@ -539,7 +537,7 @@ def test_an_api_server_that_is_gone_and_comes_back_costs_nothing(bench: Bench) -
 
 
 def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
-    """What an exporter publishes of a pod whose one GPU has been idle for three hours."""
+    """The series of an exporter for a pod whose one GPU has been idle for three hours."""
     now = time.time()
     key = f'gpu="0",uuid="GPU-1",mig="",mig_uuid="",scheduler="kubernetes",namespace="{namespace}",pod="{pod}",container="train"'
     return (
@@ -555,7 +553,7 @@ def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
     )
 
 
-def test_the_command_writes_with_apply_only_audits_and_removes_all(bench: Bench, tmp_path: Path) -> None:
+def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: Bench, tmp_path: Path) -> None:
     uid = bench.run_pod("train", started_s_ago=20000.0)
     access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
     with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
@@ -577,11 +575,11 @@ def test_the_command_writes_with_apply_only_audits_and_removes_all(bench: Bench,
     with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "another", uid)) as address:
         command = ("reconcile", "--once", f"--source.exporter={address}", *access, audit)
         done = run_exporter(*command, f"--explain={bench.namespace}/train")
-        assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its marks were\n  20"), (
+        assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its earlier marks:\n  20"), (
             done.stderr
         )
         assert past in done.stdout
-        assert run_exporter(*command, f"--explain={bench.namespace}/nobody").returncode == 2
+        assert run_exporter(*command, f"--explain={bench.namespace}/absent").returncode == 2
         same = run_exporter("explain", f"{bench.namespace}/train", *command[2:])
         assert (same.returncode, same.stdout) == (done.returncode, done.stdout), same.stderr
         done = run_exporter("explain", *command[2:])
@@ -601,7 +599,7 @@ def test_the_command_writes_with_apply_only_audits_and_removes_all(bench: Bench,
 
 
 def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path) -> None:
-    """In the table, as JSON and with --explain; as a user who has the rights of the chart's dry run."""
+    """Checks the table, JSON and --explain, with the rights of the chart's dry run."""
     pages = []
     for name, metadata in (("train", {}), ("other", {"labels": {LABEL: "mine"}})):
         uid = bench.run_pod(name, started_s_ago=20000.0, **metadata)
@@ -619,7 +617,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         allowed = (*command, f"--kubernetes.kubeconfig={reader}")
         done = run_exporter(*allowed)
         assert (done.returncode, LABEL in done.stdout) == (4, False), "what surrounds pods is not known"
-        assert f"not seen: what surrounds pods of {bench.namespace} cannot be read: " in done.stderr
+        assert f"not seen: the surroundings of pods in {bench.namespace} cannot be read: " in done.stderr
         assert "status 403" in done.stderr
         rbac.create_cluster_role(role)
         subject = {"kind": "User", "name": "reader", "apiGroup": "rbac.authorization.k8s.io"}
@@ -636,14 +634,14 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
         assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
         done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
-        assert f"  REFUSED: foreign: {LABEL} has a value that is not ours\n" in done.stdout
+        assert f"  REFUSED: foreign: {LABEL} has a value that the reconciler does not set\n" in done.stdout
         done = run_exporter(*command, "--no-kubernetes")
-        assert done.stderr.count("no way to the API server") == 1
+        assert done.stderr.count("cannot connect to the API server") == 1
         assert "REFUSED" not in done.stdout
     assert (bench.labels("other"), bench.labels("train")) == ({LABEL: "mine"}, {})
 
 
-def test_gpus_of_a_sites_own_resource_are_counted_when_it_is_named(bench: Bench) -> None:
+def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench: Bench) -> None:
     uid = bench.run_pod("train", started_s_ago=20000.0, resource="example.com/h100")
     page = metrics_of_an_idle_pod(bench.namespace, "train", uid)
     named = r"--attribution.resource=example\.com/h100"
@@ -652,7 +650,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_when_it_is_named(bench: Bench)
         command = ("reconcile", "--once", f"--source.exporter={address}", *access)
         assert "REFUSED: gpus" in run_exporter(*command).stdout
         done = run_exporter(*command, "--apply")
-        assert "not marked underused: the pod asks for 0 GPUs, the evidence is of 1" in done.stderr
+        assert "not marked underused: the pod asks for 0 GPUs, the evidence is about 1" in done.stderr
         assert LABEL not in bench.labels("train")
         assert "REFUSED" not in run_exporter(*command, named).stdout
         done = run_exporter(*command, named, "--apply")
@@ -662,14 +660,14 @@ def test_gpus_of_a_sites_own_resource_are_counted_when_it_is_named(bench: Bench)
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds neither"),
-        (("--apply", "--kubernetes", "--no-slurm"), "no way to the API server: "),
-        (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
-        (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
+        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds nothing to mark"),
+        (("--apply", "--kubernetes", "--no-slurm"), "cannot connect to the API server: "),
+        (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
+        (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
         (("--apply", "--explain=ml/train"), "--explain and --gpu write nothing"),
     ],
 )
-def test_a_way_that_was_asked_for_and_cannot_be_gone_is_said(flags: tuple[str, ...], complaint: str) -> None:
+def test_a_requested_target_that_is_unavailable_is_reported(flags: tuple[str, ...], complaint: str) -> None:
     done = run_exporter("reconcile", "--once", "--source.exporter=127.0.0.1:1", *flags)
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -1,4 +1,4 @@
-"""Actions on a real API server with the real controllers: what is suspended, what never is, and what a crash leaves."""
+"""Actions on a real API server with the real controllers: suspended objects, protected objects, and crashes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, par
 from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HostLimits
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
-from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import Lease
+from gpu_exporter.reconciler.kubernetes.client.api import Api
+from gpu_exporter.reconciler.kubernetes.client.lease import Lease
 from gpu_exporter.reconciler.kubernetes.shapes import STOPPED
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.record import Standing
-from gpu_exporter.reconciler.target import Held
 from tests.component.test_shapes import QUEUE, Ground, count_pods, plane  # noqa: F401  # a fixture
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane
@@ -52,11 +52,11 @@ WORKLOAD = ("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process has died."""
 
 
 class MortalApi(Api):
-    """Dies at the call of this number: before it, or when its answer comes."""
+    """Dies at the call with this number: before the call, or when its answer arrives."""
 
     def __init__(self, connection: client.ApiClient, at: int, *, answered: bool) -> None:
         super().__init__(connection)
@@ -74,7 +74,7 @@ class MortalApi(Api):
 
 
 class Team(Ground):
-    """A namespace with a reconciler that acts, and that keeps its journal in a Lease there."""
+    """A namespace with a reconciler that acts and keeps its journal in a Lease."""
 
     settings = ACT
     actor: Actor | None = None
@@ -100,7 +100,7 @@ class Team(Ground):
         self.spared += [reason] * len(decisions)
 
     def restart(self) -> None:
-        """Another process: what is written on objects and in the Lease is all that it has."""
+        """Continue as a new process, which knows only the objects and the Lease."""
         super().restart()
         book = Rulebook(self.policy)
         audit = AuditLog(self.audit_path, book, self.clock, lambda: pytest.fail("audit"))
@@ -108,7 +108,7 @@ class Team(Ground):
         actors = {"kubernetes": self.actor or PodActor(admin, self.policy, self.clock)}
         self.lease = Lease(self.journal_api or admin, self.namespace, "leader", self.clock, identity="test")
         self.lease.tick()
-        proofs: Any = self.proofs  # which answers as the real one does, as test_proofs shows
+        proofs: Any = self.proofs  # answers like the real one (see test_proofs)
         record: Any = self.said
         judge = judge_of(self.source, [self.marker], book, self.clock)
         acts = Acts(Journal(self.lease), actors, record, audit, self, self.clock)
@@ -124,10 +124,12 @@ class Team(Ground):
             lambda: self.leads and self.lease.may_write(),
         )
         runner = ActionRunner(self.settings, parts, self, self.clock)
-        self.cycle = Cycle(judge, [self.marker], self.policy, self.tally, self.clock, audit=audit, act=runner.run)
+        self.cycle = ReconcileCycle(
+            judge, [self.marker], self.policy, self.tally, self.clock, CycleHooks(audit=audit, act=runner.run)
+        )
 
     def act(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
-        """A cycle that marks, and one that may act: what was done in both, and why nothing was done."""
+        """Run a cycle that marks and a cycle that may act. Returns the acts, and the reasons why nothing was done."""
         self.done, self.held, self.spared = [], set(), []
         for _ in range(cycles):
             self.lease.tick()
@@ -135,7 +137,7 @@ class Team(Ground):
         return self.done, self.held
 
     def idle(self, reference: Reference) -> list[str]:
-        """Its members that hold GPUs, which are idle."""
+        """Make the members that hold GPUs idle, and return them."""
         names = sorted(part.name.name for part in self.read(reference).ends if part.units)
         for name in names:
             self.set_run(name, 8500.0)
@@ -147,7 +149,7 @@ class Team(Ground):
         return reference
 
     def notebook(self, name: str, owned: bool = True) -> list[str]:
-        """What Kubeflow's controller, which is not here, makes of one: a StatefulSet of its name, which it controls."""
+        """A notebook with the StatefulSet that Kubeflow's controller would make. Kubeflow itself does not run here."""
         group, version, plural, kind = NOTEBOOK
         body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name}}
         made = self.custom.create_namespaced_custom_object(group, version, self.namespace, plural, body)
@@ -161,7 +163,7 @@ class Team(Ground):
         return pods
 
     def workload(self, reference: Reference) -> None:
-        """Kueue's, as it would make it; Kueue itself is not asked."""
+        """A Workload as Kueue would make it. Kueue itself does not run here."""
         group, version, plural, kind = WORKLOAD
         owner = {
             "apiVersion": f"{reference.group}/{reference.version}",
@@ -197,7 +199,7 @@ class Team(Ground):
         return [line for line in lines if line["action"] == "action"]
 
     def told(self, kind: str, name: str) -> list[tuple[str, str]]:
-        """What its owner was told by Events on the object: reasons and notes."""
+        """The Events on the object that notify its owner: reasons and notes."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         found = self.plane.core.list_namespaced_event(self.namespace, field_selector=selector).items
         return [(each.reason, each.message) for each in found if each.reason.startswith("Gpu")]
@@ -205,7 +207,7 @@ class Team(Ground):
 
 @pytest.fixture(scope="module")
 def kinds(plane: ControlPlane) -> None:  # noqa: F811
-    """Kinds of objects whose controllers are not here."""
+    """Kinds of objects whose controllers do not run here."""
     plane.define(NOTEBOOK, PIPELINE)
 
 
@@ -221,7 +223,7 @@ def gone(team: Team, selector: str) -> bool:
     """Whether the controller has ended these pods, as the kubelet would confirm it."""
     for pod in team.plane.core.list_namespaced_pod(team.namespace, label_selector=selector).items:
         if pod.metadata.deletion_timestamp is not None:
-            with contextlib.suppress(NotFoundException):  # it went by itself, since it is on no node
+            with contextlib.suppress(NotFoundException):  # the pod is already gone, because it is on no node
                 team.delete_pod(pod.metadata.name)
     return not team.pods(selector)
 
@@ -231,7 +233,7 @@ def resume(team: Team, name: str) -> None:
     batch.patch_namespaced_job(name, team.namespace, {"spec": {"suspend": False}})
 
 
-def test_a_job_is_suspended_as_a_whole_once_and_its_owner_has_the_last_word(team: Team) -> None:
+def test_a_job_is_suspended_as_a_whole_and_only_once_if_its_owner_resumes_it(team: Team) -> None:
     team.job("train", 2)
     assert team.act() == ([("suspend", "done")], set())
     job = team.live_job("train")
@@ -266,8 +268,8 @@ def test_a_job_is_suspended_as_a_whole_once_and_its_owner_has_the_last_word(team
     assert not team.is_suspended("train")
 
 
-def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone_and_counted(team: Team) -> None:
-    """Its owner wrote the annotation by hand, to keep it."""
+def test_a_job_with_a_false_note_of_an_act_is_left_alone_and_counted(team: Team) -> None:
+    """The owner wrote the annotation by hand to protect the Job."""
     team.job("train", 1)
     team.annotate("job", "train", acted="suspend 2026-01-01T00:00:00Z 0a0b0c0d")
     assert team.act() == ([], {"noted"})
@@ -275,7 +277,7 @@ def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone_and_counted(te
     assert not team.is_suspended("train")
 
 
-def test_one_busy_member_one_without_a_warning_or_a_wish_keep_the_whole_job(team: Team) -> None:
+def test_a_busy_or_unwarned_member_or_an_exemption_protects_the_whole_job(team: Team) -> None:
     pods = team.job("train", 3)
     team.proofs.unwarned = {pods[2]}
     assert team.act() == ([], {"not_warned"})
@@ -283,7 +285,7 @@ def test_one_busy_member_one_without_a_warning_or_a_wish_keep_the_whole_job(team
     team.set_run(pods[1], 1.0)
     assert team.act() == ([], set())
     team.set_run(pods[1], 7000.0)
-    # A wish that the last look at the namespace has not seen yet, since it may be a minute old.
+    # An exemption that was set after the last look at the namespace, which can be a minute old.
     team.run()
     team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
     assert team.act(1) == ([], {"exempt"})
@@ -291,7 +293,7 @@ def test_one_busy_member_one_without_a_warning_or_a_wish_keep_the_whole_job(team
 
 
 @pytest.mark.parametrize("reason", ["shadow", "regret", "no_demand"])
-def test_what_is_not_proven_is_not_done(team: Team, reason: str) -> None:
+def test_the_reconciler_does_not_act_without_proof(team: Team, reason: str) -> None:
     team.job("train", 1)
     team.said.answers["policy", "batch"] = Standing(50.0, 2.0) if reason == "no_demand" else Held(reason, "")
     team.proofs.waiting = 0.0 if reason == "no_demand" else 8.0
@@ -299,7 +301,7 @@ def test_what_is_not_proven_is_not_done(team: Team, reason: str) -> None:
     assert not team.is_suspended("train")
 
 
-def test_no_more_is_taken_than_is_waited_for_and_than_the_limits_allow(team: Team) -> None:
+def test_acts_do_not_exceed_the_demand_and_the_limits(team: Team) -> None:
     team.proofs.waiting = 3.0
     for name in ("a", "b", "c"):
         team.job(name, 2)
@@ -314,7 +316,7 @@ def test_no_more_is_taken_than_is_waited_for_and_than_the_limits_allow(team: Tea
     assert done == [("suspend", "done")] and "limit" in held, "what another process did counts"
 
 
-def test_shadow_says_it_once_and_changes_nothing(team: Team) -> None:
+def test_shadow_mode_reports_an_act_once_and_changes_nothing(team: Team) -> None:
     team.settings = ACT._replace(mode="shadow")
     team.restart()
     team.job("train", 1)
@@ -326,7 +328,7 @@ def test_shadow_says_it_once_and_changes_nothing(team: Team) -> None:
     assert team.records() == [] and team.told("Job", "train") == []
 
 
-def test_what_has_no_controller_of_a_known_kind_is_left_alone(team: Team, kinds: None) -> None:
+def test_pods_without_a_controller_of_a_known_kind_are_left_alone(team: Team, kinds: None) -> None:
     bare = team.run_pod("bare")
     team.source.pods["bare"] = (bare, 7000.0)
     team.deployment("web", 1)
@@ -340,7 +342,7 @@ def test_what_has_no_controller_of_a_known_kind_is_left_alone(team: Team, kinds:
 
 
 def test_a_run_of_a_cron_job_is_left_alone(team: Team) -> None:
-    """Suspended, it would be the last run of one that forbids two at a time."""
+    """With `concurrencyPolicy: Forbid`, a suspended run would block all later runs."""
     team.job("run", 1)
     batch = client.BatchV1Api(team.plane.api)
     template = {"spec": {"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never"}}
@@ -352,7 +354,7 @@ def test_a_run_of_a_cron_job_is_left_alone(team: Team) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Pipeline", "OfNoApi"])
-def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None, kind: str) -> None:
+def test_a_job_below_another_controller_is_left_alone(team: Team, kinds: None, kind: str) -> None:
     team.job("step", 1)
     body = {"apiVersion": "example.org/v1", "kind": "Pipeline", "metadata": {"name": "p"}}
     made = team.custom.create_namespaced_custom_object("example.org", "v1", team.namespace, "pipelines", body)
@@ -363,7 +365,7 @@ def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OBJECTS if kind != "Job"])
-def test_groups_of_other_kinds_have_their_own_switch(team: Team, kind: str) -> None:
+def test_each_kind_of_group_has_its_own_switch(team: Team, kind: str) -> None:
     reference = team.idle_object(kind)
     spec = team.live(reference)["spec"]
     assert team.act() == ([("suspend", "done")], set())
@@ -374,7 +376,7 @@ def test_groups_of_other_kinds_have_their_own_switch(team: Team, kind: str) -> N
     assert found["spec"] == spec, "nothing else is changed"
 
 
-def test_a_launcher_that_works_keeps_its_workers(team: Team) -> None:
+def test_a_working_launcher_protects_its_workers(team: Team) -> None:
     reference = team.idle_object("MPIJob")
     (launcher,) = (part.name.name for part in team.read(reference).beside)
     for work in (Work(0.06, 0.0), Work(0.0, 1.1e6), Work(None, 0.0), Work(0.0, None)):
@@ -384,7 +386,7 @@ def test_a_launcher_that_works_keeps_its_workers(team: Team) -> None:
     assert team.act(1) == ([("suspend", "done")], set())
 
 
-def test_twenty_pods_of_kinds_that_cannot_be_read_hold_no_others(team: Team) -> None:
+def test_unreadable_kinds_do_not_prevent_acts_on_other_pods(team: Team) -> None:
     team.job("train", 2)
     for at in range(20):
         owner = Reference("example.org", "v1", "OfNoApi", f"x{at}", f"uid-{at}")
@@ -394,7 +396,7 @@ def test_twenty_pods_of_kinds_that_cannot_be_read_hold_no_others(team: Team) -> 
     assert LABEL not in team.labels("odd-3"), "itself it is unknown"
 
 
-def test_a_notebook_is_stopped_and_needs_its_own_permission(team: Team, kinds: None) -> None:
+def test_a_notebook_is_stopped_only_with_its_own_permission(team: Team, kinds: None) -> None:
     team.policy = team.policy._replace(interactive_after=4000.0)
     team.settings = ACT._replace(kinds="suspend")
     team.restart()
@@ -407,8 +409,8 @@ def test_a_notebook_is_stopped_and_needs_its_own_permission(team: Team, kinds: N
     assert [reason for reason, _ in team.told("Notebook", "lab")] == ["GpuStopped"]
 
 
-def test_a_stateful_set_that_has_the_name_of_a_notebook_and_is_not_its_own_keeps_both(team: Team, kinds: None) -> None:
-    """Kubeflow's controller scales whatever has that name."""
+def test_a_foreign_stateful_set_with_the_notebooks_name_protects_both(team: Team, kinds: None) -> None:
+    """Kubeflow's controller scales any StatefulSet with the notebook's name."""
     team.policy = team.policy._replace(interactive_after=4000.0)
     team.restart()
     team.notebook("lab", owned=False)
@@ -446,13 +448,13 @@ def test_a_stateful_set_that_has_the_name_of_a_notebook_and_is_not_its_own_keeps
 
 
 def queued(kind: str) -> dict[str, Any]:
-    """As Kueue's webhook would leave it."""
+    """The object as Kueue's webhook would change it."""
     spec = json.loads(json.dumps(OBJECTS[kind][1]))
     (spec if kind in ("Job", "JobSet") else spec["runPolicy"])["suspend"] = True
     return dict(spec)
 
 
-def test_what_kueue_has_let_rest_is_left_alone_when_its_workload_is_made_again(team: Team) -> None:
+def test_an_object_with_a_recreated_workload_is_not_acted_on_again(team: Team) -> None:
     make_queue(team.plane, team.namespace, 8)
     reference = team.idle_object("Job", spec=queued("Job"), **QUEUE)
     assert team.act() == ([("deactivate", "done")], set())
@@ -469,13 +471,13 @@ def test_what_kueue_has_let_rest_is_left_alone_when_its_workload_is_made_again(t
     assert team.ends_of(reference)
 
 
-def test_without_a_workload_nobody_knows_what_holds_the_quota(team: Team) -> None:
-    team.idle_object("MPIJob", **QUEUE)  # which Kueue does not manage here
+def test_an_object_of_kueue_without_a_workload_is_left_alone(team: Team) -> None:
+    team.idle_object("MPIJob", **QUEUE)  # Kueue does not manage this kind here
     assert team.act()[1] == {"kueue"}
 
 
-def test_what_kueue_manages_is_not_suspended_where_it_may_not_be_deactivated(team: Team) -> None:
-    """Kueue would resume it."""
+def test_an_object_of_kueue_is_not_suspended_if_deactivation_is_not_allowed(team: Team) -> None:
+    """Kueue would resume the object."""
     team.settings = ACT._replace(kinds="suspend")
     team.restart()
     reference = team.idle_object("MPIJob")
@@ -483,7 +485,7 @@ def test_what_kueue_manages_is_not_suspended_where_it_may_not_be_deactivated(tea
     assert team.act() == ([], {"kind"})
 
 
-def test_kueue_may_manage_what_has_no_label(team: Team) -> None:
+def test_an_object_without_a_queue_label_can_be_managed_by_kueue(team: Team) -> None:
     reference = team.idle_object("MPIJob")
     team.workload(reference)
     assert team.act()[0] == [("deactivate", "done")]
@@ -494,8 +496,8 @@ def test_kueue_may_manage_what_has_no_label(team: Team) -> None:
     assert not team.live(reference)["spec"]["runPolicy"].get("suspend")
 
 
-def test_a_definition_that_drops_the_switch_gets_no_note_and_no_event(team: Team) -> None:
-    """As one does whose operator is older than runPolicy.suspend."""
+def test_an_object_whose_definition_drops_suspend_gets_no_note_and_no_event(team: Team) -> None:
+    """An operator that is older than runPolicy.suspend has such a definition."""
     extensions = client.ApiextensionsV1Api(team.plane.api)
     name = "paddlejobs.kubeflow.org"
     before = extensions.api_client.sanitize_for_serialization(extensions.read_custom_resource_definition(name))
@@ -525,7 +527,7 @@ def test_a_definition_that_drops_the_switch_gets_no_note_and_no_event(team: Team
 
 
 class MeddlingApi(Api):
-    """Something happens to the Job right before the patch that is no rehearsal."""
+    """Changes the Job right before the patch that is not a dry run."""
 
     def __init__(self, connection: client.ApiClient, happens: Any) -> None:
         super().__init__(connection)
@@ -537,7 +539,7 @@ class MeddlingApi(Api):
         return super().call(function, *arguments, **options)
 
 
-def test_a_change_in_the_last_moment_wins(team: Team) -> None:
+def test_a_change_right_before_the_patch_prevents_the_act(team: Team) -> None:
     def wish() -> None:
         team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
 
@@ -552,7 +554,7 @@ def test_a_change_in_the_last_moment_wins(team: Team) -> None:
 
 
 class LossyApi(Api):
-    """Answers of these requests, by name, are lost once each: the request itself has its effect."""
+    """Loses the answer of each of these requests once, by name. The request itself takes effect."""
 
     def __init__(self, connection: client.ApiClient, *names: str) -> None:
         super().__init__(connection)
@@ -574,7 +576,7 @@ class LossyApi(Api):
         ("patch_namespaced_custom_object", "create_namespaced_event"),
     ],
 )
-def test_an_answer_that_is_lost_changes_nothing_for_the_owner(team: Team, lost: tuple[str, ...]) -> None:
+def test_a_lost_answer_changes_nothing_for_the_owner(team: Team, lost: tuple[str, ...]) -> None:
     team.actor = PodActor(LossyApi(ControlPlane.connect(team.plane.admin), *lost), team.policy, team.clock)
     team.restart()
     team.job("train", 1)
@@ -587,8 +589,8 @@ def test_an_answer_that_is_lost_changes_nothing_for_the_owner(team: Team, lost: 
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
-def test_a_process_that_dies_at_any_step_leaves_a_job_that_is_suspended_once(team: Team, answered: bool) -> None:
-    """Before, in and after each read, the journal, the patch, the look back and the Event."""
+def test_a_crash_at_any_step_leaves_a_job_that_is_suspended_only_once(team: Team, answered: bool) -> None:
+    """Before, during and after every read, the journal, the patch, the check of the result, and the Event."""
     deaths = 0
     team.proofs.waiting = 100.0
     team.settings = ACT._replace(hour_max=100)
@@ -606,7 +608,7 @@ def test_a_process_that_dies_at_any_step_leaves_a_job_that_is_suspended_once(tea
         team.actor = team.journal_api = None
         team.restart()
         team.act()
-        if not team.is_suspended(name):  # begun, and whether a patch is on its way is not known
+        if not team.is_suspended(name):  # the act has begun, and a patch may still arrive
             team.clock.later += CONFIRM_S + 1.0
             team.restart()
             team.act(3)
@@ -624,7 +626,7 @@ def test_a_process_that_dies_at_any_step_leaves_a_job_that_is_suspended_once(tea
     assert deaths >= 9, "reads, the rehearsal, the journal, the patch, the look back, the Event"
 
 
-def test_a_process_that_starts_again_and_again_acts_no_more_often(team: Team) -> None:
+def test_a_reconciler_that_restarts_often_does_not_act_more_often(team: Team) -> None:
     team.settings = ACT._replace(hour_max=2, cycle_max=1)
     for at in range(4):
         team.job(f"job-{at}", 1)
@@ -636,18 +638,18 @@ def test_a_process_that_starts_again_and_again_acts_no_more_often(team: Team) ->
     assert "limit" in team.held
 
 
-def test_a_journal_that_cannot_be_written_holds_every_act(team: Team) -> None:
+def test_an_unreadable_journal_prevents_every_act(team: Team) -> None:
     team.job("train", 1)
     team.act(1)
     lease = team.plane.api
-    body = {"metadata": {"annotations": {"gpu-exporter.io/journal": "none of ours"}}}
+    body = {"metadata": {"annotations": {"gpu-exporter.io/journal": "not a journal"}}}
     client.CoordinationV1Api(lease).patch_namespaced_lease("leader", team.namespace, body)
     team.restart()
     assert team.act() == ([], {"journal"})
     assert not team.is_suspended("train")
 
 
-def test_a_replica_that_lost_its_lease_in_the_last_moment_does_nothing(team: Team) -> None:
+def test_a_replica_that_loses_its_lease_right_before_the_act_does_nothing(team: Team) -> None:
     team.job("train", 1)
     team.leads = False
     team.restart()
@@ -655,9 +657,7 @@ def test_a_replica_that_lost_its_lease_in_the_last_moment_does_nothing(team: Tea
     assert not team.is_suspended("train")
 
 
-def test_a_namespace_with_more_than_a_look_may_take_is_held_as_such(
-    team: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_namespace_that_is_too_large_to_read_prevents_the_act(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     team.job("train", 1)
     monkeypatch.setattr("gpu_exporter.reconciler.kubernetes.targets.LIST_MAX", 100)
     assert team.act() == ([], {"size"})
@@ -677,7 +677,7 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 class Account:
-    """The chart's account, with some of its rights."""
+    """The chart's account with some of its rights."""
 
     def __init__(self, plane: ControlPlane, rules: list[dict[str, Any]]) -> None:  # noqa: F811
         self.rules = [
@@ -698,7 +698,7 @@ class Account:
         self._reviews = client.AuthorizationV1Api(ControlPlane.connect(self.kubeconfig))
 
     def grant(self, missing: dict[str, Any] | None) -> None:
-        """All rights but this one, and wait until the API server says so."""
+        """Grant all rights but this one, and wait until the API server applies them."""
         self._rbac.patch_cluster_role("actor", {"rules": [rule for rule in self.rules if rule is not missing]})
 
         def may(rule: dict[str, Any]) -> bool:
@@ -731,7 +731,7 @@ def make(team: Team, resource: str, name: str) -> None:
 
 
 def called(prefix: str, resource: str) -> str:
-    """The name of what `make` has made."""
+    """The name of the object that `make` has made."""
     return f"{'wl-' if resource == 'workloads' else ''}{prefix}-{resource}"
 
 
@@ -759,13 +759,13 @@ def test_the_charts_rights_are_what_each_action_needs_and_no_more(team: Team, ki
 
 
 def is_told(team: Team, resource: str, name: str) -> bool:
-    """Whether its owner has heard that it rests."""
+    """Whether an Event has notified the owner of the suspension."""
     return bool(team.told({"notebooks": "Notebook", "workloads": "MPIJob"}.get(resource) or KIND_OF[resource], name))
 
 
 @pytest.fixture(scope="module")
 def confined(plane: ControlPlane, kinds: None, chart: list[dict[str, Any]]) -> Api:  # noqa: F811
-    """The chart's account under its policy, which RBAC would let do everything."""
+    """A client with the chart's account under its policy. RBAC allows everything."""
     registration = client.AdmissionregistrationV1Api(plane.api)
     registration.create_validating_admission_policy(find(chart, "ValidatingAdmissionPolicy", "-actions"))
     registration.create_validating_admission_policy_binding(find(chart, "ValidatingAdmissionPolicyBinding", "-actions"))
@@ -779,8 +779,8 @@ FORBIDDEN = [
     ("jobs", {"metadata": {"finalizers": ["example.org/x"]}}, "neither labels nor finalizers nor owners"),
     ("jobs", {"metadata": {"annotations": {"gpu-exporter.io/exempt-until": "x"}}}, "of the annotations"),
     ("jobs", {"metadata": {"annotations": {"note": None}}}, "of the annotations"),
-    ("jobs", {"spec": {"suspend": True}}, "says so"),
-    ("notebooks", {"metadata": {"annotations": {STOPPED: "2027"}}}, "says so"),
+    ("jobs", {"spec": {"suspend": True}}, "must carry the annotation"),
+    ("notebooks", {"metadata": {"annotations": {STOPPED: "2027"}}}, "must carry the annotation"),
     ("jobsets", {"spec": {"replicatedJobs": []}}, "only changes suspend and active"),
     ("pytorchjobs", {"spec": {"runPolicy": {"cleanPodPolicy": "All"}}}, "only changes suspend and active"),
     ("workloads", {"spec": {"priority": 1}}, "only changes suspend and active"),
@@ -798,7 +798,7 @@ def refusal(api: Api, team: Team, resource: str, name: str, change: dict[str, An
     return ""
 
 
-def test_under_the_policy_the_reconciler_lets_things_rest_and_changes_nothing_else(team: Team, confined: Api) -> None:
+def test_the_policy_lets_the_reconciler_suspend_objects_and_change_nothing_else(team: Team, confined: Api) -> None:
     admin = Api(ControlPlane.connect(team.plane.admin))
     pods = {}
     for resource in ("jobs", "jobsets", "pytorchjobs", "notebooks", "workloads"):
@@ -820,7 +820,7 @@ def test_under_the_policy_the_reconciler_lets_things_rest_and_changes_nothing_el
     team.policy, team.proofs.waiting = team.policy._replace(interactive_after=4000.0), 1000.0
     team.actor = PodActor(confined, team.policy, team.clock)
     team.restart()
-    for resource, idle in pods.items():  # all at once, it would be taken for a fault
+    for resource, idle in pods.items():  # if all became idle at once, a brake would hold the acts
         team.source.pods = idle
         done, held = team.act()
         verb = {"notebooks": "stop", "workloads": "deactivate"}.get(resource, "suspend")

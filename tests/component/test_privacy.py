@@ -1,4 +1,4 @@
-"""What users' processes are given, called and told is in no output: secrets are planted in all of it and looked for."""
+"""No output contains arguments, names or environments of users' processes. The test plants secrets and searches for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = ("/metrics", "/api/v1/status", "/api/v1/table", "/api/v1/holders", "/")
 
 
 @pytest.mark.parametrize("places", ["cgroups"], indirect=True)
-def test_nothing_of_a_users_process_is_in_any_output(node: Node, tmp_path: Path) -> None:
+def test_no_output_contains_secrets_of_a_users_process(node: Node, tmp_path: Path) -> None:
     home, state = tmp_path / f"{SECRET}-home", tmp_path / "state"
     home.mkdir()
     program = shutil.copy(shutil.which("sleep") or "", home / f"{SECRET}-comm")
@@ -32,7 +32,7 @@ def test_nothing_of_a_users_process_is_in_any_output(node: Node, tmp_path: Path)
         seen = [Path(f"/proc/{pid}/{name}") for name in ("environ", "cmdline", "comm")]
         wait_for(lambda seen=seen: all(SECRET.encode() in path.read_bytes() for path in seen), "what is planted")
         assert SECRET in str(Path(f"/proc/{pid}/exe").readlink())
-    node.list_on(0, *pids[:2])  # its holder, and a job that contradicts it
+    node.list_on(0, *pids[:2])  # the holder's process, and a job's process that contradicts the holder
     node.list_on(1, *pids[2:])  # a pod and a container that hold nothing
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
     url = node.start("--log.level=debug", f"--state.directory={state}")
@@ -48,7 +48,7 @@ def test_nothing_of_a_users_process_is_in_any_output(node: Node, tmp_path: Path)
     assert node.run("record", str(recording), "--duration=2s", "--log.level=debug").returncode == 0
     outputs["record"] = gzip.decompress(recording.read_bytes())
     assert node.running is not None
-    node.running.stop()  # which writes the state once more
+    node.running.stop()  # this writes the state once more
     outputs["log"] = node.log().encode()
     outputs["textfile"] = (tmp_path / "gpu.prom").read_bytes()
     files = [path for path in state.rglob("*") if path.is_file() and path.name != "lock"]

@@ -1,4 +1,4 @@
-"""Real processes in real cgroups under the running exporter: a wrong mapping is unknown, never idle."""
+"""Real processes in real cgroups under the running exporter: a wrong mapping makes a holder unknown, never idle."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 POD = f"kubepods/burstable/pod{UID}/{'f' * 64}"
 DOCKER = f"system.slice/docker-{'d' * 64}.scope"
 RUN = "gpu_allocation_idle_run_seconds"
-PID = 4_194_303  # the largest that Linux knows, so that no other number looks like it
+PID = 4_194_303  # the largest pid that Linux allows, so that no other number equals it
 CONFLICTS = "gpu_exporter_attribution_conflicts_total"
 
 
-def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_seen(node: Node) -> None:
+def test_a_wrongly_mapped_holder_is_unknown_until_its_own_process_is_seen(node: Node) -> None:
     node.list_on(0, node.start_process(job(43)))
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
     url = node.start()
-    evidence = "processes of job 43 run here, static says job 42"
+    evidence = "processes of job 43 run here, but static reports job 42"
     wait_for(lambda: states(url).get("42") == ("unknown", evidence), "the contradiction")
     before = read(url, "gpu_allocation_held_seconds_total", job_id="42") or 0.0
     wait_for(lambda: (read(url, "gpu_allocation_held_seconds_total", job_id="42") or 0) > before + 2, "time to pass")
@@ -39,7 +39,7 @@ def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
-def test_no_pid_leaves_the_exporter(node: Node, places: Places) -> None:
+def test_the_exporter_publishes_no_pid(node: Node, places: Places) -> None:
     places.put(PID, job(43))
     node.list_on(0, PID)
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
@@ -50,8 +50,8 @@ def test_no_pid_leaves_the_exporter(node: Node, places: Places) -> None:
     assert str(PID) not in node.log()
 
 
-def test_without_the_net_the_same_node_looks_idle(node: Node) -> None:
-    """What the test above shows is the work of the net alone."""
+def test_without_the_process_check_the_same_node_looks_idle(node: Node) -> None:
+    """Without the check, the node of the test above is idle, so the check alone prevents it."""
     node.list_on(0, node.start_process(job(43)))
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
     url = node.start("--no-attribution.process")
@@ -59,19 +59,19 @@ def test_without_the_net_the_same_node_looks_idle(node: Node) -> None:
     assert read(url, CONFLICTS, source="static") == 0
 
 
-def test_a_holder_that_works_on_another_gpu_is_not_idle_on_its_own(node: Node) -> None:
-    """The driver renumbered its GPUs: the job is said to be on gpu 0 and works on gpu 1."""
+def test_a_holder_that_works_on_another_gpu_is_not_idle_on_its_own_gpu(node: Node) -> None:
+    """The driver has renumbered its GPUs: Slurm reports the job on gpu 0, and the job works on gpu 1."""
     node.list_on(1, node.start_process(job(42)))
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
     url = node.start()
-    evidence = "processes of job 42 run on gpu 1, which static does not give it"
+    evidence = "processes of job 42 run on gpu 1, which static did not allocate to it"
     wait_for(lambda: states(url).get("42") == ("unknown", evidence), "the contradiction")
     assert read(url, RUN, job_id="42") is None
     assert read(url, "gpu_allocated", gpu="0") == 1
     assert read(url, "gpu_allocated", gpu="1") is None
 
 
-def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node, tmp_path: Path) -> None:
+def test_a_gpu_that_an_unknown_pod_uses_is_not_free(node: Node, tmp_path: Path) -> None:
     (tmp_path / "pods" / f"ops_prober-0_{UID}").mkdir(parents=True)
     node.list_on(1, node.start_process(POD))
     node.list_on(0, node.start_process(DOCKER))
@@ -84,17 +84,19 @@ def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node, tmp_path: Pa
     assert read(url, "gpu_allocation_info", gpu="0", scheduler="container", container="d" * 12, source="process") == 1
     assert states(url, "pod")["prober-0"] == (
         "unknown",
-        "no scheduler gave it this GPU: it sees it without having asked, and is known by its processes alone",
+        "no scheduler allocated this GPU to the pod: the pod uses it without a request, and is seen only by its processes",
     )
     assert read(url, RUN, gpu="1") is None and read(url, RUN, gpu="0") is None
-    assert node.log().count("pod ops/prober-0 uses a GPU that no source gives it: a pod sees every GPU where") == 1
+    assert (
+        node.log().count("pod ops/prober-0 uses a GPU that no source allocated to it: a pod sees every GPU where") == 1
+    )
     table = node.once("--format=table", *node.flags(), logs).stdout
     assert f"ops/prober-0/{'f' * 12}" in table and f"container {'d' * 12}" in table
     node.list_on(1)
     wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again", 15)
 
 
-def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
+def test_a_pod_that_the_kubelet_maps_to_another_pods_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path / "kubelet.sock")
     kubelet.start()
     try:
@@ -108,8 +110,8 @@ def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_
         flags = (f"--attribution.kubelet.socket={kubelet.socket}", f"--attribution.kubelet.logs={tmp_path}/pods")
         url = node.start("--attribution.kubelet", *flags)
         expected = {
-            "trainer-0": "processes of pod ml/trainer-1 run here, kubelet says pod ml/trainer-0",
-            "trainer-1": "processes of pod ml/trainer-0 run here, kubelet says pod ml/trainer-1",
+            "trainer-0": "processes of pod ml/trainer-1 run here, but kubelet reports pod ml/trainer-0",
+            "trainer-1": "processes of pod ml/trainer-0 run here, but kubelet reports pod ml/trainer-1",
         }
         wait_for(
             lambda: states(url, "pod") == {p: ("unknown", e) for p, e in expected.items()} or None, "both to be so"
@@ -123,17 +125,17 @@ def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_
         kubelet.stop()
 
 
-def test_of_two_mig_instances_only_the_one_with_anothers_process_is_contradicted(node: Node) -> None:
+def test_only_the_mig_instance_with_another_holders_process_is_contradicted(node: Node) -> None:
     node.list_on(2, (node.start_process(job(43)), "7/0"), (node.start_process(job(44)), "8/0"))
     node.hold(*({"uuid": uuid, "job": name} for uuid, name in zip(node.instances, ("42", "44"), strict=True)))
     url = node.start()
     wait_for(lambda: (read(url, RUN, job_id="44") or 0) > 0.3, "the idle run of the one that is confirmed")
-    assert states(url)["42"] == ("unknown", "processes of job 43 run here, static says job 42")
+    assert states(url)["42"] == ("unknown", "processes of job 43 run here, but static reports job 42")
     assert read(url, RUN, job_id="42") is None
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
-def test_the_flag_asks_for_the_hosts_proc(node: Node, tmp_path: Path) -> None:
+def test_attribution_by_process_requires_the_hosts_proc(node: Node, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = node.once(*QUIET, "--attribution.process", f"--path.procfs={tmp_path}/empty")
     assert done.returncode == 2
@@ -146,16 +148,16 @@ def test_the_flag_asks_for_the_hosts_proc(node: Node, tmp_path: Path) -> None:
 
 
 MEMORY, PROCESSES = "gpu_allocation_memory_used_bytes", "gpu_allocation_processes"
-LONE = "user.slice/user-1000.slice"  # of nobody that a scheduler knows
+LONE = "user.slice/user-1000.slice"  # a login session, which no scheduler knows
 
 
 def uses(url: str, **names: str) -> tuple[float | None, float | None]:
-    """Processes of a holder, and their memory in GiB."""
+    """The number of a holder's processes, and their memory in GiB."""
     memory = read(url, MEMORY, **names)
     return read(url, PROCESSES, **names), None if memory is None else memory / 2**30
 
 
-def test_holders_that_share_a_gpu_have_the_memory_of_their_own_processes(node: Node) -> None:
+def test_holders_of_a_shared_gpu_have_the_memory_of_their_own_processes(node: Node) -> None:
     node.hold(
         {"uuid": node.uuids[0], "job": "42"}, {"uuid": node.uuids[0], "job": "43"}, {"uuid": node.uuids[1], "job": "44"}
     )
@@ -165,12 +167,16 @@ def test_holders_that_share_a_gpu_have_the_memory_of_their_own_processes(node: N
     url = node.start()
     wait_for(lambda: uses(url, job_id="42") == (2.0, 4.0), "what job 42 uses")
     assert uses(url, job_id="43") == (1.0, 8.0)
-    assert read(url, "gpu_allocation_utilization_ratio", job_id="42") is None  # the device's is nobody's own
-    # A whole GPU has one holder, and its memory is the device's, of processes that are not listed too.
+    assert (
+        read(url, "gpu_allocation_utilization_ratio", job_id="42") is None
+    )  # the device's utilization does not belong to one holder
+    # The holder of a whole GPU has all of the device's memory, even the memory of unlisted processes.
     assert uses(url, job_id="44")[0] == 1.0
     assert read(url, MEMORY, job_id="44") == read(url, "gpu_memory_used_bytes", gpu="1")
 
-    node.list_with_memory(0, **own, e=(LONE, 5))  # may be a job's that Slurm does not track by cgroup
+    node.list_with_memory(
+        0, **own, e=(LONE, 5)
+    )  # this process could belong to a job that Slurm does not track by cgroup
     wait_for(lambda: uses(url, job_id="42") == (None, None), "one unknown process to leave all unknown")
     assert uses(url, job_id="43") == (None, None)
 

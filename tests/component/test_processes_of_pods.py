@@ -1,4 +1,4 @@
-"""Real pods of a real kubelet and containerd: the cgroups that they make name the pods that they run."""
+"""Pods of a real kubelet and containerd: the cgroups of their processes name the pods."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def node(processes: Processes) -> Iterator[Node]:
 
 
 def host_pid(inner: int) -> int | None:
-    """Here, the pid of a process whose pid in a namespace below is `inner`."""
+    """The pid in this namespace of a process whose pid in a child namespace is `inner`."""
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-        except OSError:  # ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         pids = fields.get("NSpid", "").split()
         if len(pids) > 1 and int(pids[1]) == inner:
@@ -42,7 +42,7 @@ def host_pid(inner: int) -> int | None:
 
 
 def containers(node: Node) -> dict[str, tuple[str, str, int]]:
-    """By pod: its UID and the id of its container as containerd has them, and the pid of its process."""
+    """By pod: the UID and the container id in containerd, and the pid of the process."""
     found: dict[str, tuple[str, str, int]] = {}
     for line in node.ctr("tasks", "list").splitlines()[1:]:
         container, inner, _ = line.split()
@@ -52,7 +52,7 @@ def containers(node: Node) -> dict[str, tuple[str, str, int]]:
     return found
 
 
-def test_the_processes_of_real_pods_contradict_or_confirm_what_the_kubelet_says(
+def test_processes_of_real_pods_contradict_or_confirm_the_kubelets_report(
     node: Node, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     for name in PODS:
@@ -93,7 +93,9 @@ def test_the_processes_of_real_pods_contradict_or_confirm_what_the_kubelet_says(
         swapped = dict(zip(names, reversed(names), strict=True))
         for pod, gpu in held.items():
             feeder.pids[gpu] = ((running[swapped[pod]][2], ""),)
-        expected = {p: f"processes of pod default/{swapped[p]} run here, kubelet says pod default/{p}" for p in names}
+        expected = {
+            p: f"processes of pod default/{swapped[p]} run here, but kubelet reports pod default/{p}" for p in names
+        }
         wait_for(lambda: {p: a["evidence"] for p, a in allocations().items()} == expected, "the contradictions")
         assert {a["state"] for a in allocations().values()} == {"unknown"}
         assert "gpu_allocation_idle_run_seconds{" not in (fetch(f"{url}/metrics") or "")

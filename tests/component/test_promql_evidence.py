@@ -1,4 +1,4 @@
-"""Evidence from a real Prometheus that has hours of history: coverage, witnesses, what is absent, what is renamed."""
+"""Evidence from a real Prometheus with hours of history: coverage, witnesses, absent series, renamed labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
-from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
 from tests.testbed.processes import Processes, run_exporter
 from tests.testbed.servers import Prometheus, require
@@ -32,7 +32,7 @@ Present = Callable[[int], bool]
 def job_series(
     job: str, end: int, is_there: Present, known_before: float = 1.0, held_before: int = 20_000, **more: str
 ) -> list[str]:
-    """Four hours of scrapes of one idle GPU: held goes on while the exporter is away, observed does not.
+    """Four hours of scrapes of one idle GPU. While the exporter is unavailable, held time increases and observed time does not.
 
     `known_before`: observed share of the `held_before` seconds before that. Every name is unique to the job.
     """
@@ -76,7 +76,7 @@ def job_series(
 
 
 def twin_counters(job: str, scrapes: range, observed: float) -> list[str]:
-    """A second target that speaks for the GPU of `job` at these times, and has seen this share of them."""
+    """A second target with the GPU of `job` at these times. It has observed this share of them."""
     labels = f'job="gpu-exporter",node="twin",instance="twin",gpu="0",uuid="GPU-{job}",scheduler="slurm",job_id="{job}"'
     return [
         f"gpu_allocation_{name}_seconds_total{{{labels}}} {share * (at - scrapes.start)} {at}"
@@ -86,9 +86,9 @@ def twin_counters(job: str, scrapes: range, observed: float) -> list[str]:
 
 
 def days_before(hour: int) -> list[str]:
-    """GPUs that became idle at ten past an hour on the days before it, on the last of them during all of it.
+    """GPUs that became idle at ten past an hour on earlier days. Seven days before, they became idle during the whole hour.
 
-    Two targets speak for each. Nobody did on the second day, and on the sixth Prometheus was down.
+    Each GPU has two targets. No GPU became idle on the second day, and Prometheus was down on the sixth.
     """
     lines = []
     for day, gpus in ((1, 12), (2, 0), (3, 100), (4, 9), (5, 11), (7, 10)):
@@ -106,7 +106,7 @@ def days_before(hour: int) -> list[str]:
 
 
 DAYS_HELD, DAY_STEP_S = 8, 240
-Load = Callable[[int], float | None]  # utilization at so many hours before the end; None while nothing is observed
+Load = Callable[[int], float | None]  # utilization by hours before the end; None while nothing is observed
 SERVERS: dict[str, tuple[float, int, list[Load]]] = {  # share of the GPU, days held, and the load of each GPU
     "quiet": (1.0, 8, [lambda hour: 0.11 if hour % 24 < 8 else 0.0]),
     "peak": (1.0, 8, [lambda hour: 0.24 if hour == 90 else 0.01]),  # one busy hour in the week
@@ -123,7 +123,7 @@ SERVERS: dict[str, tuple[float, int, list[Load]]] = {  # share of the GPU, days 
 
 
 def servers(end: int) -> list[str]:
-    """Pods that serve, as the counters of their GPUs show them."""
+    """The counters of the GPUs of serving pods."""
     lines = []
     for pod, (share, days, loads) in SERVERS.items():
         for gpu, load in enumerate(loads):
@@ -162,10 +162,10 @@ def write_history(directory: Path, end: int) -> None:
         *twin_counters("8", range(end - 7000, end - 3600, SCRAPE_S), 0.7),
     ]
     at = end - 15
-    # A second row of witnesses for job 5, from an exporter that ran beside the first for a moment.
+    # A second row of witnesses for job 5, from a second exporter that ran for a moment.
     twin = 'job="gpu-exporter",node="n5",instance="twin",gpu="7",uuid="GPU-5",scheduler="slurm",job_id="5"'
     lines.append(f"gpu_allocation_idle_run_witnesses{{{twin}}} 1 {at}")
-    # Job 6 holds a second GPU, which does not answer: it has every series but those of its activity.
+    # Job 6 holds a second GPU that does not answer. This GPU has every series except its activity.
     lines += job_series("6", end, lambda second: True)
     lines = [
         line.replace("} 1 ", "} 2 ") if "holder_units" in line and 'job_id="6"' in line else line for line in lines
@@ -177,15 +177,17 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
-    # What three jobs do on their hosts.
+    # The work of three jobs on their hosts.
     for name, job, value in (
         ("activity_ratio", "7", 0.5),
         ("activity_ratio", "2", 0.1),
         ("io_bytes_per_second", "6", 3e7),
     ):
         place = f'job="gpu-exporter",node="n{job}",instance="n{job}",gpu="0",uuid="GPU-{job}",scheduler="slurm"'
-        lines.append(f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at - 600}')  # then a restart
-    # An hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness.
+        lines.append(
+            f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at - 600}'
+        )  # then the exporter restarts
+    # An hour in which witnesses made GPU-1 and an instance of GPU-2 busy.
     for second in range(0, 3601, SCRAPE_S):
         place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'
         for name, labels, rate in (
@@ -197,7 +199,7 @@ def write_history(directory: Path, end: int) -> None:
         ):
             value = 100 + rate * second
             lines.append(f"{name}_activity_seconds_total{{{place},{labels}}} {value} {end - 3600 + second}")
-        if second >= 1800:  # born in this hour, with all that it ever counted
+        if second >= 1800:  # the series began in this hour, with its full count
             born = f'{place},uuid="GPU-1",witness="encoder"'
             lines.append(f"gpu_other_activity_seconds_total{{{born}}} 10 {end - 3600 + second}")
     for uuid in ("GPU-h1", "GPU-h2"):  # of jobs that Slurm hides: no id
@@ -219,13 +221,13 @@ def write_history(directory: Path, end: int) -> None:
     ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
-    # As with enforcedNamespaceLabel: every series has one namespace, and no label was renamed.
+    # As with enforcedNamespaceLabel: every series has the same namespace, and no label was renamed.
     enforced = 'job="enforced",namespace="monitoring",node="n1",instance="n1",gpu="0",uuid="GPU-8"'
     lines += [f"gpu_up{{{enforced}}} 1 {at}", f'gpu_exporter_build_info{{job="enforced"}} 1 {at}']
     lines += [f'gpu_allocation_idle_run_seconds{{{enforced},pod="notebook-0",scheduler="kubernetes"}} 8000 {at}']
     lines += servers(end)
     lines += [*days_before(HOUR), f'gpu_exporter_build_info{{job="usual"}} 1 {at}']
-    lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
+    lines.sort(key=lambda line: line.partition("{")[0])  # the lines of a family have to be together
     text = directory / "history.txt"
     text.write_text("\n".join(lines) + "\n# EOF\n", encoding="utf-8")
     command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
@@ -235,7 +237,7 @@ def write_history(directory: Path, end: int) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A server with the history."""
+    """A Prometheus with the history."""
     require("prometheus", "promtool")
     directory = tmp_path_factory.mktemp("prometheus")
     end = int(time.time()) // 15 * 15
@@ -245,7 +247,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def source(server: Prometheus, matcher: str = 'job="gpu-exporter"') -> PromQLSource:
-    return PromQLSource(server.url, POLICY.candidate_after, POLICY.underused_after, SYSTEM_CLOCK, matcher)
+    return PromQLSource(
+        PromQLOptions(
+            url=server.url, candidate_after_s=POLICY.candidate_after, window_s=POLICY.underused_after, matcher=matcher
+        ),
+        clock=SYSTEM_CLOCK,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -264,11 +271,11 @@ def decisions(prometheus: Prometheus) -> dict[str, Decision]:
     ("job", "stage", "low", "high"),
     [
         ("1", "underused", 0.999, 1.0),
-        ("2", "unknown", 0.55, 0.62),  # 70 s there, 50 s away
-        ("3", "unknown", 0.05, 0.15),  # away for hours, and Prometheus has seen ten minutes of it
+        ("2", "unknown", 0.55, 0.62),  # repeatedly present for 70 s and absent for 50 s
+        ("3", "unknown", 0.05, 0.15),  # absent for hours: Prometheus has ten minutes of it
         ("4", "unknown", 0.05, 0.15),
-        ("7", "underused", 0.999, 1.0),  # a second target began ten minutes ago, and has seen all of them
-        ("8", "unknown", 0.69, 0.71),  # one that has ended saw less of its own hour
+        ("7", "underused", 0.999, 1.0),  # a second target began ten minutes ago and observed all of them
+        ("8", "unknown", 0.69, 0.71),  # a target that has ended observed less of its own hour
     ],
 )
 def test_coverage_is_the_share_of_the_time_held_that_was_observed(
@@ -280,31 +287,36 @@ def test_coverage_is_the_share_of_the_time_held_that_was_observed(
     assert decisions[job].stage == stage
 
 
-def test_of_two_rows_of_witnesses_the_smaller_counts(decisions: dict[str, Decision]) -> None:
+def test_the_smaller_of_two_witness_values_counts(decisions: dict[str, Decision]) -> None:
     assert decisions["5"].stage == "candidate"
-    assert decisions["5"].reason.endswith("but a part of it rests on one witness only")
+    assert decisions["5"].reason.endswith("but a part of that time has only one witness")
 
 
 def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:
     assert (decisions["6"].stage, decisions["6"].active) == ("unknown", False)
-    assert "no idle run is published of n6 gpu 1" in decisions["6"].reason
+    assert "no idle run is published for n6 gpu 1" in decisions["6"].reason
 
 
-def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted(prometheus: Prometheus) -> None:
+def test_jobs_that_slurm_hides_are_not_judged_but_their_gpus_are_counted(prometheus: Prometheus) -> None:
     evidence = source(prometheus).read_evidence()
     assert evidence.hidden == 2
     assert all(holder.name.name for holder in evidence.holders)
 
 
-def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Prometheus) -> None:
-    asked = PromQLSource(prometheus.url, 1e6, POLICY.underused_after, SYSTEM_CLOCK, 'job="gpu-exporter"')
+def test_explain_finds_an_array_task_that_is_not_suspected(prometheus: Prometheus) -> None:
+    asked = PromQLSource(
+        PromQLOptions(
+            url=prometheus.url, candidate_after_s=1e6, window_s=POLICY.underused_after, matcher='job="gpu-exporter"'
+        ),
+        clock=SYSTEM_CLOCK,
+    )
     assert asked.read_evidence().holders == ()
     (found,) = asked.read_evidence([HolderName("slurm", "", "10_1")]).holders
     assert (found.name.name, found.users_id) == ("13", "10_1")
     assert found.units[0].idle_run_s == 8000.0
 
 
-def test_witnesses_are_those_of_the_holders_own_gpus_in_the_last_hour(prometheus: Prometheus) -> None:
+def test_witnesses_come_from_the_holders_own_gpus_in_the_last_hour(prometheus: Prometheus) -> None:
     found = source(prometheus).read_other_activity({"GPU-1"})
     assert {unit: sorted(seen) for unit, seen in found.items()} == {
         ("GPU-1", ""): ["encoder", "pcie"],
@@ -325,17 +337,35 @@ def test_an_enforced_namespace_is_refused_with_the_remedy(prometheus: Prometheus
         source(prometheus, 'job="enforced"').read_evidence()
 
 
-def test_policies_see_the_model_of_each_gpu(prometheus: Prometheus) -> None:
+def test_policies_get_the_model_of_each_gpu(prometheus: Prometheus) -> None:
     windows = POLICY.candidate_after, POLICY.underused_after
-    asking = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', asks_models=True)
+    asking = PromQLSource(
+        PromQLOptions(
+            url=prometheus.url,
+            candidate_after_s=windows[0],
+            window_s=windows[1],
+            matcher='job="gpu-exporter"',
+            asks_models=True,
+        ),
+        clock=SYSTEM_CLOCK,
+    )
     found = {each.name.name: {unit.model for unit in each.units} for each in asking.read_evidence().holders}
     assert (found["1"], found["5"]) == ({"NVIDIA A100"}, {""})
 
 
-def test_work_on_the_host_is_evidence_of_the_holders_that_do_it(prometheus: Prometheus) -> None:
+def test_host_work_is_evidence_only_for_the_holders_that_do_it(prometheus: Prometheus) -> None:
     windows = POLICY.candidate_after, POLICY.underused_after
     limits = HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io)
-    asked = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', host=limits).read_evidence()
+    asked = PromQLSource(
+        PromQLOptions(
+            url=prometheus.url,
+            candidate_after_s=windows[0],
+            window_s=windows[1],
+            matcher='job="gpu-exporter"',
+            host=limits,
+        ),
+        clock=SYSTEM_CLOCK,
+    ).read_evidence()
     units = {each.name.name: each.units[0] for each in asked.holders}
     assert {name: unit.host_cpu_ratio for name, unit in units.items() if unit.host_cpu_ratio} == {"7": 0.5}
     assert {name: unit.host_io_bytes_per_s for name, unit in units.items() if unit.host_io_bytes_per_s} == {"6": 3e7}
@@ -345,23 +375,21 @@ def test_work_on_the_host_is_evidence_of_the_holders_that_do_it(prometheus: Prom
 
 
 def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:
-    """The decision on job 1, and the evidence, of a reconciler that has just been started."""
+    """The decision on job 1 and its evidence, of a reconciler that has just started."""
     policy = policy._replace(pause_when=pause_when)
     windows = policy.candidate_after, policy.underused_after
     asked = PromQLSource(
-        server.url,
-        *windows,
-        SYSTEM_CLOCK,
-        'job="gpu-exporter"',
-        fetch_text,
-        Pauses(policy.pause_when, Rulebook(policy).longest_s),
+        PromQLOptions(url=server.url, candidate_after_s=windows[0], window_s=windows[1], matcher='job="gpu-exporter"'),
+        clock=SYSTEM_CLOCK,
+        fetch=fetch_text,
+        pauses=Pauses(policy.pause_when, Rulebook(policy).longest_s),
     ).read_evidence()
     (decision,) = [each for each in decide(asked, policy) if each.name == HolderName("slurm", "", "1")]
     return decision, asked
 
 
 def test_idle_time_before_the_end_of_a_pause_does_not_count(prometheus: Prometheus) -> None:
-    """The storage came back 40 minutes ago: that is enough for windows of 30 minutes, and not for one of 60."""
+    """The storage came back 40 minutes ago: enough for windows of 30 minutes, too short for a window of 60."""
     decision, evidence = paused(prometheus, "storage_up == 0")
     assert (decision.stage, evidence.paused) == ("unknown", "")
     assert re.fullmatch(r"idle for 2\.\d h|idle for 1\d\d min, but a pause ended (39|4[0-2]) min ago", decision.reason)
@@ -374,7 +402,7 @@ def test_idle_time_before_the_end_of_a_pause_does_not_count(prometheus: Promethe
     assert (decision.stage, evidence.paused) == ("underused", "")
 
 
-def test_a_pause_that_goes_on_is_said_and_one_that_cannot_be_asked_for_leaves_no_evidence(
+def test_an_active_pause_is_reported_and_an_unreadable_pause_leaves_no_evidence(
     prometheus: Prometheus,
 ) -> None:
     decision, evidence = paused(prometheus, "storage_up == 1")
@@ -383,33 +411,33 @@ def test_a_pause_that_goes_on_is_said_and_one_that_cannot_be_asked_for_leaves_no
         paused(prometheus, "storage_up ==")
 
 
-def test_a_gpu_and_a_time_in_the_past_are_asked_for(prometheus: Prometheus) -> None:
+def test_explain_answers_for_a_gpu_and_a_time_in_the_past(prometheus: Prometheus) -> None:
     command = ("explain", "--gpu=GPU-1", f"--source.prometheus={prometheus.url}", "--no-slurm", "--no-kubernetes")
     done = run_exporter(*command)
     assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "job 1: underused"), done.stderr
     done = run_exporter(*command, "--at=1m")
     assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "job 1: underused"), done.stderr
-    assert "what surrounded it at that time is not known" in done.stderr
-    done = run_exporter(*command, "--at=30m")  # the history has the exporters of its last two minutes
+    assert "the objects around the holder at that time are unknown" in done.stderr
+    done = run_exporter(*command, "--at=30m")  # the history has exporters only in its last two minutes
     assert (done.returncode, "no gpu-exporter series match" in done.stderr) == (3, True)
     done = run_exporter("explain", "job/7", *command[2:])
-    assert "min, but it uses 50% of its CPUs, so not more until 6.0 h of it" in done.stdout
+    assert "min, but it uses 50% of its CPUs, so it stays a candidate until it has been idle for 6.0 h" in done.stdout
     done = run_exporter("explain", "job/1", *command[2:], "--at=2026-01-01T00:00:00")
     assert (done.returncode, "has no zone: write 2026-01-01T00:00:00Z for UTC" in done.stderr) == (2, True)
     done = run_exporter("explain", "job/1", "--source.exporter=n1:9836", "--at=1h")
-    assert (done.returncode, "asks for the past, which only --source.prometheus has" in done.stderr) == (2, True)
+    assert (done.returncode, "--at needs --source.prometheus" in done.stderr) == (2, True)
     done = run_exporter("reconcile", "--once", f"--source.prometheus={prometheus.url}", "--at=1h")
     assert (done.returncode, "--at is for them" in done.stderr) == (2, True)
 
 
-def test_the_days_before_an_hour_say_how_many_gpus_become_idle_then(prometheus: Prometheus) -> None:
+def test_the_usual_number_of_idle_gpus_comes_from_earlier_days(prometheus: Prometheus) -> None:
     evidence = source(prometheus, 'job="usual"').read_evidence()
     assert evidence.usual_at(HOUR + 1200.0) == 10.0, "the median of 12, none, 100, 9, 11 and a quarter of 10"
     assert evidence.usual_at(HOUR + 3600.0) == 0.0
     assert evidence.usual_at(HOUR + 20 * 86_400.0) is None
 
 
-def test_pods_that_use_little_even_in_their_busiest_hour_are_found(prometheus: Prometheus) -> None:
+def test_pods_with_a_low_load_in_their_busiest_hour_are_found(prometheus: Prometheus) -> None:
     asked: list[str] = []
 
     def count(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
@@ -418,7 +446,12 @@ def test_pods_that_use_little_even_in_their_busiest_hour_are_found(prometheus: P
 
     peaks = Peaks(POLICY.sharing_below, POLICY.sharing_window, SYSTEM_CLOCK)
     windows = POLICY.candidate_after, POLICY.underused_after
-    api = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="serving"', count, peaks=peaks)
+    api = PromQLSource(
+        PromQLOptions(url=prometheus.url, candidate_after_s=windows[0], window_s=windows[1], matcher='job="serving"'),
+        clock=SYSTEM_CLOCK,
+        fetch=count,
+        peaks=peaks,
+    )
     assert api.read_evidence().sharing == {}
     assert "bottomk" in "".join(asked[-2:]), "a hint is asked for last, and is there in the next cycle"
     evidence = api.read_evidence()

@@ -32,13 +32,13 @@ def line(family: str, value: float, at: float, **labels: str) -> str:
 
 
 def history(now: int) -> Iterator[str]:
-    """Who waits for GPUs; of which pools GPUs are; what holders and pods do on their hosts."""
+    """History of the demand for GPUs, the pools of GPUs, and the host work of holders and pods."""
     for second in range(-3600, 61, 30):
         at = now + second
         for pool, waiting in (("nvidia_com_gpu", 3), ("gpu-long", 8)):
-            if pool == "nvidia_com_gpu" or second > -300:  # nobody waits: there is no sample, and no zero either
+            if pool == "nvidia_com_gpu" or second > -300:  # if there is no demand, the series has no sample, not even 0
                 yield line("pool:gpu_pending_gpus:capped", waiting, at, pool=pool)
-            yield line("pool:gpu_pending_gpus:sum", 1000, at, pool=pool)  # of one tenant, who wants them all
+            yield line("pool:gpu_pending_gpus:sum", 1000, at, pool=pool)  # one tenant wants all of them
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-1", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-2", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("b"), pool="nvidia_com_mig", uuid="GPU-3", node="n")
@@ -56,15 +56,15 @@ def history(now: int) -> Iterator[str]:
 
 
 REST_S = 2 * 3600
-# By pod: on which kubelet, CPUs, bytes a second and since how many seconds it is seen; what differs is its last part.
+# By pod: its kubelet, CPUs, bytes per second, and for how many seconds it has had series.
 PODS: dict[str, tuple[str, float, float | None, float]] = {
     "quiet": ("k1", 0.01, 1000.0, REST_S),
-    "no-io": ("k1", 0.01, None, REST_S),  # a container that moved nothing has no series
-    "blind": ("k2", 0.01, None, REST_S),  # on a kubelet that shows no series of I/O of anybody
+    "no-io": ("k1", 0.01, None, REST_S),  # a container without I/O has no series
+    "blind": ("k2", 0.01, None, REST_S),  # the kubelet has no I/O series for any pod
     "young": ("k1", 0.01, 0.0, REST_S / 2),
     "once": ("k1", 0.01, 0.0, REST_S),  # ten busy minutes, an hour ago
     "disk": ("k1", 0.01, 5e8, REST_S),
-    "whole": ("k1", 0.01, 0.0, REST_S),  # a runtime that shows pods, and not their containers
+    "whole": ("k1", 0.01, 0.0, REST_S),  # the runtime has series of pods, but not of containers
 }
 
 
@@ -79,7 +79,7 @@ def cadvisor(now: int) -> Iterator[str]:
             moved += 30 * (io or 0.0)
             at = now + second
             yield line("container_cpu_usage_seconds_total", round(used, 3), at, **where, **container)
-            if container:  # which cAdvisor adds for the whole pod, and for its pause container
+            if container:  # cAdvisor adds these series for the pod and its pause container
                 yield line("container_cpu_usage_seconds_total", round(used, 3), at, **where)
             if io is not None:
                 yield line("container_fs_writes_bytes_total", round(moved), at, **where, **container)
@@ -136,14 +136,14 @@ def post(url: str, body: Any) -> Any:
         return json.loads(answer.read() or b"null")
 
 
-def test_demand_is_what_has_been_waited_for_all_the_time_in_the_pools_of_the_holder(
+def test_demand_is_the_number_of_gpus_wanted_all_the_time_in_the_holders_pools(
     servers: tuple[Prometheus, str, Webhook],
 ) -> None:
-    """And no more of it than one pod and one tenant may want."""
+    """The demand of one pod and of one tenant is limited."""
     assert proofs(servers).read_demand([A, B, JOB]) == {A: {"nvidia_com_gpu": 3.0}}
 
 
-def test_what_holders_do_beside_their_gpus_is_said_by_node(servers: tuple[Prometheus, str, Webhook]) -> None:
+def test_the_host_work_of_holders_is_read_per_node(servers: tuple[Prometheus, str, Webhook]) -> None:
     assert proofs(servers).read_host_work([A, B, JOB]) == {
         A: {"n1": Work(0.02, 1000.0), "n2": Work(0.9, 5e8)},
         JOB: {"n9:9400": Work(0.5, None)},
@@ -151,7 +151,7 @@ def test_what_holders_do_beside_their_gpus_is_said_by_node(servers: tuple[Promet
     assert proofs(servers, matcher='job="another"').read_host_work([A, JOB]) == {JOB: {"n9:9400": Work(0.9, None)}}
 
 
-def test_pods_rest_when_their_cgroups_did_all_the_time(servers: tuple[Prometheus, str, Webhook]) -> None:
+def test_pods_are_quiet_only_if_their_cgroups_were_always_quiet(servers: tuple[Prometheus, str, Webhook]) -> None:
     found = proofs(servers).read_rest("ml", [*PODS, "unseen"], REST_S)
     assert set(found) == set(PODS) - {"young"}, "half of the time is not most of it"
     cpu = {pod: round(work.cpu or 0.0, 2) for pod, work in found.items()}
@@ -163,7 +163,7 @@ def test_pods_rest_when_their_cgroups_did_all_the_time(servers: tuple[Prometheus
     assert proofs(servers).read_rest("other", ["quiet"], REST_S) == {}
 
 
-def test_an_owner_counts_as_warned_once_a_receiver_has_the_alert_and_while_nobody_silences_it(
+def test_an_owner_counts_as_warned_once_notified_and_while_the_alert_is_not_silenced(
     servers: tuple[Prometheus, str, Webhook],
 ) -> None:
     _, url, webhook = servers
@@ -193,13 +193,15 @@ def test_an_owner_counts_as_warned_once_a_receiver_has_the_alert_and_while_nobod
 
     post(f"{url}/api/v2/alerts", [alert(A, 9000, cluster="a"), *(alert(B, 9000, cluster=each) for each in "ab")])
     wait_for(lambda: '"b"' in (fetch(f"{url}/api/v2/alerts") or ""), "alerts of two clusters")
-    assert set(asks.read_warnings(ALL)) == {A}, "where alerts name no cluster, those that do are somebody's own"
+    assert set(asks.read_warnings(ALL)) == {A}, (
+        "if this site's alerts name no cluster, alerts with a cluster belong to another site"
+    )
     with pytest.raises(EvidenceError, match=r"clusters \['a', 'b'\] in one answer: choose one with --alertmanager"):
         asks.read_warnings([B])
     assert set(proofs(servers, filters=('cluster="b"',)).read_warnings(ALL)) == {B}
 
 
-def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
+def test_alerts_of_a_cluster_that_was_not_chosen_prove_nothing() -> None:
     urls: list[str] = []
 
     def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:
@@ -211,7 +213,7 @@ def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
         return Proofs("http://p", "http://a", filters, matcher, 60.0, answer, answer)
 
     with pytest.raises(
-        EvidenceError, match="alerts are of cluster b: say that it is this one with --alertmanager.filter"
+        EvidenceError, match="the alerts name cluster b: confirm this cluster with --alertmanager.filter"
     ):
         asks('job="gpu-exporter"').read_warnings([A])
     assert set(asks("", 'cluster="b"').read_warnings([A])) == {A}
@@ -219,7 +221,7 @@ def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
     assert 'filter=cluster="b"' in urls[-1] and 'filter=cluster="b"' not in urls[0]
 
 
-def test_servers_that_are_away_are_no_proof(servers: tuple[Prometheus, str, Webhook]) -> None:
+def test_unavailable_servers_prove_nothing(servers: tuple[Prometheus, str, Webhook]) -> None:
     nowhere = "http://127.0.0.1:9"
     asks = Proofs(nowhere, nowhere, (), "", 60.0, fetch_text, fetch_text)
     for ask in (
@@ -232,7 +234,7 @@ def test_servers_that_are_away_are_no_proof(servers: tuple[Prometheus, str, Webh
             ask()
 
 
-def test_only_the_cluster_of_the_evidence_is_asked_about() -> None:
+def test_queries_are_limited_to_the_cluster_of_the_evidence() -> None:
     queries: list[str] = []
 
     def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Attribution by the real kubelet: static pods, a device plugin, restarts, and no trace afterwards."""
+"""Attribution by the real kubelet: static pods, a device plugin, restarts, and cleanup afterwards."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.kubelet
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = parse_scenario({"gpus": [{"model": "H100"}] * 4})
 UUIDS = [gpu.uuid for gpu in SCENARIO.gpus]
-POLL_S = 0.2  # often, so that the short time in which a new kubelet lists nothing is met
-AT_ONCE_S = 3.0  # one poll, on a busy machine; a second answer would come after 5 s
+POLL_S = 0.2  # short, to meet the moment in which a new kubelet lists nothing
+AT_ONCE_S = 3.0  # one poll on a busy machine; a second answer would take 5 s
 
 
 class Watcher:
-    """Reads the metrics many times a second and keeps which pods held how many GPUs, by time."""
+    """Reads the metrics many times a second, and stores the number of GPUs of every pod by time."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -47,7 +47,7 @@ class Watcher:
             pods: dict[str, int] = {}
             seconds: dict[str, float] = {}
             body = fetch(f"{self.url}/metrics")
-            if body is None:  # no answer is not an answer without pods
+            if body is None:  # a missing answer is not an answer without pods
                 self.failed += 1
                 continue
             for line in body.splitlines():
@@ -112,7 +112,7 @@ def elapsed(condition: Callable[[], bool], what: str) -> float:
 
 
 def flood(node: Node, seconds: float) -> int:
-    """Ask the kubelet without a pause; how often it has refused for its rate limit."""
+    """Query the kubelet without a pause. Returns how many calls its rate limit refused."""
     pb, pb_grpc = compile_stubs("podresources")
     refused = 0
     until = time.monotonic() + seconds
@@ -127,7 +127,7 @@ def flood(node: Node, seconds: float) -> int:
     return refused
 
 
-def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher: Watcher) -> None:
+def test_pods_are_held_over_restarts_of_the_kubelet_until_they_end(node: Node, watcher: Watcher) -> None:
     first = run_pod(node, "first", 2)
     listed = elapsed(lambda: first in str(node.list_pod_resources()), "the kubelet to list the pod")
     appeared = elapsed(lambda: watcher.latest().get(first) == 2, "its allocation")
@@ -135,7 +135,7 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
     wait_for(lambda: watcher.latest() == {first: 2, second: 1}, "both allocations")
     print(f"listed after {listed:.2f} s, published {appeared:.2f} s later at a poll each {POLL_S} s")
     assert appeared < AT_ONCE_S
-    # After a restart the kubelet admits pods again. One whose container was created and does not run yet gets no devices.
+    # After a restart the kubelet admits pods again. A pod whose container was created but does not run gets no devices.
     wait_for(lambda: node.ctr("tasks", "list").count("RUNNING") == 4, "both containers, and their sandboxes, to run")
 
     began = time.monotonic()
@@ -172,7 +172,7 @@ def series_of(watcher: Watcher, name: str, **labels: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{name}{{") and all(part in line for part in wanted)]
 
 
-def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> None:
+def test_devices_of_another_plugin_are_not_gpus(node: Node, watcher: Watcher) -> None:
     network = DevicePlugin(node.root / "device-plugins", ["0", "1"], "nvidia.com/hostdev", "hostdev.sock")
     network.register()
     try:
@@ -194,8 +194,8 @@ def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> 
         network.stop()
 
 
-def test_replicas_are_one_gpu(node: Node, watcher: Watcher) -> None:
-    """Time slicing of NVIDIA's device plugin: ids UUID::N, of which one container may get several."""
+def test_time_sliced_replicas_are_one_gpu(node: Node, watcher: Watcher) -> None:
+    """Time slicing of NVIDIA's device plugin: ids are UUID::N, and one container can get several ids."""
     shared = UUIDS[3]
     replicas = [f"{shared}::{number}" for number in range(4)]
     plugin = DevicePlugin(node.root / "device-plugins", replicas, "nvidia.com/gpu.shared", "shared.sock")
@@ -221,7 +221,7 @@ def test_replicas_are_one_gpu(node: Node, watcher: Watcher) -> None:
         plugin.stop()
 
 
-def test_a_gpu_that_the_kubelet_gives_to_nobody_is_not_free(node: Node, watcher: Watcher) -> None:
+def test_a_gpu_that_is_not_allocatable_is_not_free(node: Node, watcher: Watcher) -> None:
     def shows(name: str) -> dict[str, float]:
         lines = series_of(watcher, name)
         return {line.partition('uuid="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
@@ -234,7 +234,7 @@ def test_a_gpu_that_the_kubelet_gives_to_nobody_is_not_free(node: Node, watcher:
 
     node.plugin.call_unhealthy(left, used)
     expected = {uuid: float(uuid not in (left, used)) for uuid in UUIDS}
-    wait_for(lambda: shows("gpu_allocatable") == expected, "both to be given to nobody")
+    wait_for(lambda: shows("gpu_allocatable") == expected, "both to be no longer allocatable")
     assert shows("gpu_allocated") == {uuid: 1.0 for uuid in UUIDS if uuid != left}, "a held GPU stays held"
     node.plugin.call_unhealthy()
     wait_for(
@@ -270,7 +270,7 @@ def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> 
     assert "short-node1" in str(node.pods()), "the pod itself is still there"
 
 
-def test_nothing_is_left_of_a_node_whose_test_is_killed(tmp_path: Path) -> None:
+def test_a_killed_test_leaves_nothing_of_its_node_behind(tmp_path: Path) -> None:
     before = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
     program = f"""
 import json, signal, sys
@@ -289,7 +289,7 @@ with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUI
         name, _, init = running.stdout.readline().strip().partition(" ")
         try:
             assert init, "the node did not start"
-            assert len(left_behind(name)) > 5  # what the next lines wait for can be seen
+            assert len(left_behind(name)) > 5  # before the cleanup, the node's remains are visible
             namespace = Path("/proc", init, "ns", "pid").readlink()
             assert len(processes_of(namespace)) >= 5  # init, its sleep, containerd, kubelet, pause ...
         finally:
@@ -302,7 +302,7 @@ with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUI
 def processes_of(namespace: Path) -> list[Path]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if (process / "ns" / "pid").readlink() == namespace:
                 found.append(process)
     return found

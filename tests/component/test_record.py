@@ -1,4 +1,4 @@
-"""`gpu-exporter record` on a host, and its file elsewhere: the same node again."""
+"""`gpu-exporter record` on a host. The file shows the same node on another machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def feeder(nvml_table: NvmlTable) -> Iterator[ScenarioFeeder]:
     feeder.stop()
 
 
-def test_a_recorded_host_is_the_same_node_elsewhere(
+def test_a_recording_shows_the_same_node_on_another_machine(
     processes: Processes,
     nvml_environment: dict[str, str],
     nvml_table: NvmlTable,
@@ -46,7 +46,7 @@ def test_a_recorded_host_is_the_same_node_elsewhere(
     assert any(line.startswith("nvmlGpmMetricsGet") for line in lines)
     assert file.stat().st_size < 100_000
 
-    # Somewhere else, without a driver.
+    # On another machine, without a driver.
     _, url = processes.start_exporter(*QUIET, f"--devices.replay={file}")
 
     def ask() -> str | None:
@@ -67,18 +67,24 @@ def test_a_recorded_host_is_the_same_node_elsewhere(
     assert [line.split()[-1] for line in idle] == ["0"]
 
 
-def test_a_recording_names_nobody(nvml_environment: dict[str, str], feeder: ScenarioFeeder, tmp_path: Path) -> None:
+def test_a_recording_contains_the_number_of_processes_but_no_process(
+    nvml_environment: dict[str, str], feeder: ScenarioFeeder, tmp_path: Path
+) -> None:
     file = tmp_path / "node.rec.gz"
     assert run_exporter("record", file, "--duration=500ms", environment=nvml_environment).returncode == 0
     _, _, answers = read_recording(file)
     calls = {call for call, _, _ in answers}
-    assert "nvmlDeviceGetComputeRunningProcesses_v3" in calls  # their number, and nothing else of them
+    assert (
+        "nvmlDeviceGetComputeRunningProcesses_v3" in calls
+    )  # the recording has the number of processes, but no process
     for (call, _, _), entry in answers.items():
         if "RunningProcesses" in call:
             assert all(isinstance(value, int | str) for _, value in entry.values)
 
 
-def test_record_without_a_driver_and_into_nowhere(nvml_environment: dict[str, str], feeder, tmp_path: Path) -> None:
+def test_record_fails_without_a_driver_or_a_writable_file(
+    nvml_environment: dict[str, str], feeder, tmp_path: Path
+) -> None:
     environment = {key: value for key, value in nvml_environment.items() if key != "LD_LIBRARY_PATH"}
     done = run_exporter("record", tmp_path / "x.rec.gz", environment=environment)
     assert done.returncode == 3
@@ -88,12 +94,14 @@ def test_record_without_a_driver_and_into_nowhere(nvml_environment: dict[str, st
     assert "No such file or directory" in done.stderr
 
 
-def test_a_recording_stands_alone(tmp_path: Path, nvml_environment: dict[str, str], feeder: ScenarioFeeder) -> None:
+def test_a_recording_is_a_whole_node_and_is_replayed_alone(
+    tmp_path: Path, nvml_environment: dict[str, str], feeder: ScenarioFeeder
+) -> None:
     file = tmp_path / "node.rec.gz"
     assert run_exporter("record", file, "--duration=500ms", environment=nvml_environment).returncode == 0
     done = run_exporter("--once", f"--devices.replay={file}", f"--devices.replay={file}")
     assert done.returncode == 2
-    assert "a file of `gpu-exporter record` is a whole node and stands alone" in done.stderr
+    assert "a file of `gpu-exporter record` is a whole node: name no other file" in done.stderr
     done = run_exporter("--once", *QUIET, "--state.directory=", "--format=table", f"--devices.replay={file}")
     wishes = [f"gpu-exporter: partial: gpu {index} asks for a reset" for index in range(3)]
     assert (done.returncode, done.stderr.splitlines()) == (4, wishes)

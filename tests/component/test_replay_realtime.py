@@ -35,7 +35,7 @@ def cut(path: Path, directory: Path) -> Path:
     return copy
 
 
-def test_mean_utilization_and_power_of_real_gpus(processes: Processes, tmp_path: Path) -> None:
+def test_mean_utilization_and_power_equal_the_recordings(processes: Processes, tmp_path: Path) -> None:
     truth = []
     recordings = [cut(path, tmp_path) for path in RECORDINGS]
     for path in recordings:

@@ -85,7 +85,7 @@ def start_exporter(processes: Processes, node: Node, config: Path, environment: 
 def url(
     node: Node, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> str:
-    """Of an exporter on this node."""
+    """The URL of an exporter on this node."""
     ScenarioFeeder(SCENARIO, nvml_table)
     for index, minor in enumerate(MINORS):
         with nvml_table.writing(index) as out:
@@ -96,7 +96,7 @@ def url(
 
 
 def held(url: str) -> set[tuple[str, str, str, str]]:
-    """Pod, GPU or instance, how it is shared, and by which words, of each allocation."""
+    """The pod, unit, sharing mode and evidence of every allocation."""
     status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
     return {
         (entry["pod"], entry["mig_uuid"] or entry["uuid"], entry["share"], entry["basis"].partition(": ")[0])
@@ -104,7 +104,7 @@ def held(url: str) -> set[tuple[str, str, str, str]]:
     }
 
 
-def test_claims_lead_to_the_right_gpus_and_instances(
+def test_claims_are_resolved_to_the_right_gpus_and_instances(
     plane: ControlPlane, node: Node, driver: DraDriver, url: str
 ) -> None:
     for name, devices in CLAIMS.items():
@@ -112,7 +112,7 @@ def test_claims_lead_to_the_right_gpus_and_instances(
     for name, claim in PODS.items():
         run_pod(plane, name, claim)
     pod = static_pod("h", 0)
-    pod["spec"]["containers"][0]["resources"] = {"limits": {EXTENDED: "1"}}  # by a claim that the scheduler makes
+    pod["spec"]["containers"][0]["resources"] = {"limits": {EXTENDED: "1"}}  # the scheduler makes the claim
     plane.create_pod(pod)
     whole = {
         "a": (0, "own"),
@@ -156,7 +156,7 @@ def test_claims_lead_to_the_right_gpus_and_instances(
 
 
 def add_namespace(plane: ControlPlane, name: str) -> None:
-    """One in which claims may ask for adminAccess."""
+    """Make a namespace in which claims may ask for adminAccess."""
     labels = {"resource.kubernetes.io/admin-access": "true"}
     plane.core.create_namespace({"metadata": {"name": name, "labels": labels}})
     wait_for(lambda: plane.has_account(name), f"namespace {name}", 30)
@@ -175,7 +175,7 @@ def contradictions(url: str) -> dict[str, str]:
 
 
 def write_checkpoint(driver: DraDriver, folder: Path) -> None:
-    """As the driver writes it: of each claim the status that the API server has."""
+    """Write the driver's checkpoint: the status of every claim from the API server."""
     prepared = {
         claim["metadata"]["uid"]: {
             "checkpointState": "PrepareCompleted",
@@ -190,7 +190,7 @@ def write_checkpoint(driver: DraDriver, folder: Path) -> None:
     (folder / "new").rename(folder / "checkpoint.json")
 
 
-def test_who_watches_with_admin_access_holds_nothing(
+def test_a_monitor_with_admin_access_holds_nothing(
     plane: ControlPlane,
     node: Node,
     driver: DraDriver,
@@ -206,7 +206,7 @@ def test_who_watches_with_admin_access_holds_nothing(
     for claim, device in (("own", "gpu-0"), ("common", "gpu-3")):
         driver.claim(claim, device)
 
-    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-1", "all")  # the monitor first
+    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-1", "all")  # the monitor comes first
     run_in(plane, "default", "a", "own")
     for name in "bc":
         run_in(plane, "default", name, "common")
@@ -215,12 +215,12 @@ def test_who_watches_with_admin_access_holds_nothing(
         ("b", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
         ("c", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
     }
-    wait_for(lambda: held(url) == train, "the three that train, and nobody else", 90)
+    wait_for(lambda: held(url) == train, "the three training pods, and no other", 90)
     free = f'uuid="{UUID_OF_MINOR[4]}"}} 0'
     wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "a GPU that is only watched to be free", 30)
 
     plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "gpu-operator", grace_period_seconds=0)
-    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-2", "all")  # and last
+    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-2", "all")  # a second monitor comes last
     wait_for(
         lambda: plane.pod("nvidia-dcgm-exporter-2", "gpu-operator")["status"]["phase"] == "Running", "the monitor", 60
     )
@@ -228,7 +228,7 @@ def test_who_watches_with_admin_access_holds_nothing(
     wait_for(lambda: seen.append(held(url)) or len(seen) > 20, "polls", 30, 0.1)
     assert all(each == train for each in seen)
 
-    run_in(plane, "team", "nvidia-dcgm-exporter-1", "all")  # a name alone makes no monitor
+    run_in(plane, "team", "nvidia-dcgm-exporter-1", "all")  # the name of the pod alone does not make it a monitor
     wait_for(lambda: "nvidia-dcgm-exporter-1" in contradictions(url), "the tenant's pod", 60)
     wait_for(lambda: "--attribution.monitor" in contradictions(url)["a"], "the doubt", 30)
     assert "--attribution.monitor" in contradictions(url)["nvidia-dcgm-exporter-1"]

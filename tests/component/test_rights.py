@@ -1,4 +1,4 @@
-"""The chart's rights on a real API server: with them all goes well, and without any single one something does not."""
+"""The chart's rights on a real API server: they are sufficient, and the reconciler needs each of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kubernetes import client
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.apply import withdraw_all
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import Lease, LeaseTexts
+from gpu_exporter.reconciler.kubernetes.client.api import Api
+from gpu_exporter.reconciler.kubernetes.client.lease import Lease, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError
 from tests.component.test_pods_marked import POLICY, Tally, condition_of
@@ -44,7 +44,7 @@ class Right(NamedTuple):
 
 
 class Ground:
-    """Pods below every kind of controller that Kubernetes itself has, and the account of the reconciler."""
+    """Pods below every built-in kind of controller, and the account of the reconciler."""
 
     def __init__(self, plane: ControlPlane, rules: list[Rule]) -> None:
         self.plane, self.rules = plane, rules
@@ -63,7 +63,7 @@ class Ground:
         self.run_on_each_node()
 
     def run_scheduled(self) -> None:
-        """A Job that a CronJob made."""
+        """Make a Job of a CronJob."""
         batch, namespace = client.BatchV1Api(self.plane.api), self.site.namespace
         template = {"spec": {"template": self.site.template()}}
         spec = {"schedule": "0 0 1 1 *", "suspend": True, "jobTemplate": template}
@@ -82,7 +82,7 @@ class Ground:
         self.site.run_all("app=old", 1)
 
     def run_on_each_node(self) -> None:
-        """A pod of a DaemonSet. There is no node, so its controller makes none."""
+        """Make a pod of a DaemonSet. The controller makes no pod, because there is no node."""
         template = {"metadata": {"labels": {"app": "agent"}}, "spec": {"containers": [{"name": "a", "image": "x"}]}}
         spec = {"selector": {"matchLabels": {"app": "agent"}}, "template": template}
         apps, namespace = client.AppsV1Api(self.plane.api), self.site.namespace
@@ -104,7 +104,7 @@ class Ground:
         ]
 
     def grant(self, missing: Right | None) -> None:
-        """All of the chart's rights but this one, and wait until the API server says so."""
+        """Grant all of the chart's rights but this one, and wait until the API server applies them."""
         rules: list[Rule] = []
         for rule in copy.deepcopy(self.rules):
             for resource in rule["resources"]:
@@ -127,10 +127,10 @@ class Ground:
         )
 
     def attempt(self) -> dict[str, Any]:
-        """What becomes of a cycle over idle pods, one over working ones, and of the Lease; then all is as before."""
+        """The results of a cycle over idle pods, of a cycle over working pods, and of the Lease. Then restores the first state."""
         site, tally = self.site, Tally()
         marker = PodMarker(self.api, POLICY, instance="test", sets_condition=True)
-        cycle = Cycle(
+        cycle = ReconcileCycle(
             judge_of(site.source, [marker], Rulebook(POLICY), SYSTEM_CLOCK), [marker], POLICY, tally, SYSTEM_CLOCK
         )
         names = sorted(site.source.pods)
@@ -164,7 +164,7 @@ class Ground:
         return found
 
     def keep_record(self) -> list[str]:
-        """What a place for the record says when it is written twice and read by the next process."""
+        """The texts that the next process reads after each of two writes to the record."""
         places = [LeaseTexts(self.api, self.site.namespace, f"{self.lease_name()}-record") for _ in range(2)]
         said = []
         try:
@@ -190,7 +190,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield Ground(plane, rules)
 
 
-def test_with_the_charts_rights_all_goes_well_and_without_any_of_them_something_does_not(ground: Ground) -> None:
+def test_the_charts_rights_are_sufficient_and_each_of_them_is_needed(ground: Ground) -> None:
     ground.grant(None)
     well = ground.attempt()
     agent = {name for name in well["labels"] if name == "agent-1"}

@@ -1,6 +1,6 @@
-"""GPUs of another maker: a backend of forty lines goes through every room, and no other file knows of it.
+"""GPUs of another vendor: a backend of forty lines works with the whole exporter, and no other file mentions it.
 
-What is NVIDIA's (ids, resources, device files, PCI vendor, names of calls and errors) is the backend's and vendor.py's.
+Only the backend and vendor.py know NVIDIA's ids, resources, device files, PCI vendor, and names of calls and errors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ADDRESS = "0000:{:02x}:00.0"
 
 
 class AcmeDevice(Device):
-    """Knows utilization, memory and power; one call of its own always fails."""
+    """A device with utilization, memory and power, and a call that always fails."""
 
     def __init__(self, index: int) -> None:
         self.identity = DeviceIdentity(index, f"acme:{index:04x}", "Acme N1", "1.0", ADDRESS.format(16 + index), index)
@@ -96,7 +96,7 @@ class AcmeBackend:
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Path:
-    """Three boards of Acme, the last of them given to a virtual machine, and one of NVIDIA, which is none of them."""
+    """Three boards of Acme, the last of which belongs to a virtual machine, and one board of NVIDIA."""
     for index, (vendor, driver) in enumerate(
         [("0xacce", "acmenpu"), ("0xacce", "acmenpu"), ("0xacce", "vfio-pci"), ("0x10de", "nvidia")]
     ):
@@ -136,7 +136,7 @@ def agent(tmp_path: Path, sysfs: Path, kubelet: Kubelet) -> Iterator[Agent]:
     assert running.stop()
 
 
-def test_another_makers_gpus_are_sampled_charged_attributed_and_shown(agent: Agent) -> None:
+def test_gpus_of_another_vendor_are_sampled_charged_attributed_and_shown(agent: Agent) -> None:
     def charged() -> bool:
         totals = {view.allocation.holder.pod: view.totals for view in agent.view().allocations}
         return len(totals) == 2 and min(each.observed_s for each in totals.values()) > 0.3
@@ -164,7 +164,7 @@ def test_another_makers_gpus_are_sampled_charged_attributed_and_shown(agent: Age
     assert "ml/train-0" in page
 
 
-def test_slurm_names_another_makers_device_files() -> None:
+def test_slurm_jobs_are_resolved_by_another_vendors_device_files() -> None:
     lines = parse_gres_conf("Name=gpu File=/dev/npu/[1,0]", "gres.conf", lambda _: "")
     assert order_of(lines, "n0", (("", 2),), ACME).minors == ("1", "0")
     detected = parse_gres_conf("AutoDetect=acme\nName=gpu", "gres.conf", lambda _: "")

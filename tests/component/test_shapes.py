@@ -1,7 +1,7 @@
-"""What an act would end is what ends: the controllers of each kind themselves are asked, by letting one object rest.
+"""A target lists exactly the pods that an act ends. The real controllers of each kind prove it: one object is suspended.
 
-JobSet, Kubeflow's training operator and MPI operator, Kueue and the controller manager run for real; a test writes what
-the kubelets would say of the pods.
+JobSet, Kubeflow's training operator and MPI operator, Kueue and the controller manager are real; a test writes the pod
+status that the kubelets would write.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kubernetes.client.exceptions import NotFoundException
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.shapes import SHAPES
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from gpu_exporter.reconciler.target import Held, Target, why_not
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane, start_control_plane
@@ -58,7 +58,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 class Ground(Site):
-    """A namespace in which real controllers make pods of objects."""
+    """A namespace in which real controllers make the pods of objects."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         super().__init__(plane, namespace)
@@ -68,7 +68,7 @@ class Ground(Site):
     def make(
         self, kind: str, name: str = "train", spec: Any = None, pods: int | None = None, **labels: str
     ) -> Reference:
-        """An object whose pods run, once there are so many."""
+        """Make an object, and run its pods once there are enough."""
         before, running = set(self.alive()), set[str]()
         made = create(self.plane, self.namespace, kind, name, spec, **labels)
         wanted = pods if pods is not None else count_pods(spec or OBJECTS[kind][1])
@@ -76,7 +76,7 @@ class Ground(Site):
         def has_all() -> bool:
             pods = set(self.alive()) - before
             for pod in pods - running:
-                self.set_running(pod, 9000.0)  # some make the others when the first ones run
+                self.set_running(pod, 9000.0)  # some controllers make further pods when the first ones run
             running.update(pods)
             return len(running) >= wanted
 
@@ -93,7 +93,7 @@ class Ground(Site):
         )
 
     def pod(self, name: str, gpus: int = 0, owner: Reference | None = None, **labels: str) -> str:
-        """A pod that somebody makes by hand, and that runs."""
+        """Make a running pod without a controller."""
         template = pod_template(gpus, **labels)
         metadata: dict[str, Any] = {"name": name, "labels": labels}
         if owner is not None:
@@ -111,7 +111,7 @@ class Ground(Site):
         return {part.name.name for part in self.read(reference).ends}
 
     def rest(self, reference: Reference) -> set[str]:
-        """Let it rest as the reconciler does; the pods that its controllers end."""
+        """Suspend the object as the reconciler does. Returns the pods that its controllers end."""
         before = set(self.alive())
         target = self.read(reference)
         self.admin.rehearse(target)
@@ -119,13 +119,13 @@ class Ground(Site):
         self.admin.act(target, entry)
         assert self.admin.look(entry) == DONE
         expected = {part.name.name for part in target.ends}
-        with contextlib.suppress(AssertionError):  # what ended until then is compared
+        with contextlib.suppress(AssertionError):  # the pods that ended until then are compared
             wait_for(lambda: not expected & set(self.alive()), "the pods to end", 30, 0.3)
         self.admin.tell(entry, "done")
         return before - set(self.alive())
 
     def clear(self) -> None:
-        """Remove what the controllers would keep alive."""
+        """Remove the objects whose pods the controllers would replace."""
         for (group, version, plural), _ in OBJECTS.values():
             with contextlib.suppress(NotFoundException):
                 self.custom.delete_collection_namespaced_custom_object(
@@ -140,7 +140,7 @@ class Ground(Site):
 
 
 def count_pods(spec: dict[str, Any]) -> int:
-    """How many pods an object of this spec makes."""
+    """The number of pods that an object with this spec makes."""
     if "parallelism" in spec:
         return int(spec["parallelism"])
     if "replicatedJobs" in spec:
@@ -157,13 +157,13 @@ def ground(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Grou
     made.clear()
 
 
-def test_there_is_a_controller_for_each_shape_but_the_notebooks() -> None:
+def test_every_shape_except_notebooks_is_tested_with_its_controller() -> None:
     assert {kind for _, kind in SHAPES} - {"Notebook"} == set(OBJECTS)
 
 
 @pytest.mark.parametrize("kind", OBJECTS)
-def test_what_would_end_is_what_its_controllers_end(ground: Ground, kind: str) -> None:
-    """Beside it another object of its kind, pods by hand, and pods that name its group and are none of its own."""
+def test_a_target_lists_exactly_the_pods_that_its_controllers_end(ground: Ground, kind: str) -> None:
+    """There are also another object of the kind, pods made by hand, and foreign pods that name the object's group."""
     reference = ground.make(kind)
     ground.make(kind, "beside")
     ground.pod("by-hand", 1)
@@ -185,8 +185,8 @@ def test_what_would_end_is_what_its_controllers_end(ground: Ground, kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["Job", "JobSet", "TFJob", "PyTorchJob"])
-def test_a_pod_that_would_be_adopted_is_a_stranger(ground: Ground, kind: str) -> None:
-    """It has the labels of a member and no controller: whether a controller takes it depends on who is quicker."""
+def test_a_pod_that_a_controller_could_adopt_is_a_stranger(ground: Ground, kind: str) -> None:
+    """The pod has the labels of a member and no controller. Whether a controller adopts it depends on timing."""
     reference = ground.make(kind)
     member = ground.plane.pod(sorted(ground.ends_of(reference))[0], ground.namespace)
     labels = {key: value for key, value in member["metadata"]["labels"].items() if "hash" not in key}
@@ -200,8 +200,8 @@ def test_a_pod_that_would_be_adopted_is_a_stranger(ground: Ground, kind: str) ->
     assert died <= {part.name.name for part in target.ends} | {"orphan"}
 
 
-def test_pods_that_the_garbage_collector_ends_with_a_member_are_strangers(ground: Ground) -> None:
-    """As the executors of a Spark driver: they name its pod as their owner, whether it controls them or not."""
+def test_pods_that_name_a_member_as_their_owner_are_strangers(ground: Ground) -> None:
+    """Like the executors of a Spark driver, these pods name a member as owner. The member may or may not control them."""
     reference = ground.make("Job")
     (member, *_) = sorted(ground.ends_of(reference))
 
@@ -225,23 +225,23 @@ def test_pods_that_the_garbage_collector_ends_with_a_member_are_strangers(ground
     wait_for(lambda: not dependents & set(ground.alive()), "the garbage collector", 60, 0.5)
 
 
-def test_a_job_of_an_earlier_jobset_of_that_name_is_a_stranger(ground: Ground) -> None:
-    """JobSet's controller takes its Jobs by the name of their owner."""
+def test_a_job_of_an_earlier_jobset_with_the_same_name_is_a_stranger(ground: Ground) -> None:
+    """JobSet's controller finds its Jobs by the name of their owner."""
     reference = ground.make("JobSet")
     (pod,) = ground.job("old", 1)
     owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train", "uid": "of-the-last-one"}
     change = {"metadata": {"ownerReferences": [{**owner, "controller": True}], "finalizers": ["example.org/keep"]}}
     batch = client.BatchV1Api(ground.plane.api)
-    batch.patch_namespaced_job("old", ground.namespace, change)  # the finalizer: until it is read
+    batch.patch_namespaced_job(
+        "old", ground.namespace, change
+    )  # the finalizer keeps the Job until the test has read it
     target = ground.read(reference)
     batch.patch_namespaced_job("old", ground.namespace, {"metadata": {"finalizers": None}})
-    assert [each for each in target.strangers if "earlier object of its name" in each], pod
+    assert [each for each in target.strangers if "earlier object with its name" in each], pod
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "PyTorchJob", "MPIJob"])
-def test_a_pod_that_names_the_object_itself_is_a_member_or_a_stranger_as_the_kind_says(
-    ground: Ground, kind: str
-) -> None:
+def test_a_pod_that_names_the_object_is_a_member_or_a_stranger_by_kind(ground: Ground, kind: str) -> None:
     reference = ground.make(kind)
     member = ground.plane.pod(sorted(ground.ends_of(reference))[-1], ground.namespace)
     labels = dict(member["metadata"]["labels"]) if kind != "JobSet" else {}
@@ -253,8 +253,8 @@ def test_a_pod_that_names_the_object_itself_is_a_member_or_a_stranger_as_the_kin
     assert ground.rest(reference) <= {part.name.name for part in target.ends}
 
 
-def test_what_a_deployment_below_a_jobset_has_is_not_ended_with_it(ground: Ground) -> None:
-    """Nor the other way round: its pods say nothing of the JobSet."""
+def test_pods_of_a_deployment_below_a_jobset_do_not_end_with_it(ground: Ground) -> None:
+    """The JobSet is not in the Deployment's target either."""
     reference = ground.make("JobSet")
     (web,) = ground.deployment("web", 1)
     owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train", "uid": reference.uid}
@@ -264,7 +264,7 @@ def test_what_a_deployment_below_a_jobset_has_is_not_ended_with_it(ground: Groun
     decisions = ground.judge()
     around = decisions[web].around
     assert around is not None and around.target is None, "nothing is ever done to a Deployment"
-    assert around.group == "apps/v1/Deployment/web", "whoever acts on its mark is not sent to the JobSet"
+    assert around.group == "apps/v1/Deployment/web", "the mark does not name the JobSet"
     assert web not in ground.rest(reference)
 
 
@@ -277,10 +277,10 @@ def test_what_a_deployment_below_a_jobset_has_is_not_ended_with_it(ground: Groun
         ("JobSet", jobset_spec(driver=(1, 1, 1), worker=(1, 3, 1)), 3, "waiting"),
     ],
 )
-def test_what_wants_more_pods_than_there_are_waits(
+def test_an_object_that_wants_more_pods_than_it_has_is_waiting(
     ground: Ground, kind: str, spec: Any, pods: int, reason: str
 ) -> None:
-    """A quota leaves no room for the last one, so what is there can only wait for it."""
+    """A quota leaves no room for the last pod, so the others may be waiting for it."""
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": str(pods)}}}
     core = ground.plane.core
     core.create_namespaced_resource_quota(ground.namespace, quota)
@@ -291,8 +291,8 @@ def test_what_wants_more_pods_than_there_are_waits(
     assert held is not None and held.reason == reason, held
 
 
-def test_a_jobset_whose_jobs_a_quota_refuses_waits(ground: Ground) -> None:
-    """The Job itself is not there, so it has no pods that could be missing."""
+def test_a_jobset_whose_jobs_a_quota_refuses_is_waiting(ground: Ground) -> None:
+    """The Job does not exist, so no pod of it is missing."""
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/jobs.batch": "2"}}}
     core = ground.plane.core
     core.create_namespaced_resource_quota(ground.namespace, quota)
@@ -320,8 +320,8 @@ def finish(ground: Ground, name: str) -> None:
         ("PyTorchJob", kubeflow_spec("pytorchReplicaSpecs", "pytorch", Master=(1, 1), Worker=(2, 1))),
     ],
 )
-def test_members_that_have_ended_are_not_waited_for(ground: Ground, kind: str, spec: Any) -> None:
-    """A reconciler that waits for them for ever would never act."""
+def test_members_that_have_ended_do_not_make_an_object_waiting(ground: Ground, kind: str, spec: Any) -> None:
+    """If the reconciler waited for such members, it would never act."""
     reference = ground.make(kind, spec=spec)
     pods = sorted(ground.ends_of(reference))
     finish(ground, pods[-1])
@@ -346,7 +346,7 @@ def test_a_launcher_and_its_workers_are_one_target(ground: Ground) -> None:
 
 
 def ground_decisions(ground: Ground, target: Target) -> list[Any]:
-    """What surrounds its members that hold GPUs, as marks see it."""
+    """The surroundings of the object's members with GPUs, as they are on marks."""
     for part in target.ends:
         if part.units:
             ground.set_run(part.name.name, 7000.0)
@@ -354,13 +354,13 @@ def ground_decisions(ground: Ground, target: Target) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["Job", "JobSet", "PyTorchJob"])
-def test_what_kueue_runs_is_deactivated_and_kueue_ends_it(ground: Ground, kind: str) -> None:
+def test_an_object_of_kueue_is_deactivated_and_kueue_ends_its_pods(ground: Ground, kind: str) -> None:
     make_queue(ground.plane, ground.namespace, 8)
     spec = dict(OBJECTS[kind][1])
     if kind == "PyTorchJob":
         spec = {**spec, "runPolicy": {**spec["runPolicy"], "suspend": True}}
     else:
-        spec["suspend"] = True  # as Kueue's webhook would set it
+        spec["suspend"] = True  # Kueue's webhook would set this
     reference = ground.make(kind, spec=spec, **QUEUE)
     target = ground.read(reference)
     assert (target.verb, target.live.kind) == ("deactivate", "Workload")

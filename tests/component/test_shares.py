@@ -1,4 +1,4 @@
-"""Several holders on one GPU, each with processes of known loads: each has its own, and the rest is nobody's."""
+"""Several holders on one GPU, with processes of known loads: each holder has its own share, and the rest is unattributed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sampling: {interval: 500ms, interval_max: 1s, deadline: 2s}
 attribution: {interval: 1s}
 diagnosis: {window: 20s, interval: 1s, hold: 1s}
 """
-LONE = f"system.slice/docker-{'a' * 64}.scope"  # a container that no scheduler knows
+LONE = f"system.slice/docker-{'a' * 64}.scope"  # a container outside every scheduler
 BUSY, IDLE, OBSERVED, HELD, ENERGY = (
     f"gpu_allocation_{name}_total"
     for name in ("busy_seconds", "idle_seconds", "observed_seconds", "held_seconds", "energy_joules")
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 def look(url: str) -> Seen:
-    """Families of allocations by job, those of GPUs by gpu."""
+    """The counters of allocations by job, and of GPUs by gpu."""
     found: dict[tuple[str, str], float] = {}
     for metric in text_string_to_metric_families(fetch(f"{url}/metrics") or ""):
         for sample in metric.samples:
@@ -54,10 +54,14 @@ def look(url: str) -> Seen:
 
 @pytest.fixture
 def shared(make_node: Callable[..., Node], places: Places, tmp_path: Path) -> Node:
-    """gpu 0: jobs 42 and 43 work, 44 has a process that does nothing, and drivers list zombies. gpu 1: job 45 works and
-    so does a container of nobody, 46 has no process. gpu 2: work without a holder. gpu 3: nobody works. gpu 4: jobs 49
-    and 50 are clients of an MPS server, which the driver lists alone and job 49 has started. gpu 5: all work of job 51 is
-    done by a container that it has started, outside its own cgroup.
+    """A node with six GPUs.
+
+    gpu 0: jobs 42 and 43 work. Job 44 has an idle process. The driver also lists zombies.
+    gpu 1: job 45 works, and so does a container outside every scheduler. Job 46 has no process.
+    gpu 2: a process works, and there is no holder.
+    gpu 3: the processes of both jobs are idle.
+    gpu 4: jobs 49 and 50 are clients of an MPS server that job 49 has started. The driver lists only the server.
+    gpu 5: all work of job 51 is done by a container that the job has started, outside the job's cgroup.
     """
     loads = (0.75, 0.8, 0.4, 0.0, 0.6, 0.6)
     node = make_node(
@@ -76,7 +80,7 @@ def shared(make_node: Callable[..., Node], places: Places, tmp_path: Path) -> No
         pid = node.start_process(path, (program, "600"))
         comm = Path(f"/proc/{pid}/comm")
         wait_for(lambda comm=comm, name=Path(program).name: comm.read_text().strip() == name[:15], "it to run")
-        places.put(pid, path)  # again, for the program's name
+        places.put(pid, path)  # put again, with the program's name
         node.work(pid, Constant(0.6))
         node.list_on(gpu, pid)
     holders = {0: (42, 43, 44), 1: (45, 46), 3: (47, 48), 4: (49, 50), 5: (51,)}
@@ -86,10 +90,10 @@ def shared(make_node: Callable[..., Node], places: Places, tmp_path: Path) -> No
     return node
 
 
-def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node) -> None:
+def test_each_holder_has_its_own_busy_time_and_the_rest_is_unattributed(shared: Node) -> None:
     url = shared.start()
     # Readings of a GPU without a holder wait for three polls.
-    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 2")) or 0) > 1, "the first time of nobody", 60)
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 2")) or 0) > 1, "the first unattributed time", 60)
     before = look(url)
     wait_for(lambda: look(url).since(before, "gpu_observed_seconds_total", "gpu 0") > 15, "15 seconds", 60)
     seen = look(url)
@@ -100,7 +104,7 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
 
     for number, load in ((42, 0.4), (43, 0.35), (44, 0.0), (45, 0.5), (51, 0.6)):
         assert ratio(BUSY, f"job {number}") == pytest.approx(load, abs=POINTS), number
-    for number in (44, 47, 48):  # beside busy neighbours, and where nobody works
+    for number in (44, 47, 48):  # beside busy neighbours, and on a GPU without work
         assert ratio(IDLE, f"job {number}") > 0.9, number
         assert (read(url, RUN, job_id=str(number)) or 0) > 10
     for number in (42, 43, 45, 51):
@@ -112,21 +116,21 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
         (3, 0.0),
         (4, 0.6),
         (5, 0.0),
-    ):  # settled a second or so at once, so less exact
+    ):  # charged about a second at a time, so less exact
         assert ratio(NOBODY, f"gpu {gpu}") == pytest.approx(load, abs=0.06), gpu
-    # While somebody unknown works there, no holder of that GPU is idle.
+    # While an unknown process works on a GPU, no holder of this GPU is idle.
     for number in (46, 49, 50):
         assert seen.since(before, OBSERVED, f"job {number}") == 0
         assert not read(url, RUN, job_id=str(number))
 
-    # Together the GPU, but for what still waits for its holder.
+    # The shares add up to the GPU, except for time that still waits for its holder.
     for gpu, numbers in ((0, (42, 43, 44)), (1, (45, 46)), (2, ()), (3, (47, 48)), (4, (49, 50)), (5, (51,))):
         parts = sum(seen.values.get((BUSY, f"job {number}"), 0.0) for number in numbers)
         whole, known = seen.values["gpu_busy_seconds_total", f"gpu {gpu}"], parts + seen.values[NOBODY, f"gpu {gpu}"]
         assert known <= whole + 1e-6 and whole - known < 5.0
     energy = {number: seen.since(before, ENERGY, f"job {number}") for number in (42, 43, 44)}
     drawn = seen.since(before, "gpu_energy_joules_total", "gpu 0")
-    # Up to three of some 16 seconds wait for their holder; that nothing is lost is test_division.py's matter.
+    # Up to 3 of about 16 seconds wait for their holder. test_division.py checks that no time is lost.
     assert 0.8 * drawn < sum(energy.values()) < 1.2 * drawn
     assert energy[42] > energy[43] > energy[44] > 0
     assert energy[42] - energy[44] == pytest.approx((energy[43] - energy[44]) * 0.40 / 0.35, rel=0.02)
@@ -138,25 +142,25 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
     assert found["42"][0] in ("healthy", "bursty")
     assert found["46"] == (
         "unknown",
-        "a process of none of its holders works on the shared GPU, or of one that cannot be looked up",
+        "a process on the shared GPU belongs to no holder, or its owner cannot be looked up",
     )
     assert {found[name][0] for name in ("49", "50")} == {"unknown"}
     assert {found[name][0] for name in ("47", "48")} == {"held_idle"}
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
-def test_without_the_hosts_processes_a_busy_shared_gpu_leaves_its_holders_unknown(shared: Node) -> None:
+def test_without_host_processes_the_holders_of_a_busy_shared_gpu_are_unknown(shared: Node) -> None:
     url = shared.start("--no-attribution.process")
     wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
     for number in (42, 43, 44):
         assert not read(url, OBSERVED, job_id=str(number))
         assert not read(url, RUN, job_id=str(number))
-    assert (read(url, RUN, job_id="47") or 0) > 3  # a GPU at rest is everybody's idle time
+    assert (read(url, RUN, job_id="47") or 0) > 3  # an idle GPU is idle time for every holder
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
 @pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_UNKNOWN"])
-def test_a_driver_that_tells_nothing_of_processes_leaves_the_holders_unknown(shared: Node, error: str) -> None:
+def test_without_process_utilization_the_holders_of_a_shared_gpu_are_unknown(shared: Node, error: str) -> None:
     shared.refuse(0, "nvmlDeviceGetProcessUtilization", error)
     url = shared.start()
     wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)

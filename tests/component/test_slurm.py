@@ -28,8 +28,8 @@ from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
 from tests.testbed.slurm import GPUS, USER, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
-MINORS = (3, 1, 0, 2)  # of the GPUs in NVML's order, which is the order of the bus
-# What slurmd takes for NVML's answer: the links of each GPU, -1 to itself, say its place in that order.
+MINORS = (3, 1, 0, 2)  # minor numbers in NVML's order, which is the bus order
+# slurmd reads this file in place of NVML: the links of each GPU (-1 to itself) give its position in the bus order.
 FAKE_GPUS = "".join(
     f"h100|8|0-7|{','.join('-1' if i == index else '0' for i in range(GPUS))}|{{root}}/dev/nvidia{minor}\n"
     for index, minor in enumerate(MINORS)
@@ -48,7 +48,7 @@ LAYOUTS = {
     "no type": Layout(
         gres="gpu:4", conf="Name=gpu File={root}/dev/nvidia[2-3]\nName=gpu File={root}/dev/nvidia[0-1]\n"
     ),
-    "no type but cores": Layout(  # for which 22.05 says gpu:(null):1(IDX:0)
+    "no type but cores": Layout(  # 22.05 prints gpu:(null):1(IDX:0) for it
         gres="gpu:4",
         conf="Name=gpu Files={root}/dev/nvidia[2-3] Cores=0-3\nName=gpu File={root}/dev/nvidia[0-1] Cores=4-7\n",
     ),
@@ -75,7 +75,7 @@ class Host:
         self._config = table.path.with_name("config.yaml")
 
     def run(self, form: str, identity: str = "name") -> str:
-        """What `--once` prints. Commands may take their time: a busy machine is no fault of Slurm's."""
+        """The output of `--once`. The time limits are long, because commands are slow on a busy machine."""
         self._config.write_text(f"attribution: {{timeout: 60s}}\nidentity: {{user: {identity}}}\n", "utf-8")
         flags = (f"--config.file={self._config}", "--state.directory=", "--timeout=120s", *FLAGS)
         done = subprocess.run(
@@ -89,7 +89,7 @@ class Host:
         return dict(json.loads(self.run("json", identity)))
 
     def held(self) -> dict[str, set[str]]:
-        """UUIDs by job id."""
+        """The UUIDs of held GPUs by job id."""
         jobs: dict[str, set[str]] = {}
         for allocation in self.once()["allocations"]:
             jobs.setdefault(allocation["job_id"], set()).add(allocation["uuid"])
@@ -148,7 +148,7 @@ def host(slurm: Slurm, nvml_environment: dict[str, str], nvml_table: NvmlTable) 
 
 
 def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str]:
-    """What the source needs to ask this cluster as some user."""
+    """A runner for the source's commands on this cluster, as the given user."""
 
     def run(command: Sequence[str], timeout_s: float) -> str:
         done = slurm.attempt(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
@@ -163,7 +163,7 @@ def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str
 ON_N0 = ("-w", "n0", "-N1")
 
 
-def test_who_holds_what_with_every_fact_that_slurm_has(slurm: Slurm, host: Host) -> None:
+def test_grants_contain_every_fact_that_slurm_has_about_a_job(slurm: Slurm, host: Host) -> None:
     held = slurm.submit("--gres=gpu:2", "--account=phys", *ON_N0)
     (task,) = [slurm.submit("--gres=gpu:1", "--array=7-7", *ON_N0)]
     status = host.once()
@@ -174,7 +174,9 @@ def test_who_holds_what_with_every_fact_that_slurm_has(slurm: Slurm, host: Host)
     assert (first["slurm_cluster"], first["scheduler"], first["source"]) == ("lab", "slurm", "slurm")
     assert first["start_timestamp_seconds"] > 1.7e9
     assert f"job {task}_7" in host.run("table")
-    hidden = host.once("auto")["allocations"]  # PrivateData hides users here, and there is no key without a directory
+    hidden = host.once("auto")[
+        "allocations"
+    ]  # PrivateData hides users here, and without a state directory there is no key
     assert {(a["user"], a["account"]) for a in hidden} == {("", "")}
 
 
@@ -187,7 +189,7 @@ HOSTILE = (
 )
 
 
-def test_no_job_name_claims_a_gpu_or_costs_another_job_its_own(slurm: Slurm, host: Host) -> None:
+def test_no_job_name_gains_a_gpu_or_takes_one_from_another_job(slurm: Slurm, host: Host) -> None:
     honest = slurm.submit("--gres=gpu:1", *ON_N0)
     hostile = [slurm.submit("-J", name, *ON_N0) for name in HOSTILE]
     named = slurm.submit("-J", HOSTILE[0], "--gres=gpu:1", *ON_N0)
@@ -195,7 +197,7 @@ def test_no_job_name_claims_a_gpu_or_costs_another_job_its_own(slurm: Slurm, hos
     assert hostile
 
 
-def test_gpus_of_jobs_that_are_hidden_from_us_are_held_without_a_name(slurm: Slurm) -> None:
+def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
     job = slurm.submit("--gres=gpu:2", *ON_N0)
 
     def poll(user: str) -> Answer:
@@ -225,7 +227,7 @@ def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> Non
     assert host.held() == {job: {host.uuid_of_minor[0]}}
 
 
-def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
+def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
     source = SlurmSource(
@@ -238,7 +240,7 @@ def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host)
 
 
 def requests(slurm: Slurm) -> Counter[str]:
-    """What the controller was asked so far, by type of message, without what asks this."""
+    """The number of requests to the controller so far, by message type, without the request of this function."""
     _, _, table = slurm.run("sdiag").partition("statistics by message type")
     rows = re.findall(
         r"^\s+(REQUEST_\w+)\s+\(\s*\d+\) count:(\d+)", table.partition("statistics by user")[0], re.MULTILINE
@@ -247,7 +249,10 @@ def requests(slurm: Slurm) -> Counter[str]:
 
 
 def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> None:
-    """Ten minutes of polls each 5 s. Of a job with steps a node learns by itself; one without has a question a minute."""
+    """Ten minutes with a poll every 5 s.
+
+    The node sees jobs with steps by itself. It sends one request a minute for a job without steps.
+    """
     working = slurm.submit("--gres=gpu:1", *ON_N0)
     others = [slurm.submit("-w", "n1", "-N1") for _ in range(3)]
     clock = ManualClock()
@@ -266,8 +271,8 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     asked = requests(slurm) - before
     assert asked["REQUEST_NODE_INFO_SINGLE"] == 10  # one sinfo a minute
     assert 0 < asked["REQUEST_JOB_INFO_SINGLE"] <= 2 * 2
-    assert asked["REQUEST_JOB_INFO"] == 0  # which has every job of the cluster
-    assert asked["REQUEST_NODE_INFO"] <= 2  # and every node: `scontrol show job -d` of 22.05
+    assert asked["REQUEST_JOB_INFO"] == 0  # its answer has every job of the cluster
+    assert asked["REQUEST_NODE_INFO"] <= 2  # its answer has every node: `scontrol show job -d` of 22.05
     assert asked.total() <= 30, asked
 
 
@@ -302,10 +307,10 @@ def test_a_suspended_job_holds_and_an_ended_one_does_not(
     assert f'job_id="{first}"' in metrics()
 
 
-def test_a_gpu_that_leaves_the_list_over_a_restart_swaps_no_jobs(
+def test_jobs_keep_their_gpus_when_a_gpu_leaves_the_list_over_a_restart(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    """slurmd keeps its numbers while NVML numbers the rest again: what was resolved stays, what begins now is unknown."""
+    """slurmd keeps its numbers, while NVML renumbers the other GPUs. Resolved jobs keep their GPUs; a new job is unknown."""
     with start_slurm(processes, layout=LAYOUTS["AutoDetect alone"]) as slurm:
         host = Host(slurm, nvml_environment, nvml_table)
         before = [slurm.submit("--gres=gpu:1") for _ in range(2)]  # IDX 0 and 1
@@ -324,13 +329,13 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_swaps_no_jobs(
         wait_for(lambda: held(url) == truth, "the two jobs")
         running.stop()
         plug(nvml_table, (1, 2, 3))  # the GPU of the first job has fallen off the bus
-        later = slurm.submit("--gres=gpu:1")  # IDX 2: NVML's position 2 is now another GPU
+        later = slurm.submit("--gres=gpu:1")  # IDX 2; NVML's position 2 is now another GPU
         running, url = processes.start_exporter(*flags, environment=host.environment)
         wait_for(lambda: "is not resolved" in status(url), "the third job to be unresolved")
         assert held(url)[before[1]] == truth[before[1]]
         assert later not in held(url)
         metrics = fetch(f"{url}/metrics") or ""
-        assert "gpu_allocated{" not in metrics  # the third job holds one of them
+        assert "gpu_allocated{" not in metrics  # the third job holds one of the GPUs, so none is free
         assert f'job_id="{later}"' not in metrics
 
 
@@ -341,10 +346,10 @@ PROLOG = {
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
-def test_nodes_whose_prolog_writes_files_ask_nothing(
+def test_nodes_whose_prolog_writes_files_send_no_request(
     release: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
-    """200 nodes for ten minutes, all of them n0; and before, our prolog and epilog run by slurmd itself."""
+    """Ten minutes with 200 exporters of node n0. Before that, slurmd itself runs the shipped prolog and epilog."""
     layout = Layout(
         files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
         settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
@@ -375,11 +380,11 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
                 assert (answer.problem, answer.notice) == ("", "")
 
         held = [(first, "0"), (second, "1"), (second, "2")]
-        nodes[0].poll()  # the steps of all of them, which are one node's, are read once a poll
+        nodes[0].poll()  # all exporters share one node, so its steps are read once per poll
         steps = nodes[0]._presence._steps.read()
         for node in nodes[1:]:
             node._presence._steps.read = lambda: steps  # type: ignore[method-assign]
-        for _ in range(20):  # until each has had its first minute
+        for _ in range(20):  # until every exporter has run for its first minute
             poll()
         before = requests(slurm)
         for _ in range(120):
@@ -391,8 +396,8 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
-def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, processes: Processes) -> None:
-    """Jobs of sbatch, of an array and of srun, whose owners export lies; the first run of one and its second."""
+def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processes: Processes) -> None:
+    """Jobs of sbatch, of an array and of srun, whose owners export false variables; the first and the second run of a job."""
     layout = Layout(
         files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
         settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
@@ -412,7 +417,7 @@ def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, proces
             return SlurmSource(SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, job_files=files), run=ask)
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
-            """Of each grant all that a prolog is told; before 23.02 it is told no start."""
+            """The facts of every grant that a prolog gets. Before 23.02 a prolog gets no start time."""
             assert answer.problem == ""
             return sorted(
                 (
@@ -476,8 +481,8 @@ PARTS = Layout(
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
-def test_mig_devices_by_their_files_beside_whole_gpus(release: str, processes: Processes, tmp_path: Path) -> None:
-    """The truth is slurmd's own log: the files of each position, in the order of IDX."""
+def test_jobs_have_their_mig_devices_beside_whole_gpus(release: str, processes: Processes, tmp_path: Path) -> None:
+    """The truth is slurmd's own log: the device files in the order of IDX."""
     minors = tmp_path / "driver" / "nvidia-caps" / "mig-minors"
     minors.parent.mkdir(parents=True)
     minors.write_text("gpu2/gi7/access 30\ngpu2/gi7/ci0/access 31\ngpu2/gi8/access 39\ngpu2/gi8/ci0/access 40\n")

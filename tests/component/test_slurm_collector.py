@@ -1,4 +1,4 @@
-"""One collector asks the real slurmctld for a whole cluster; its nodes ask nothing."""
+"""One collector queries the real slurmctld for the whole cluster, and the nodes send no request to it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def slurm(request: pytest.FixtureRequest, processes: Processes) -> Iterator[Slur
 
 
 def facts(grants: list[Grant]) -> list[tuple[object, ...]]:
-    """All that a node says of its holders, but for when it was told."""
+    """All facts of a node about its holders, except for the time of the answer."""
     return sorted(
         (grant.holder, *grant._replace(confirmed=0.0, renewed_s=0.0)[:2], grant.running, grant.why) for grant in grants
     )
 
 
-def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
+def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
     slurm: Slurm, processes: Processes, tmp_path: Path
 ) -> None:
     (tmp_path / "shared").mkdir()
@@ -88,7 +88,9 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
         metrics = fetch(f"{url}/metrics") or ""
         assert "\ngpu_slurm_collector_nodes 2.0\n" in metrics
         assert ("\ngpu_reconciler_cycles_total " in metrics) == (command[0] == "reconcile")
-    with pytest.raises(SourceError, match=r"/nodes/n7: HTTP status 404; does `gpu-exporter slurm-collector` run"):
+    with pytest.raises(
+        SourceError, match=r"/nodes/n7: HTTP status 404; check that `gpu-exporter slurm-collector` runs"
+    ):
         SlurmSource(SlurmOptions(node="n7", collected=url), run=ask, clock=clock).poll()
 
     name = tmp_path / "shared" / "n0.json"
@@ -99,7 +101,7 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
-def test_slurmrestd_says_what_the_commands_say(release: str, processes: Processes, tmp_path: Path) -> None:
+def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes: Processes, tmp_path: Path) -> None:
     layout = Layout(
         files={JWT_KEY: "0123456789abcdef0123456789abcdef"},
         settings=f"AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={{root}}/etc/{JWT_KEY}\n",
@@ -115,7 +117,7 @@ def test_slurmrestd_says_what_the_commands_say(release: str, processes: Processe
             try:
                 return bool(rest.read_nodes())
             except SourceError as exc:
-                assert "efused" in str(exc), exc  # it does not listen yet
+                assert "efused" in str(exc), exc  # slurmrestd does not listen yet
                 return False
 
         wait_for(answers, "slurmrestd", 30)
@@ -132,7 +134,7 @@ def test_slurmrestd_says_what_the_commands_say(release: str, processes: Processe
 
 @pytest.mark.parametrize("slurm", ["22.05"], indirect=True)
 def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: Path) -> None:
-    """Ten minutes with 200 nodes, of which each polls each 5 s; a job that begins is known after one round."""
+    """Ten minutes with 200 nodes that poll every 5 s. A new job is known after one round of the collector."""
     clock = ManualClock(wall=time.time())
     ask = run_as(slurm)
     run = CollectorRun(Collector(CommandLine(ask), clock, 90.0), tmp_path, clock)
@@ -147,7 +149,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
         for _ in range(NODES)
     ]
     nodes[0].poll()
-    steps = [nodes[0]._presence._steps.read()]  # of all of them, which are one node's
+    steps = [nodes[0]._presence._steps.read()]  # all 200 are exporters of one node
     for node in nodes:
         node._presence._steps.read = lambda: steps[-1]  # type: ignore[method-assign]
     before = requests(slurm)

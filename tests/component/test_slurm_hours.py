@@ -1,4 +1,4 @@
-"""Short jobs with the shipped prolog and epilog: the hours of each account are Slurm's own, and so is the number of runs."""
+"""Short jobs with the shipped prolog and epilog: the hours of every account and the number of runs equal Slurm's record."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 ACCOUNTS = ("chem", "phys")
-# Slurm's own record of every run, which sacct would show: also of one that was requeued, whose job has other dates then.
+# Slurm's record of every run, as in sacct. It includes requeued runs, whose dates are no longer in the job.
 RECORD = "JobCompType=jobcomp/filetxt\nJobCompLoc={root}/log/runs.txt\n"
-# Not 24.11.5: its slurmctld tells a node of some ends up to 5 s late, in which the job still has its GPU.
+# Not 24.11.5: its slurmctld reports some ends to a node up to 5 s late, and the job keeps its GPU until then.
 LAYOUT = Layout(
     files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
     settings=f"PrologFlags=Contain\nProlog={{root}}/etc/prolog.sh\nEpilog={{root}}/etc/epilog.sh\n{RECORD}",
@@ -49,10 +49,10 @@ class Site(NamedTuple):
 
     slurm: Slurm
     url: str
-    holders: set[HolderKey]  # every one that a source of its own has told of
+    holders: set[HolderKey]  # every holder that a second source has reported
 
     def submit(self, seconds: int, tasks: int, *flags: str) -> list[str]:
-        """An array of so many tasks of one GPU for each account; they end one after the other, not four at once."""
+        """Submit an array of this many tasks of one GPU for each account. The tasks end one after the other."""
         script = self.slurm.root / f"sleep-{seconds}.sh"
         part = "$(printf %02d $((SLURM_JOB_ID * 37 % 100)))"
         lines = ["#!/bin/sh", f"sleep {seconds}.{part}", f"touch {self.slurm.root}/over/$SLURM_JOB_ID"]
@@ -74,7 +74,7 @@ class Site(NamedTuple):
         return [Ran(job, account, wall(start), wall(end)) for job, start, end, account in RUN.findall(text)]
 
     def hours(self) -> tuple[dict[str, float], dict[str, float], str]:
-        """GPU-seconds held and known by account, once two polls have added nothing; and the page."""
+        """GPU-seconds held and known by account, once two polls have added nothing, and the metrics page."""
         seen: list[tuple[float, str]] = []
 
         def page() -> str | None:
@@ -132,19 +132,19 @@ def site(
 
 
 def watch(slurm: Slurm, holders: set[HolderKey], stop: threading.Event) -> None:
-    """What the exporter asks is asked here too, to see which holders it makes of the runs."""
+    """Poll a second source like the exporter's, to record the holders of the runs."""
     source = SlurmSource(
         SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"),
         run=run_as(slurm),
     )
     while not stop.wait(5.0):
-        with contextlib.suppress(SourceError):  # slurmctld is away
+        with contextlib.suppress(SourceError):  # slurmctld is unavailable
             answer = source.poll()
             holders |= {grant.holder.key for grant in (*answer.grants, *answer.ended) if grant.holder.job_id}
 
 
 def compare(here: Site, tasks: int, runs: int) -> None:
-    """The hours are those of Slurm's record, of as many runs."""
+    """Check that the hours and the number of runs equal Slurm's record."""
     truth: dict[str, float] = defaultdict(float)
     ran = here.list_runs()
     for each in ran:
@@ -154,8 +154,8 @@ def compare(here: Site, tasks: int, runs: int) -> None:
     held, known, page = here.hours()
     assert len(here.holders) == runs, here.holders
     assert 'gpu_exporter_jobs_missed_total{source="slurm"} 0' in page
-    # Slurm dates in whole seconds, and so do prolog and epilog a tenth of a second later: of a run each date is another
-    # one, up or down, in one case of ten. That is noise around 0; the rest is to be within 1 %.
+    # Slurm's dates are whole seconds. Prolog and epilog run a tenth of a second later, so one date in ten differs by a
+    # second, up or down. This noise is around 0. The rest of the difference has to be below 1 %.
     noise = 3 * math.sqrt(0.2 * runs)
     total = sum(truth.values())
     assert sum(held.values()) == pytest.approx(total, abs=max(0.01 * total, noise)), (held, truth)
@@ -164,7 +164,7 @@ def compare(here: Site, tasks: int, runs: int) -> None:
 
 
 @pytest.mark.parametrize(("release", "arrays"), [("22.05", {3: 12}), ("26.05", {3: 6, 10: 4, 20: 2})])
-def test_arrays_of_short_tasks_have_the_hours_that_slurm_counts(
+def test_hours_of_short_array_tasks_equal_slurms_record(
     release: str,
     arrays: dict[int, int],
     processes: Processes,
@@ -181,14 +181,14 @@ def test_arrays_of_short_tasks_have_the_hours_that_slurm_counts(
 
 
 @pytest.mark.parametrize("release", ["22.05", "26.05"])
-def test_hours_stay_true_with_another_clock_a_requeue_and_a_controller_that_is_away(
+def test_hours_are_correct_over_clock_skew_a_requeue_and_an_outage_of_slurmctld(
     release: str,
     processes: Processes,
     nvml_environment: dict[str, str],
     nvml_table: NvmlTable,
     tmp_path: Path,
 ) -> None:
-    """slurmctld's clock is 5 s behind the node's."""
+    """The clock of slurmctld is 5 s behind the clock of the node."""
     with site(release, processes, nvml_environment, nvml_table, tmp_path, ahead_s=5) as here:
         running = ("squeue", "-h", "-t", "RUNNING", "-o", "%A")
         here.submit(10, 4, "--requeue")
@@ -204,7 +204,7 @@ def test_hours_stay_true_with_another_clock_a_requeue_and_a_controller_that_is_a
         )
         here.slurm.start_controller()
         here.wait_until_over()
-        # What slurmctld starts before the node has registered with it gets no GPU by name (docs/slurm.md).
+        # A job that slurmctld starts before the node has registered gets no GPU by name (docs/slurm.md).
         here.slurm.wait_until_registered()
         here.submit(10, 2)
         here.wait_until_over()

@@ -1,4 +1,4 @@
-"""Jobs of every shape on two nodes: the truth is what slurmd gave each job's step."""
+"""Jobs of every shape on two nodes, compared with the GPUs that slurmd gave to the steps."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ LAYOUT = Layout(
     settings="GresTypes=gpu,shard\n",
     nodes=2,
 )
-# Each step says where it runs and what it has. SLURM_JOB_GPUS would be the first node's on every node.
+# Each step prints its node and its GPUs. SLURM_JOB_GPUS cannot be used: on every node it has the value of the first node.
 SCRIPT = """#!/bin/sh
 srun --mpi=none {groups} sh -c 'echo "$SLURM_STEP_GPUS" > {seen}/$SLURM_JOB_ID.$SLURMD_NODENAME.$$; sleep 600'
 """
 
 
 class Jobs:
-    """Jobs and what each got; what the exporter says of both nodes."""
+    """Jobs, the GPUs that they got, and the report of the exporter on both nodes."""
 
     def __init__(self, slurm: Slurm, processes: Processes, release: str) -> None:
         self.slurm = slurm
@@ -56,7 +56,7 @@ class Jobs:
             self.start(node)
 
     def start(self, node: str) -> None:
-        """An exporter that has just been started there, with the state of the one before."""
+        """Start an exporter on the node, with the state of the exporter before."""
         self._sources[node] = SlurmSource(
             SlurmOptions(
                 node=node, gres_conf=self.slurm.root / "etc" / "gres.conf", state=self.slurm.root / "exporter" / node
@@ -67,7 +67,7 @@ class Jobs:
         )
 
     def submit(self, *flags: str, steps: int = 1, groups: str = "") -> str:
-        """Submit a job of so many tasks in all, and wait until each has said what it has."""
+        """Submit a job with this many tasks in total, and wait until every task has printed its GPUs."""
         script = self.slurm.root / "shape.sh"
         script.write_text(SCRIPT.format(seen=self.seen, groups=groups), encoding="utf-8")
         script.chmod(0o755)
@@ -83,7 +83,7 @@ class Jobs:
             path.unlink()
 
     def truth(self) -> dict[str, set[tuple[str, str]]]:
-        """Jobs and the minor numbers of their GPUs by node, as the steps have said."""
+        """Jobs and the minor numbers of their GPUs by node, as the steps printed them."""
         found: dict[str, set[tuple[str, str]]] = {node: set() for node in NODES}
         for path in self.seen.iterdir():
             job, node, _ = path.name.split(".")
@@ -92,7 +92,7 @@ class Jobs:
         return found
 
     def found(self) -> dict[str, set[tuple[str, str]]]:
-        """The same as the exporter says it."""
+        """The same as the exporter reports it."""
         self._clock.later += 300.0
         answers = {node: source.poll() for node, source in self._sources.items()}
         assert {(grant.kind, grant.why) for answer in answers.values() for grant in answer.grants} <= {("minor", "")}
@@ -109,7 +109,7 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_jobs_of_every_shape_have_the_gpus_that_slurmd_gave_them(jobs: Jobs) -> None:
     singles = [jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(3)]
     jobs.cancel(singles[1])
-    jobs.submit("--gres=gpu:2", "-w", "n0", "-N1", "-n1")  # positions 1 and 3: with a gap
+    jobs.submit("--gres=gpu:2", "-w", "n0", "-N1", "-n1")  # positions 1 and 3, with a gap
     assert len(jobs.truth()["n0"]) == GPUS
     assert jobs.found() == jobs.truth()
     jobs.slurm.cancel_all()
@@ -118,7 +118,9 @@ def test_jobs_of_every_shape_have_the_gpus_that_slurmd_gave_them(jobs: Jobs) -> 
     assert jobs.found() == {"n0": set(), "n1": set()}
 
     jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1")
-    spread = jobs.submit("--gres=gpu:2", "-N2", "-n2", "--ntasks-per-node=1", steps=2)  # other positions on each node
+    spread = jobs.submit(
+        "--gres=gpu:2", "-N2", "-n2", "--ntasks-per-node=1", steps=2
+    )  # different positions on each node
     found = jobs.found()
     assert found == jobs.truth()
     assert {node: {minor for job, minor in held if job == spread} for node, held in found.items()} == {
@@ -157,10 +159,10 @@ def test_jobs_with_shards_share_the_gpu_that_slurmd_gave_them(jobs: Jobs) -> Non
     told = {job: (live[job].gpus, live[job].has_part) for job in (whole, *parts)}
     assert told == {whole: (1, False), **dict.fromkeys(parts, (1, True))}, "as the reconciler counts them"
     devices = {grant.holder.job_id: grant.device for grant in grants}
-    assert devices[parts[0]] == devices[parts[1]] != devices[parts[2]]  # 1 and 3 of 4 fill one
+    assert devices[parts[0]] == devices[parts[1]] != devices[parts[2]]  # 1 and 3 of 4 shards fill one GPU
 
 
-def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is_another_holder(
+def test_jobs_keep_their_gpus_while_slurmctld_is_down_and_a_requeued_job_is_a_new_holder(
     jobs: Jobs,
 ) -> None:
     job = jobs.submit("--gres=gpu:2", "-w", "n0", "-N1", "-n1", "--requeue")
@@ -182,19 +184,19 @@ def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is
         answer = jobs._sources["n0"].poll()
         assert {(grant.holder.job_id, grant.device) for grant in answer.grants} == jobs.truth()["n0"]
         assert {grant.holder.key for grant in answer.grants} == after
-        jobs.start("n0")  # while slurmctld is away, too
+        jobs.start("n0")  # also while slurmctld is unavailable
     assert (answer.is_old, bool(answer.problem)) == (True, True)
     jobs.slurm.start_controller()
 
 
-def test_a_job_of_a_node_that_died_runs_elsewhere_as_another_holder(jobs: Jobs) -> None:
-    """Its step is still there: slurmd died, and the job did not."""
+def test_a_job_of_a_dead_node_is_a_new_holder_on_another_node(jobs: Jobs) -> None:
+    """The step still runs: slurmd died, but the job did not."""
     job = jobs.submit("--gres=gpu:1", "-N1", "-n1", "--requeue")
     assert jobs.found() == jobs.truth()
     before = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
     assert len(before) == 1, "Slurm begins with the first node"
     jobs.slurm.node.stop(signal.SIGKILL)
-    for state in ("DOWN", "DRAIN"):  # also where slurmctld hears of it once more
+    for state in ("DOWN", "DRAIN"):  # also if slurmctld gets the state a second time
         jobs.slurm.run("scontrol", "update", "NodeName=n0", f"State={state}", "Reason=died")
     try:
         where = ("squeue", "-h", "-j", job, "-o", "%T %N")
@@ -209,8 +211,8 @@ def test_a_job_of_a_node_that_died_runs_elsewhere_as_another_holder(jobs: Jobs) 
         jobs.slurm.node = jobs.processes.start(["slurmd", "-D", "-N", "n0"], jobs.slurm.environment)
 
 
-def test_a_slurmstepd_that_died_hides_no_other_job(jobs: Jobs) -> None:
-    """It leaves its sockets in SlurmdSpoolDir, and `scontrol listpids` then ends with status 1."""
+def test_a_dead_slurmstepd_does_not_hide_other_jobs(jobs: Jobs) -> None:
+    """The dead slurmstepd leaves its sockets in SlurmdSpoolDir, so `scontrol listpids` ends with status 1."""
     kept, dead = (jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(2))
     reader = StepReader("n0", lambda command: run_as(jobs.slurm)(command, 5.0), Procfs(Path("/proc")))
     steps = reader.read()
@@ -221,7 +223,7 @@ def test_a_slurmstepd_that_died_hides_no_other_job(jobs: Jobs) -> None:
     assert daemons
     steps = wait_for(lambda: found if (found := reader.read()).unseen else None, "a step that is not seen", 30)
     assert "Unable to connect to slurmstepd" in steps.unseen
-    # 24.11 prints none of the steps then.
+    # 24.11 then prints no step.
     assert steps.pids.keys() == (set() if jobs.release == "24.11" else {kept})
 
 

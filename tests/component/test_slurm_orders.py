@@ -1,4 +1,4 @@
-"""gres.conf is edited under running jobs on real Slurm: no job has another's GPU, and none loses its own for a date.
+"""gres.conf is edited while jobs run on real Slurm: no job gets another job's GPU, or loses its GPU because of a date.
 
 The truth is slurmd's own log: the device files in the order of IDX, as it read them when it started.
 """
@@ -25,7 +25,7 @@ RELEASES = ["22.05", "24.11", "26.05"]
 
 
 class Node:
-    """The exporter on node n0, with its memory."""
+    """The exporter on node n0, with its stored state."""
 
     def __init__(self, slurm: Slurm, state: Path, gres_conf: Path | None = None) -> None:
         self.slurm, self.state = slurm, state
@@ -34,7 +34,7 @@ class Node:
         self.source = self.begin()
 
     def begin(self, state: Path | None = None) -> SlurmSource:
-        """An exporter that has just been started."""
+        """Start the exporter again."""
         return SlurmSource(
             SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state),
             run=run_as(self.slurm),
@@ -42,18 +42,18 @@ class Node:
         )
 
     def edit(self, text: str) -> Answer:
-        """Write gres.conf, in a later second than slurmd's start; what the exporter says then."""
+        """Write gres.conf, in a later second than slurmd's start. Returns the exporter's report."""
         wait_for(lambda: time.time() > self.slurm.started() + 2, "a later second than slurmd's start", 10)
         self.gres_conf.write_text(text.replace("{root}", str(self.slurm.root)), "utf-8")
         return self.source.poll()
 
     def pass_skew(self) -> None:
-        """Until what has happened is so long ago that no difference between two clocks puts it in question."""
+        """Advance the clock until no clock difference between hosts can change the order of past events."""
         until = time.time() + SKEW_S + 1
         wait_for(lambda: time.time() > until, "the clocks to be past it", SKEW_S + 10, 0.5)
 
     def held(self, answer: Answer | None = None) -> dict[str, str]:
-        """Minor numbers by job, "" where it is not proven which GPU it is."""
+        """Minor numbers by job, "" if the GPU of a job is not proven."""
         grants = (answer or self.source.poll()).grants
         return {grant.holder.job_id: grant.device if grant.kind == "minor" else "" for grant in grants}
 
@@ -65,7 +65,7 @@ def node(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -
         yield Node(slurm, tmp_path / "state")
 
 
-def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: Node, processes: Processes) -> None:
+def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Processes) -> None:
     slurm = node.slurm
     first = slurm.submit("--gres=gpu:1")
     old = [str(minor) for minor in slurm.minors()]
@@ -97,7 +97,7 @@ def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: No
     assert [grant.reason for grant in forgetful.grants if grant.holder.job_id == first] == [BEFORE]
 
 
-def test_a_count_that_slurm_conf_does_not_have_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
+def test_a_gres_conf_with_another_count_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
     job = node.slurm.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
     node.pass_skew()
@@ -108,8 +108,8 @@ def test_a_count_that_slurm_conf_does_not_have_proves_nothing_for_later_jobs(nod
     assert (node.held(answer), answer.problem) == ({job: "0"}, "")
 
 
-def test_reconfigure_is_no_proof_of_what_slurmd_has_read(node: Node) -> None:
-    """Before 23.11 slurmd reads gres.conf again and keeps its start; since then it starts anew."""
+def test_reconfigure_does_not_prove_which_gres_conf_slurmd_has_read(node: Node) -> None:
+    """Before 23.11 slurmd reads gres.conf again without a restart. Since 23.11 slurmd restarts."""
     job = node.slurm.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
     node.pass_skew()
@@ -119,17 +119,17 @@ def test_reconfigure_is_no_proof_of_what_slurmd_has_read(node: Node) -> None:
     node.pass_skew()
     later = node.slurm.submit("--gres=gpu:1")
     idle = node.slurm.started() > before
-    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has started anew", 40, 1.0)
+    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has restarted", 40, 1.0)
     held = node.held()
     assert held[job] == "0"
     assert held[later] == ("2" if idle else "")
 
 
 @pytest.mark.parametrize("release", RELEASES[1:])
-def test_where_slurmd_fetches_its_configuration_a_job_keeps_the_gpu_that_it_was_given(
+def test_a_job_keeps_its_gpu_if_slurmd_fetches_its_configuration(
     release: str, processes: Processes, tmp_path: Path
 ) -> None:
-    """slurmd's own copy says what it goes by; slurmctld's file is on another host, as a rule."""
+    """slurmd uses its own copy. The file of slurmctld is usually on another host."""
     with start_slurm(processes, chroot_of(release), Layout(configless=True)) as slurm:
         copy = slurm.root / "spool" / "n0" / "conf-cache" / "gres.conf"
         node = Node(slurm, tmp_path, copy)
@@ -142,7 +142,7 @@ def test_where_slurmd_fetches_its_configuration_a_job_keeps_the_gpu_that_it_was_
         slurm.run("scontrol", "reconfigure")
         wait_for(lambda: "nvidia[3,2,1,0]" in copy.read_text("utf-8"), "slurmd to fetch it", 60)
         slurm.wait_until_registered()
-        wait_for(lambda: slurm.started() > before, "slurmd to start anew", 60)
+        wait_for(lambda: slurm.started() > before, "slurmd to restart", 60)
         wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
         node.pass_skew()
         later = slurm.submit("--gres=gpu:1")

@@ -23,7 +23,7 @@ NODE = ("--attribution.slurm", "--attribution.slurm.node=n0")
 
 
 class SlurmNode:
-    """What an exporter on the Kubernetes node says of the GPUs: of each the holder's name, state and evidence."""
+    """The report of an exporter on the Kubernetes node about the GPUs: name, state and evidence of every holder."""
 
     def __init__(self, slurm: Slurm, kubelet: Kubelet, environment: dict[str, str], path: Path) -> None:
         self.places = ProcFiles(path)
@@ -49,11 +49,11 @@ class SlurmNode:
         return {a["uuid"]: (a["job_id"] or a["pod"], a["evidence"]) for a in answer["allocations"]}
 
     def allocated(self, *flags: str, pods: str = "") -> list[str]:
-        """Of each GPU: "1", "0" where it is free."""
+        """ "1" for every held GPU, "0" for every free GPU."""
         return re.findall(r"^gpu_allocated{.*} (\d)", self.run("prometheus", *flags, pods=pods), re.MULTILINE)
 
 
-def test_a_pod_that_runs_slurmd_is_a_node_and_its_jobs_hold(
+def test_jobs_in_a_pod_that_runs_slurmd_hold_the_pods_gpus(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     scenario = parse_scenario({"gpus": [{"model": "H100"}] * GPUS})
@@ -71,7 +71,7 @@ def test_a_pod_that_runs_slurmd_is_a_node_and_its_jobs_hold(
             jobs = dict(zip(uuids, (first, second, second), strict=False))
 
             both = node.holders(*NODE)
-            says = "kubelet says slurm/gpu-worker-0/slurmd, slurm says job"
+            says = "kubelet reports slurm/gpu-worker-0/slurmd, slurm reports job"
             assert both == {uuid: ("gpu-worker-0", f"{says} {jobs[uuid]}") for uuid in jobs} | {
                 uuids[3]: ("gpu-worker-0", both[uuids[3]][1])
             }
@@ -90,7 +90,7 @@ def test_a_pod_that_runs_slurmd_is_a_node_and_its_jobs_hold(
             assert node.allocated(*NODE, "--attribution.process") == ["1", "1", "1", "0"]
 
             unasked = node.holders("--no-attribution.slurm", pods="slurm/*-worker-*")
-            why = "the pod runs slurmd, and which job has this GPU is not known here"
+            why = "the pod runs slurmd, and it is unknown which job has this GPU"
             assert unasked == dict.fromkeys(uuids, ("gpu-worker-0", why))
     finally:
         kubelet.stop()

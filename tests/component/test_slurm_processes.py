@@ -1,4 +1,4 @@
-"""Processes of real Slurm jobs against a mapping that gives them each other's GPU."""
+"""Processes of real Slurm jobs with a mapping that exchanges the GPUs of two jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SLURM_GROUP = FREEZER / "slurm_n0"
 
 @contextlib.contextmanager
 def start_tracking(processes: Processes, path: Path) -> Iterator[tuple[Slurm, Path]]:
-    """Slurm and a /proc in which its jobs' processes have their cgroups: the real one where cgroup v1 is there.
+    """Slurm, and a /proc in which the processes of its jobs have their cgroups. With cgroup v1 it is the real /proc.
 
-    On a machine with v2 alone Slurm 22.05 cannot make them without systemd: there the /proc is made of files.
+    Slurm 22.05 cannot make cgroups on a machine with only v2 and without systemd. The /proc there is made of files.
     """
     if not FREEZER.is_dir():
         with start_slurm(processes) as slurm:
@@ -37,7 +37,7 @@ def start_tracking(processes: Processes, path: Path) -> Iterator[tuple[Slurm, Pa
             yield slurm, Path("/proc")
     finally:
         deadline = time.monotonic() + 10
-        while SLURM_GROUP.exists():  # Slurm leaves the root of its tree
+        while SLURM_GROUP.exists():  # Slurm does not remove the root of its tree
             for folder in sorted((SLURM_GROUP, *SLURM_GROUP.rglob("*/")), key=lambda path: -len(path.parts)):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
@@ -45,17 +45,17 @@ def start_tracking(processes: Processes, path: Path) -> Iterator[tuple[Slurm, Pa
 
 
 def pids_of(slurm: Slurm, job: str) -> list[int]:
-    """Of the job's processes, as slurmstepd lists them. A job runs for a moment before it has a step: none yet."""
+    """The pids of the job's processes, as slurmstepd lists them. A job has none in the moment before its first step."""
     done = slurm.attempt("scontrol", "listpids", job)
     assert done.returncode == 0 or "There are no steps" in done.stderr, done.stderr
     listed = (line.split() for line in done.stdout.splitlines()[1:])
     return [int(cells[0]) for cells in listed if int(cells[0]) > 0]
 
 
-def test_the_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
+def test_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    """The driver lists two jobs' processes the other way round than Slurm says, as after a renumbering."""
+    """The driver lists the processes of two jobs on each other's GPU, as after a renumbering."""
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * GPUS}), nvml_table)
     feeder.start()
 
@@ -88,7 +88,7 @@ def test_the_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
                 return {a["job_id"]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}
 
             swapped = {
-                mine: ("unknown", f"processes of job {other} run here, slurm says job {mine}")
+                mine: ("unknown", f"processes of job {other} run here, but slurm reports job {mine}")
                 for mine, other in (jobs, reversed(jobs))
             }
             wait_for(lambda: states() == swapped or None, "both jobs to be contradicted")

@@ -1,4 +1,4 @@
-"""The daemon's unix socket: who may read it, whatever the umask, and what other users see at the prompt."""
+"""The daemon's unix socket: its readers under any umask, and the output of `--once` for other users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def state() -> Iterator[Path]:
-    """A state directory that is not there yet, below a folder that everybody may enter."""
+    """A state directory that does not exist yet, below a folder that every user can enter."""
     base = Path(tempfile.mkdtemp())
     base.chmod(0o755)
     yield base / "state"
@@ -31,7 +31,7 @@ def state() -> Iterator[Path]:
 
 
 def start(processes: Processes, environment: dict[str, str], state: Path, umask: str, *flags: str) -> Path:
-    """A daemon under this umask; its socket."""
+    """Start a daemon with this umask. Returns its socket."""
     port = free_port()
     command = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--state.directory={state}", *QUIET, *flags]
     processes.start(["sh", "-c", f'umask {umask}; exec "$@"', "sh", *command], environment)
@@ -41,7 +41,7 @@ def start(processes: Processes, environment: dict[str, str], state: Path, umask:
 
 @contextlib.contextmanager
 def as_somebody_else(socket: Path, *, in_group: bool = False) -> Iterator[None]:
-    """What this process may do as another user; without root as its own user, whom the socket's mode shuts out."""
+    """Run the block as another user. Without root it runs as the same user, whom the socket's mode then excludes."""
     if os.geteuid() != 0:
         if not in_group:
             socket.chmod(0)
@@ -60,12 +60,12 @@ def as_somebody_else(socket: Path, *, in_group: bool = False) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_the_socket_is_for_its_group_whatever_the_umask_is(
+def test_only_the_group_can_read_the_socket_under_any_umask(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path, umask: str
 ) -> None:
     socket = start(processes, nvml_environment, state, umask)
     assert socket.stat().st_mode & 0o777 == 0o660
-    assert state.stat().st_mode & 0o777 == 0o755  # the group can reach it, no other user can replace it
+    assert state.stat().st_mode & 0o777 == 0o755  # the group can reach the socket, and no other user can replace it
     assert {path.name: path.stat().st_mode & 0o022 for path in state.iterdir() if path != socket} == {
         path.name: 0 for path in state.iterdir() if path != socket
     }
@@ -81,7 +81,7 @@ def test_the_socket_is_for_its_group_whatever_the_umask_is(
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("0666", 0o666), ("600", 0o600)])
-def test_a_site_may_open_or_close_the_socket(
+def test_a_site_can_open_or_close_the_socket(
     processes: Processes,
     nvml_environment: dict[str, str],
     nvml_table: NvmlTable,
@@ -96,7 +96,7 @@ def test_a_site_may_open_or_close_the_socket(
             assert "gpu_driver_up" in (read_from_daemon(socket, "prometheus", 5.0) or "")
 
 
-def test_once_says_why_it_reads_by_itself(
+def test_once_gives_the_reason_for_reading_the_gpus_itself(
     processes: Processes,
     nvml_environment: dict[str, str],
     nvml_table: NvmlTable,
@@ -111,11 +111,11 @@ def test_once_says_why_it_reads_by_itself(
     assert 'gpu_exporter_build_info{version="TEST"' in shown.out
     first, second = shown.err.splitlines()
     assert first.startswith(f"gpu-exporter: {socket}: not readable as uid ")
-    assert first.endswith("; what follows is a single reading without history")
+    assert first.endswith("; showing a single reading without history")
     assert second == "gpu-exporter: no GPU is expected here: no driver"
 
 
-def test_once_without_a_daemon_says_nothing_of_one(
+def test_once_without_a_daemon_does_not_mention_one(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path
 ) -> None:
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_once_without_a_daemon_says_nothing_of_one(
 
 
 @pytest.mark.parametrize("mode", ["rw", "0999", "12345", "0o660", ""])
-def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+def test_an_invalid_socket_mode_is_refused(mode: str) -> None:
     done = run_exporter(f"--web.socket-mode={mode}")
     assert done.returncode == 2
     assert f"argument --web.socket-mode: {mode!r} is not a file mode such as 0660" in done.stderr

@@ -1,6 +1,6 @@
-"""What surrounds pods on a real API server: groups by their controllers, Services, autoscalers, and owners' wishes.
+"""The objects around pods on a real API server: groups by controller, Services, autoscalers, and exemptions by owners.
 
-Jobs and StatefulSets are made by the real controller manager; a test writes what their kubelets would say.
+The real controller manager makes the pods of Jobs and StatefulSets. The test writes the status that kubelets would write.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
 from tests.testbed.control_plane import ControlPlane
@@ -38,7 +38,7 @@ class Site(Bench):
         self.restart_with(PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock))
 
     def restart_with(self, marker: PodMarker) -> None:
-        """Another process, which has this marker."""
+        """Continue as a new process with this marker."""
         self.marker = marker
         super().restart()
 
@@ -48,7 +48,7 @@ class Site(Bench):
         return {"metadata": metadata, "spec": spec}
 
     def job(self, name: str, count: int, there: int | None = None) -> list[str]:
-        """A Job whose pods run; their names, sorted. `there`: how many of them the namespace has room for."""
+        """Make a Job whose pods run. Returns their names, sorted. `there`: the number of pods that the namespace has room for."""
         spec = {"parallelism": count, "completions": count, "template": self.template()}
         batch = client.BatchV1Api(self.plane.api)
         batch.create_namespaced_job(self.namespace, {"metadata": {"name": name}, "spec": spec})
@@ -77,7 +77,7 @@ class Site(Bench):
         return self.run_all(f"app={name}", count)
 
     def own(self, crd: tuple[str, str, str, str], name: str, spec: Any, pods: int, **labels: str) -> list[str]:
-        """An object of this kind, and pods that it controls, which run and are idle."""
+        """Make an object of this kind, and idle running pods that it controls."""
         group, version, plural, kind = crd
         custom = client.CustomObjectsApi(self.plane.api)
         metadata: dict[str, Any] = {"name": name, "labels": labels}
@@ -159,7 +159,7 @@ def in_hours(hours: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + hours * 3600))
 
 
-def test_a_job_of_four_is_marked_as_a_whole_and_one_that_works_takes_all_marks_away(site: Site) -> None:
+def test_a_job_is_marked_as_a_whole_and_one_working_pod_removes_all_marks(site: Site) -> None:
     pods = site.job("train", 4)
     site.run()
     assert [site.labels(pod).get(LABEL) for pod in pods] == ["underused"] * 4
@@ -173,13 +173,13 @@ def test_a_job_of_four_is_marked_as_a_whole_and_one_that_works_takes_all_marks_a
     site.run()
     assert [site.labels(pod).get(LABEL) for pod in pods] == ["partial", "partial", None, "partial"]
     site.set_run(pods[2], IDLE_S)
-    del site.source.pods[pods[0]]  # the exporter of its node is gone
+    del site.source.pods[pods[0]]  # the exporter of its node has ended
     site.run()
     assert "underused" not in [site.labels(pod).get(LABEL) for pod in pods]
     assert site.judge()[pods[1]].stage == "unknown"
 
 
-def test_a_job_whose_member_is_pending_or_not_there_yet_waits(site: Site) -> None:
+def test_a_job_with_a_pending_or_missing_member_is_not_marked(site: Site) -> None:
     pods = site.job("train", 2)
     assert site.stages(pods) == ["underused"] * 2
     status = {"status": {"phase": "Pending", "containerStatuses": []}}
@@ -192,7 +192,7 @@ def test_a_job_whose_member_is_pending_or_not_there_yet_waits(site: Site) -> Non
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "4"}}}
     core = site.plane.core
     core.create_namespaced_resource_quota(site.namespace, quota)
-    # A quota counts for nothing before the controller manager has written what is used.
+    # A quota takes effect once the controller manager has written the used amount.
     wait_for(
         lambda: (core.read_namespaced_resource_quota("few", site.namespace).status.used or {}).get("pods") == "2",
         "the quota to count",
@@ -202,7 +202,7 @@ def test_a_job_whose_member_is_pending_or_not_there_yet_waits(site: Site) -> Non
     wide = site.job("wide", 3, there=2)
     decisions = site.judge()
     assert [decisions[pod].stage for pod in (*pods, *wide)] == ["underused"] * 2 + ["waiting"] * 2
-    assert "batch/v1/Job/wide waits for one member more" in decisions[wide[0]].reason
+    assert "batch/v1/Job/wide still waits for one member" in decisions[wide[0]].reason
 
 
 def test_replicas_of_a_deployment_are_judged_one_by_one_and_members_of_a_stateful_set_together(site: Site) -> None:
@@ -212,7 +212,7 @@ def test_replicas_of_a_deployment_are_judged_one_by_one_and_members_of_a_statefu
     assert site.stages([*loose, *bound]) == ["active", "underused", "active", "partial"]
 
 
-def test_what_a_service_or_an_autoscaler_stands_before_is_serving_and_a_headless_service_is_not(site: Site) -> None:
+def test_pods_behind_a_service_or_autoscaler_are_serving_but_not_behind_a_headless_service(site: Site) -> None:
     site.node = "n1"  # only pods on a node have endpoints
     site.plane.core.create_node({"metadata": {"name": "n1"}})
     web, train, scaled = site.deployment("web", 1), site.stateful("train", 1), site.deployment("scaled", 1)
@@ -221,7 +221,7 @@ def test_what_a_service_or_an_autoscaler_stands_before_is_serving_and_a_headless
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "scaled"}
     scaler = {"metadata": {"name": "s"}, "spec": {"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2}}
     client.AutoscalingV2Api(site.plane.api).create_namespaced_horizontal_pod_autoscaler(site.namespace, scaler)
-    for pod in (*web, *train):  # endpoints are made of addresses
+    for pod in (*web, *train):  # endpoints need addresses
         ip = {"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}}
         site.plane.core.patch_namespaced_pod_status(pod, site.namespace, ip)
     wait_for(lambda: site.stages(web) == ["serving"], "the endpoints of the Service", 30, 0.2)
@@ -252,7 +252,7 @@ def test_a_notebook_behind_its_service_has_the_longer_window(site: Site) -> None
     assert site.stages([pod]) == ["underused"]
 
 
-def test_wishes_on_pod_owner_and_namespace_take_a_mark_away_and_end(site: Site) -> None:
+def test_exemptions_on_pod_owner_and_namespace_remove_a_mark_until_they_end(site: Site) -> None:
     site.policy = POLICY._replace(exempt_max=3600.0, idle_after_max=9000.0)
     site.restart()
     pods = site.job("train", 2)
@@ -267,7 +267,7 @@ def test_wishes_on_pod_owner_and_namespace_take_a_mark_away_and_end(site: Site) 
 
     site.annotate("job", "train", exempt_until=in_hours(0.5))
     assert site.stages(pods) == ["exempt"] * 2
-    site.clock.later += 61.0  # what was read of a namespace holds for a minute
+    site.clock.later += 61.0  # a namespace is read again after a minute
     site.run()
     assert LABEL not in site.labels(pods[0]) and OWNER not in site.annotations(pods[0])
     assert "Job/train is exempt until" in site.events(pods[0])[-1][1]
@@ -275,7 +275,7 @@ def test_wishes_on_pod_owner_and_namespace_take_a_mark_away_and_end(site: Site) 
     decision = site.judge()[pods[0]]
     assert (decision.stage, "cannot be read: 'tomorrow'; write it as 20" in decision.reason) == ("candidate", True)
     site.annotate("job", "train", exempt_until=None, exempt="true")
-    assert "only a namespace is exempt without end" in site.judge()[pods[0]].reason
+    assert "only a namespace can be exempt without end" in site.judge()[pods[0]].reason
     site.annotate("job", "train", exempt=None, idle_after="2h")
     assert site.stages(pods) == ["exempt"] * 2
     site.annotate("job", "train", idle_after="30h")
@@ -292,8 +292,8 @@ def test_wishes_on_pod_owner_and_namespace_take_a_mark_away_and_end(site: Site) 
     assert site.stages(pods) == ["underused"] * 2
 
 
-def test_a_wish_holds_for_the_longest_time_allowed_after_it_was_set_and_no_longer(site: Site) -> None:
-    """The API server's own record says when, and our own writes on the pod do not renew it."""
+def test_an_exemption_ends_after_the_maximum_time_since_it_was_set(site: Site) -> None:
+    """The API server records the time of the annotation. The reconciler's own writes on the pod do not renew it."""
     site.policy = POLICY._replace(exempt_max=3600.0)
     site.restart()
     (pod,) = site.job("train", 1)
@@ -310,7 +310,7 @@ def test_a_wish_holds_for_the_longest_time_allowed_after_it_was_set_and_no_longe
     assert site.stages([pod]) == ["exempt"]
 
 
-def test_signs_of_others_hold_a_pod_at_candidate(site: Site) -> None:
+def test_annotations_of_other_programs_keep_a_pod_a_candidate(site: Site) -> None:
     for key, value, stage in (
         ("karpenter.sh/do-not-disrupt", "true", "candidate"),
         ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false", "candidate"),
@@ -324,7 +324,7 @@ def test_signs_of_others_hold_a_pod_at_candidate(site: Site) -> None:
         assert site.stages([name]) == [stage], key
 
 
-def test_a_controller_that_may_not_be_read_leaves_its_pods_unknown_and_names_the_remedy(site: Site) -> None:
+def test_an_unreadable_controller_makes_its_pods_unknown_and_the_remedy_is_named(site: Site) -> None:
     (pod,) = site.job("train", 1)
     reader = site.plane.authority.kubeconfig(f"half-{site.namespace}", site.plane.url, "half")
     rbac = client.RbacAuthorizationV1Api(site.plane.api)
@@ -353,7 +353,7 @@ def test_a_controller_that_may_not_be_read_leaves_its_pods_unknown_and_names_the
     assert judgement.unreadable == [("forbidden", "Job")]
 
 
-def test_policies_choose_pods_by_their_labels_and_by_who_controls_them(site: Site) -> None:
+def test_policies_choose_pods_by_their_labels_and_controllers(site: Site) -> None:
     trained, kept = site.job("train", 1), site.deployment("notes", 1)
     by_kind = PolicyRule("jobs", Match(owner_kinds=("batch/Job",)), ceiling="candidate")
     by_label = PolicyRule("notes", Match(labels=(("app", "not*"),)), exempt="kept for the course")

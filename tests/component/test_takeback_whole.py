@@ -1,4 +1,4 @@
-"""The whole way: the real reconciler on a real Prometheus, Alertmanager and API server, until a Job is suspended."""
+"""End to end: the real reconciler with a real Prometheus, Alertmanager and API server suspends a Job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.decision.outcomes import RIGHT, RUNS, Account
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import RECORD_SUFFIX, LeaseTexts
+from gpu_exporter.reconciler.kubernetes.client.api import Api
+from gpu_exporter.reconciler.kubernetes.client.lease import RECORD_SUFFIX, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from gpu_exporter.reconciler.record import KEY, Record
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
@@ -38,7 +38,7 @@ actions: {mode: act, kinds: suspend, warned_for: 10s, shadow_for: 2d, shadow_dec
 
 
 def of_pod(namespace: str, pod: str, uid: str, uuid: str, now: int) -> Iterator[str]:
-    """An exporter's series of a pod whose one GPU has been idle since it began."""
+    """An exporter's series of a pod whose one GPU has been idle since the pod began."""
     job = {"job": "gpu-exporter", "instance": "n1"}
     unit = {**job, "gpu": "0", "uuid": uuid, "scheduler": "kubernetes", "namespace": namespace, "pod": pod}
     for second in range(0, IDLE_S + LASTS_S, STEP_S):
@@ -57,7 +57,7 @@ def of_pod(namespace: str, pod: str, uid: str, uuid: str, now: int) -> Iterator[
 
 
 def of_site(now: int) -> Iterator[str]:
-    """The exporter itself, and who waits."""
+    """Series of the exporter itself, and of the demand for GPUs."""
     exporter = {"job": "gpu-exporter", "instance": "n1"}
     for second in range(-600, LASTS_S, STEP_S):
         yield line("gpu_exporter_build_info", 1, now + second, **exporter)
@@ -68,7 +68,7 @@ def of_site(now: int) -> Iterator[str]:
 
 
 def record_of_two_days(now: float) -> str:
-    """What an earlier process knew: twelve decisions on each of four tenants, all of them right."""
+    """The record of an earlier process: twelve decisions on each of four tenants, all of them right."""
     clock, texts = ManualClock(wall=now - 2.1 * DAY_S), Texts()
     record = Record(texts, Tally(), clock, 2.0 * DAY_S)
     while clock.wall() < now - 60.0:
@@ -127,7 +127,7 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:  # noqa: F811
     plane.core.delete_collection_namespaced_pod(site.namespace, grace_period_seconds=0)
 
 
-def test_a_job_is_suspended_once_its_owner_has_been_warned_and_not_before(stage: Stage) -> None:
+def test_a_job_is_suspended_only_after_its_owner_has_been_warned(stage: Stage) -> None:
     site = stage.site
     pods = sorted(site.source.pods)
     wait_for(lambda: all(site.labels(pod).get(LABEL) == "underused" for pod in pods), "the marks", 60, 0.5)
@@ -154,7 +154,7 @@ def test_a_job_is_suspended_once_its_owner_has_been_warned_and_not_before(stage:
         {"nvidia_com_gpu": 4},
         38.4,
     )
-    # Twelve decisions on each of four tenants, of whom none may give more than a fifth.
+    # Twelve decisions on each of four tenants. One tenant counts for at most a fifth of all decisions.
     assert begun["receivers"] == ["gpu-owners"]
     assert (begun["result"], done["result"], done["id"]) == ("begins", "done", begun["id"])
     undo = "undo: kubectl patch -n whole-way jobs.batch train"

@@ -1,4 +1,4 @@
-"""GPU-hours of namespaces on the real program: pods of twenty seconds, and a restart in the middle."""
+"""GPU-hours of namespaces in the running exporter: pods of twenty seconds, and a restart between them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.testbed.processes import Processes, fetch, free_port, wait_for
 
 GPUS = 16
 POD_S, PAUSE_S = 20.0, 4.0
-PODS = 2  # of each GPU, one after the other
+PODS = 2  # per GPU, one after the other
 RESTART_S = 22.0
 CONFIG = "sampling: {interval: 500ms}\nattribution: {interval: 250ms}\nstate: {write_interval: 2s}\n"
 ROW = re.compile(r'gpu_tenant_(held|busy|idle)_gpu_seconds_total\{.*namespace="(\w+)".*\} (\S+)')
 
 
-def test_hours_of_namespaces_are_the_truth_across_a_restart(
+def test_hours_of_namespaces_are_correct_over_a_restart(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    # Namespace busy has the first half of the GPUs, which work all the time, idle the others.
+    # Namespace `busy` has the first half of the GPUs, which always work. Namespace `idle` has the others.
     load = [{"kind": "constant", "value": 1.0 if gpu < GPUS // 2 else 0.0} for gpu in range(GPUS)]
     scenario = parse_scenario({"gpus": [{"model": "H100", "load": each} for each in load]})
     feeder = ScenarioFeeder(scenario, nvml_table)
@@ -53,7 +53,7 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
         }
 
     wait_for(lambda: "gpu_allocated{" in (fetch(f"{url}/metrics") or "") or None, "an answer of the kubelet")
-    # Seconds from now, GPU, whether its pod begins or ends.
+    # Seconds from now, the GPU, and whether its pod begins or ends.
     moments = []
     for gpu in range(GPUS):
         begin = dice.uniform(0.0, POD_S + PAUSE_S)
@@ -73,9 +73,9 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
             wait_for(lambda before=before: before.keys() <= hours().keys() or None, "the counters of before")  # type: ignore[misc]
             after = hours()
             assert all(after[key] >= value for key, value in before.items()), "a counter fell"
-        time.sleep(max(0.0, start + at - time.monotonic()))  # the moment is the point of the test
+        time.sleep(max(0.0, start + at - time.monotonic()))  # the change has to come at this moment
         namespace = "busy" if gpu < GPUS // 2 else "idle"
-        pods = dict(kubelet.pods)  # in one step: the kubelet's thread reads it
+        pods = dict(kubelet.pods)  # replaced in one step, because the kubelet's thread reads it
         if begins:
             name = f"pod-{gpu}-{number}"
             begin_container(tmp_path / "pods", f"{namespace}_{name}_uid-{number}")
@@ -94,10 +94,10 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
     feeder.stop()
     print(f"true GPU-seconds {truth}, found {found}, away for {away:.1f} s")
     for namespace, true in truth.items():
-        assert true > 0.999 * GPUS // 2 * PODS * POD_S  # longer where the machine was late
+        assert true > 0.999 * GPUS // 2 * PODS * POD_S  # more if the machine was late
         assert found["held", namespace] == pytest.approx(true, rel=0.01)
     assert found["idle", "busy"] == 0.0
-    # Nothing is known of the first moments of a pod, nor of the time in which no exporter ran.
+    # The first moments of a pod are unknown, and so is the time without an exporter.
     unknown = GPUS // 2 * (2.0 * PODS + away + 2.0)
     assert found["busy", "busy"] >= truth["busy"] - unknown
     assert found["idle", "idle"] >= truth["idle"] - unknown

@@ -26,7 +26,7 @@ BUSY = {"kind": "constant", "value": 0.9}
 
 @pytest.fixture
 def nodes(processes: Processes, tmp_path: Path) -> list[str]:
-    """Two nodes with two GPUs each, of which one is held."""
+    """Two nodes with two GPUs each. One GPU of each node is held."""
     urls = []
     for name, load in (("idle", IDLE), ("busy", BUSY)):
         scenario = {
@@ -43,7 +43,7 @@ def nodes(processes: Processes, tmp_path: Path) -> list[str]:
     return urls
 
 
-def test_it_prints_several_nodes_and_names_the_one_that_does_not_answer(nodes: list[str]) -> None:
+def test_top_prints_several_nodes_and_names_the_node_that_does_not_answer(nodes: list[str]) -> None:
     silent = f"127.0.0.1:{free_port()}"
     done = run_exporter("top", *(f"--from={node}" for node in (*nodes, silent)))
     header, *rows, said = done.stdout.splitlines()
@@ -76,7 +76,7 @@ def terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
 
 
 class Terminal:
-    """What is on the screen."""
+    """Reads the screen of the terminal."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -89,14 +89,14 @@ class Terminal:
         return [line.rstrip() for line in self._screen.display]
 
     def rows(self) -> list[str]:
-        """The holders of the rows that are shown, from the top."""
+        """The holders of the visible rows, from the top."""
         return [word for line in self.lines() for word in line.split() if word.startswith("ml/")]
 
     def type(self, keys: str) -> None:
         os.write(self._stream, keys.encode())
 
 
-def test_keys_choose_order_and_words_and_q_ends_it(nodes: list[str]) -> None:
+def test_keys_choose_the_order_and_the_filter_and_q_ends_top(nodes: list[str]) -> None:
     with terminal(f"--from={nodes[0]}", f"--from={nodes[1]}", "--interval=500ms") as (stream, process):
         screen = Terminal(stream)
         wait_for(lambda: screen.rows() == ["ml/idle-0/main", "ml/busy-0/main"], "the idle one first")

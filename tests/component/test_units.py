@@ -1,4 +1,4 @@
-"""The shipped units, as systemd would confine them: what may be written can be written, and nothing else."""
+"""The shipped units, confined as by systemd: the allowed paths are writable, and no other path is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.testbed.processes import GPU_EXPORTER, Processes
 from tests.testbed.slurm import start_slurm
 
 UNITS = Path(gpu_exporter.__file__).parent / "contrib" / "systemd"
-# ProtectSystem=strict: the whole tree is read-only but for what the unit names, and PrivateTmp is a /tmp of its own.
+# ProtectSystem=strict: the whole tree is read-only, except for the unit's paths. PrivateTmp gives the unit its own /tmp.
 CONFINED = """set -e
 mount --make-rprivate /
 for place in {places}; do [ -d "$place" ] && mount --bind "$place" "$place"; done
@@ -34,7 +34,7 @@ def read_unit(name: str) -> dict[str, str]:
 
 
 def run_confined(name: str, *flags: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """gpu-exporter with these flags, and only the writable places and capabilities of that unit."""
+    """Run gpu-exporter with these flags, and with only the writable paths and capabilities of the unit."""
     if os.geteuid() != 0:
         assert not os.environ.get("CI"), "CI runs these tests as root"
         pytest.skip("a mount namespace needs root")
@@ -55,7 +55,7 @@ def run_confined(name: str, *flags: str, environment: dict[str, str] | None = No
 
 @pytest.fixture
 def made() -> Iterator[list[Path]]:
-    """Files and folders that a test made outside of its own, the outermost first; they go at its end."""
+    """Files and folders that a test makes outside its own folder, the outermost first. They are removed at its end."""
     paths: list[Path] = []
     yield paths
     for path in reversed(paths):
@@ -63,7 +63,7 @@ def made() -> Iterator[list[Path]]:
 
 
 @pytest.mark.parametrize("folder", ["/var/lib/node_exporter", "/var/lib/prometheus/node-exporter"])
-def test_a_textfile_is_written_where_node_exporter_looks_for_it(
+def test_the_unit_can_write_the_textfile_for_node_exporter(
     made: list[Path], nvml_environment: dict[str, str], folder: str
 ) -> None:
     for path in (*reversed(Path(folder).parents), Path(folder)):
@@ -83,7 +83,7 @@ def test_a_textfile_is_written_where_node_exporter_looks_for_it(
 
 
 @pytest.mark.slurm
-def test_the_collectors_directory_can_be_written(made: list[Path], processes: Processes) -> None:
+def test_the_unit_can_write_the_collectors_directory(made: list[Path], processes: Processes) -> None:
     folder = Path("/var/lib") / read_unit("gpu-exporter-slurm-collector")["StateDirectory"]
     with start_slurm(processes) as slurm:
         done = run_confined(

@@ -30,7 +30,7 @@ def write_config(path: Path, **tls: str) -> Path:
 
 
 def ask(url: str, authority: Authority, certificate: tuple[Path, Path] | None, password: str = PASSWORD) -> int:
-    """The status, 0 where TLS comes to nothing."""
+    """The status, 0 if TLS fails."""
     context = ssl.create_default_context(cafile=authority.certificate)
     if certificate is not None:
         context.load_cert_chain(*certificate)
@@ -60,7 +60,7 @@ def serial(port: int, authority: Authority, certificate: tuple[Path, Path]) -> s
         return str(found["serialNumber"])
 
 
-def test_a_port_with_client_certificates_and_passwords(processes: Processes, tmp_path: Path) -> None:
+def test_a_port_requires_client_certificates_and_passwords(processes: Processes, tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path / "pki"), Authority(tmp_path / "other")
     authority.issue("server", "agent")
     client = authority.issue("client", "prometheus")
@@ -117,13 +117,15 @@ def test_a_port_with_client_certificates_and_passwords(processes: Processes, tmp
     authority.issue("server", "agent")
     wait_for(lambda: serial(agent, authority, client) != before or None, "the new certificate", 20)
     config.write_text("tls_server_config: {cert_file: nowhere, key_file: nowhere}\n")
-    wait_for(lambda: "what was read before stays in force" in running.log() or None, "the complaint", 20)
+    wait_for(
+        lambda: "the previous certificates and passwords remain in use" in running.log() or None, "the complaint", 20
+    )
     assert ask(f"https://127.0.0.1:{agent}/metrics", authority, client) == 200
     now = time.time()
     wait_for(lambda: len(prometheus.query(f"timestamp(up == 1) > {now}")) == 2 or None, "scrapes after all that")
 
 
-def test_a_password_from_a_file_that_is_rotated_while_the_reconciler_runs(processes: Processes, tmp_path: Path) -> None:
+def test_the_reconciler_uses_a_rotated_password_without_a_restart(processes: Processes, tmp_path: Path) -> None:
     config = write_config(tmp_path / "web.yaml")
     (tmp_path / "scenario.yaml").write_text("gpus: [{model: T4}]\n")
     port, own = free_port(), free_port()
@@ -146,7 +148,7 @@ def test_a_password_from_a_file_that_is_rotated_while_the_reconciler_runs(proces
     assert PASSWORD not in running.log()
 
 
-def test_the_dry_run_reads_an_exporter_by_tls_and_says_what_is_wrong(processes: Processes, tmp_path: Path) -> None:
+def test_the_dry_run_reads_an_exporter_by_tls_and_reports_tls_errors(processes: Processes, tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path / "pki"), Authority(tmp_path / "other")
     authority.issue("server", "agent")
     config = tmp_path / "web.yaml"

@@ -1,4 +1,4 @@
-"""From the driver to the owner's notification, every part on the way the real one; only the windows are short."""
+"""From the fake driver to the owner's notification: every program is the real one, and only the windows are short."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = (f"idle_for={IDLE_FOR_S}s", "interval=1s", "owners_interval=1s", "wait=1
 pytestmark = pytest.mark.servers
 
 
-def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
+def test_an_idle_allocation_notifies_its_owner_once_and_no_other_owner(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     scenario = parse_scenario(
@@ -42,7 +42,7 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     kubelet.start()
     config = tmp_path / "config.yaml"
     config.write_text(
-        # Windows of seconds need readings of seconds: five are nothing of an hour, and half of these windows.
+        # Windows of seconds need an interval of a second. The default of 5 s would be half of such a window.
         f"sampling: {{interval_max: 1s}}\nattribution: {{interval: 1s}}\npolicy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s,"
         " startup_grace: 1s}\n",
         encoding="utf-8",
@@ -74,7 +74,7 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     year = time.strftime("%Y-", time.gmtime(started))
     assert description.startswith(f"Pod ml/forgotten-0 holds a GPU and has not used it since {year}")
 
-    # As long again: still one notification, and none of the others has fired in all that time.
+    # After three times as long there is still one notification, and no other alert has fired.
     wait_for(lambda: time.time() - started > 3 * IDLE_FOR_S, "the quiet ones to have had their time", 90, 1.0)
     window = int(time.time() - started) + 5
     fired = prometheus.query(
@@ -83,11 +83,11 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     assert [labels.get("pod") for labels, _ in fired] == ["forgotten-0"]
     assert len(webhook.received) == 1
     observed = {labels["gpu"]: value for labels, value in prometheus.query("gpu_observed_seconds_total")}
-    assert observed[str(FREE)] > IDLE_FOR_S  # the free GPU is idle, and known to be
+    assert observed[str(FREE)] > IDLE_FOR_S  # the free GPU is known to be idle
     assert prometheus.query("gpu_allocated == 0")[0][0]["gpu"] == str(FREE)
     assert str(MISSING) not in observed
 
-    # The reconciler comes to the same from Prometheus and from the exporter, and writes nothing.
+    # The reconciler makes the same decision from Prometheus and from the exporter, and writes nothing.
     for source in (f"--source.prometheus={prometheus.url}", f"--source.exporter={url}/metrics"):
         done = subprocess.run(
             [*GPU_EXPORTER, "reconcile", "--once", f"--config.file={config}", source],
@@ -100,7 +100,7 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
         (line,) = [line for line in done.stdout.splitlines() if "underused" in line or "candidate" in line]
         assert line.startswith("ml/forgotten-0")
 
-    # The first activity ends it.
+    # The first activity ends the alert.
     with nvml_table.writing(IDLE) as out:
         out.encoder = 50
     feeder.stop()

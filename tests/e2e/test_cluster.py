@@ -1,6 +1,6 @@
-"""The acceptance picture: image, chart, kubelet, API server, driver, Prometheus, Alertmanager, label. All real.
+"""The acceptance test: real image, chart, kubelet, API server, Prometheus and Alertmanager, from the driver to a label.
 
-Only the GPU is played: our own libnvidia-ml.so.1 is mounted where the driver would be. Prints its timeline.
+Only the GPU is simulated: a fake libnvidia-ml.so.1 is mounted in place of the driver's. The test prints its timeline.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.servers, pytest.mark.kubelet, pytest.mark.kubernetes]
 NAMESPACE = "gpu-exporter"
 IDLE_S = 12
 FIRST_SERIES_MAX_S = 60.0
-ACTIVITY_MAX_S = 30.0  # a scrape and a cycle are 2 s here; the rest is for a busy machine
+ACTIVITY_MAX_S = 30.0  # a scrape and a cycle take 2 s here; the rest allows for a busy machine
 
 
 class Switch:
-    """A load that the test turns on and off, from the moment of the turn."""
+    """A load that the test turns on and off at once."""
 
     def __init__(self) -> None:
-        self.now: Callable[[], float] = float  # seconds since the scenario's start, which is 0 until it is played
+        self.now: Callable[[], float] = float  # seconds since the scenario's start, 0 until it starts
         self._times, self._values, self._sums = [0.0], [0.0], [0.0]
 
     def set(self, value: float) -> None:
@@ -57,7 +57,7 @@ class Switch:
 
 
 class Timeline:
-    """Says what happened when, in seconds since the start."""
+    """Prints the events with their time in seconds since the start."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -81,7 +81,7 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
     def image(target: str) -> dict[str, str]:
         return {"repository": f"localhost/gpu-exporter/{target}", "tag": "test", "pullPolicy": "Never"}
 
-    # Pods have no network of their own here: the node's loopback stands for the cluster's services.
+    # Pods have no separate network here, so the node's loopback serves as the network of the cluster's services.
     return {
         "settings": {
             "attribution": {"interval": "1s"},
@@ -129,7 +129,7 @@ def create_crds(plane: ControlPlane) -> None:
 
 
 def release_objects(plane: ControlPlane) -> list[str]:
-    """What of the release is in the cluster."""
+    """The objects of the release in the cluster."""
     apps, rbac, core = client.AppsV1Api(plane.api), client.RbacAuthorizationV1Api(plane.api), plane.core
     batch, custom = client.BatchV1Api(plane.api), client.CustomObjectsApi(plane.api)
     selector = {"label_selector": "app.kubernetes.io/name=gpu-exporter"}
@@ -153,7 +153,7 @@ def release_objects(plane: ControlPlane) -> list[str]:
     return names + [f"Secret {each.metadata.name}" for each in secrets]
 
 
-def test_from_helm_install_to_a_label_that_comes_and_goes(
+def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
     processes: Processes, nvml_directory: Path, tmp_path: Path
 ) -> None:
     require("buildah", "mmdebstrap")
@@ -202,7 +202,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
             ],
             port=ports[2],
         )
-        before = {path.name for path in var_lib.iterdir()} | {"cni"}  # containerd's, with the first pod
+        before = {path.name for path in var_lib.iterdir()} | {"cni"}  # containerd makes it with the first pod
         asked = say("Prometheus and Alertmanager; helm install")
         helm.install(NAMESPACE, values)
         say("helm install --wait has ended")
@@ -219,7 +219,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         wait_for(lambda: plane.has_account("ml"), "the namespace's ServiceAccount", 60)
         pod = static_pod("train-0", 1)
         pod["metadata"]["namespace"] = "ml"
-        # Which of the two GPUs it gets is the kubelet's choice; both are one pod's here.
+        # The kubelet chooses one of the two GPUs; here one pod holds both.
         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
         uid = plane.create_pod(pod)
         wait_for(lambda: plane.pod("train-0", "ml")["status"]["phase"] == "Running", "the pod to run", 60)
@@ -241,7 +241,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         candidate = say("label candidate")
         wait_for(lambda: label() == "underused", "the label `underused`", 90, 0.1)
         underused = say("label underused")
-        assert candidate - quiet >= IDLE_S - 1.5  # what was sampled before the turn may be taken for after it
+        assert candidate - quiet >= IDLE_S - 1.5  # a sample from before the change may count as after it
         assert underused - quiet >= 2 * IDLE_S - 1.5
         alert = wait_for(lambda: firing(webhook, "train-0"), "a notification", 90, 0.2)
         say("notification: GpuHolderIdle")
@@ -281,7 +281,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         assert label() is None, "uninstall withdraws what stands"
         wait_for(lambda: release_objects(plane) == [], "the release to be gone", 30)
         left = {path.name for path in var_lib.iterdir()} - before
-        assert left == {"gpu-exporter"}  # the state directory: what NOTES says is left
+        assert left == {"gpu-exporter"}  # the state directory, which remains according to NOTES.txt
         feeder.stop()
         webhook.close()
     assert left_behind(node.sandbox.name) == []
@@ -290,7 +290,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
 
 
 def firing(webhook: Webhook, pod: str) -> dict[str, Any] | None:
-    """The alert about a pod, once it was notified."""
+    """Waits until the alert about a pod has been sent, and returns it."""
     alerts = [alert for notification in webhook.received for alert in notification["alerts"]]
     return next((a for a in alerts if a["labels"].get("pod") == pod and a["status"] == "firing"), None)
 

@@ -1,4 +1,4 @@
-"""From a simulated node to mails, on a real Prometheus and Alertmanager: one for each incident, whatever restarts meanwhile."""
+"""From a simulated node to mails, on a real Prometheus and Alertmanager: one mail per incident, even if a server restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testbed.servers import Mailbox, Prometheus, Webhook, require, start_a
 ROOT = Path(__file__).resolve().parents[2]
 IDLE_FOR_S = 15
 GRAFANA = "https://grafana.example.org"
-# A restart of some seconds is a sixth of so short a window, which the usual coverage would not forgive.
+# A restart takes some seconds, a sixth of this short window, so the usual minimum coverage would be too high.
 WINDOW = ("interval=1s", "owners_interval=1s", "window=30s", "coverage_min=0.5", "wait=3s", "keep=25s")
 SHORT = (f"idle_for={IDLE_FOR_S}s", *WINDOW, f"grafana={GRAFANA}")
 ADA, OPERATIONS = "a.lovelace@example.org", "gpu-operations@example.org"
@@ -43,7 +43,7 @@ def write_addresses(directory: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "alerts" / "owners.py"), str(directory / "owners.yaml")], check=True)
 
 
-def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_path: Path) -> None:
+def test_each_incident_sends_one_mail_even_over_restarts(processes: Processes, tmp_path: Path) -> None:
     load = {"kind": "constant", "value": 0.9}
     gpus: list[dict[str, Any]] = [
         *({"model": "H100"} for _ in range(4)),
@@ -56,7 +56,7 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
     ]
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump({"gpus": gpus, "holders": holders}), encoding="utf-8")
-    # Not Slurm, of which a cluster of other tests may run here: the scenario says who holds what.
+    # Without Slurm, because other tests may run a Slurm cluster here. The scenario has the holders.
     flags = ("--no-attribution.slurm", f"--devices.scenario={scenario}", f"--state.directory={tmp_path / 'state'}")
     rules = build_rules(tmp_path / "rules")
     write_addresses(tmp_path / "alertmanager")
@@ -73,7 +73,7 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
             rules=rules,
             alertmanager=f"127.0.0.1:{ports[2]}",
             port=ports[1],
-            # As with `for: 10m` and the default of 10m: the state of a pending or firing alert is restored.
+            # As with `for: 10m` and the default of 10m, Prometheus restores the state of a pending or firing alert.
             flags=["--rules.alert.for-grace-period=1s"],
         )
 
@@ -103,9 +103,9 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
         assert part is not None
         text = part.get_content()
         for job in ("40", "41", "42"):
-            since = rf"Job {job} holds a GPU and has not used it since 20\d\d-\d\d-\d\d \d\d:\d\d UTC\. End it"
+            since = rf"Job {job} holds a GPU and has not used it since 20\d\d-\d\d-\d\d \d\d:\d\d UTC\. Stop it"
             assert re.search(since, text), text
-            assert re.search(r"GPUs: GPU-\S+ on \S+\. GPU-hours not used so far: \d+\.\d\.", text), text
+            assert re.search(r"GPUs: GPU-\S+ on \S+\. Idle GPU-hours so far: \d+\.\d\.", text), text
             assert f"alertname=GpuHolderIdle job_id={job}" in text.replace("&#34;", '"')
         assert "Job 43" not in text
         links = [f"{GRAFANA}/d/gpu-exporter-holder?orgId=1&var-namespace=&var-pod=&var-jobid={job}" for job in (40, 42)]
@@ -117,18 +117,22 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
     assert {mail["To"] for mail in mailbox.mails} == {ADA, "bobevil@users.example.org", OPERATIONS}
     assert mailbox.to(OPERATIONS) == [throttled], [mail["Subject"] for mail in mailbox.mails]
 
-    # The node goes: that is one more, and not one for its throttled GPU; and then it is over.
+    # The node's exporter ends: there is one more mail, but no mail about its throttled GPU. Then the incident is resolved.
     exporter.stop()
     wait_for(lambda: mailbox.to(OPERATIONS, "GpuExporterDown") or None, "the mail about the exporter", 60)
     processes.start_exporter(*flags, port=ports[0])
-    wait_for(lambda: mailbox.to(OPERATIONS, "over: GpuExporterDown") or None, "the mail that it answers again", 150)
+    wait_for(
+        lambda: mailbox.to(OPERATIONS, "resolved: GpuExporterDown") or None,
+        "the mail that the exporter answers again",
+        150,
+    )
     assert len(mailbox.to(OPERATIONS, "1 x GpuExporterDown")) == 1
     assert len(mailbox.to(OPERATIONS, "1 x GpuThrottled")) == 1
     assert len(mailbox.to(ADA)) == 1
     mailbox.close()
 
 
-def test_what_stands_in_comments_for_slack_and_webhooks_works(processes: Processes, tmp_path: Path) -> None:
+def test_the_commented_slack_and_webhook_examples_work(processes: Processes, tmp_path: Path) -> None:
     slack, webhook = Webhook(), Webhook()
     (tmp_path / "slack-url").write_text(slack.url, encoding="utf-8")
     text = (ROOT / "alerts" / "alertmanager" / "alertmanager.yaml").read_text("utf-8")
@@ -157,7 +161,7 @@ def test_what_stands_in_comments_for_slack_and_webhooks_works(processes: Process
 
 
 def snooze(mail: Message, job: str, alertmanager: str) -> None:
-    """The command in the mail, as its reader would paste it, silences this holder's alert and no other."""
+    """Run the command in the mail as its reader would. It must silence only this holder's alert."""
     assert isinstance(mail, EmailMessage)
     part = mail.get_body(("plain",))
     assert part is not None
@@ -209,8 +213,10 @@ def snooze(mail: Message, job: str, alertmanager: str) -> None:
     ],
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else str(value),
 )
-def test_what_mutes_what(inhibiting: str, source: dict[str, str], target: dict[str, str], is_muted: bool) -> None:
-    """On a real Alertmanager, each pair in a cluster of its own unless the case is about the label."""
+def test_an_alert_mutes_exactly_the_alerts_that_it_explains(
+    inhibiting: str, source: dict[str, str], target: dict[str, str], is_muted: bool
+) -> None:
+    """Uses a real Alertmanager. Each pair has a separate cluster, unless the case is about this label."""
     number = f"{abs(hash((tuple(source.items()), tuple(target.items()))))}"
     alerts = [{"labels": {"audience": "operations", **labels, "case": number}} for labels in (source, target)]
     body = json.dumps(alerts).encode()
@@ -231,12 +237,14 @@ def test_what_mutes_what(inhibiting: str, source: dict[str, str], target: dict[s
     assert found is not None
     assert found[source["alertname"]] == []
     ended = [{**alert, "endsAt": "2001-01-01T00:00:00Z", "startsAt": "2000-01-01T00:00:00Z"} for alert in alerts]
-    call(f"http://{inhibiting}/api/v2/alerts", json.dumps(ended).encode())  # so that no case mutes the next one's
+    call(
+        f"http://{inhibiting}/api/v2/alerts", json.dumps(ended).encode()
+    )  # so that no case mutes the alerts of the next case
 
 
 @pytest.fixture(scope="module")
 def inhibiting(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An Alertmanager with our configuration that mails nobody; its host:port."""
+    """The host:port of an Alertmanager with the shipped configuration, which sends no mail."""
     require("prometheus-alertmanager")
     directory = tmp_path_factory.mktemp("inhibiting")
     with Processes(directory) as processes:

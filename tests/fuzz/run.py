@@ -1,6 +1,8 @@
-"""Byte-level fuzzing with coverage, by atheris (`make fuzz`): what bytes of others can do to the parsers of them.
+"""Byte-level fuzzing with coverage, by atheris (`make fuzz`): effects of foreign bytes on the parsers.
 
-Outside CI, where hypothesis does the like on fewer cases. Each target runs in a process of its own for SECONDS; anything but
+Runs outside of CI; in CI, hypothesis does the same with fewer cases. Each target runs in its own process for SECONDS.
+Any exception except the parser's own error is a finding: it ends the run with status 1, and its input remains below
+out/fuzz.
 the parser's own error is a finding, which ends the run with status 1 and leaves the input below out/fuzz.
 
     python -m tests.fuzz.run [--seconds 600] [TARGET ...]
@@ -33,7 +35,7 @@ def protobuf(data: bytes) -> None:
 
 
 def http2(data: bytes) -> None:
-    """The kubelet's side of a call: frames of HTTP/2, as they come from its socket."""
+    """The kubelet's side of a call: frames of HTTP/2 as its socket delivers them."""
     import time
 
     import h2.config
@@ -54,7 +56,7 @@ def http2(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         try:
             _receive(ours, connection, time.monotonic() + 1.0)
-        except (CallError, OSError, h2.exceptions.H2Error, ValueError):  # all of which `call` turns into a CallError
+        except (CallError, OSError, h2.exceptions.H2Error, ValueError):  # `call` turns all of these into a CallError
             return
 
 
@@ -71,7 +73,7 @@ def request(data: bytes) -> None:
 
 
 def state(data: bytes) -> None:
-    """A state file with a right checksum."""
+    """A state file with a correct checksum."""
     from gpu_exporter.ledger.ledger import Ledger, LedgerRules
     from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
 
@@ -114,7 +116,7 @@ def fuzz(name: str, seconds: int, corpus: Path) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["gpu_exporter", "h2", "hpack", "hyperframe"]):
-        TARGETS[name](SEEDS[name])  # which imports what it needs
+        TARGETS[name](SEEDS[name])  # this call imports the modules that it needs
     options = [f"-max_total_time={seconds}", "-max_len=4096", f"-artifact_prefix={OUT}/{name}-", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], TARGETS[name])
     atheris.Fuzz()

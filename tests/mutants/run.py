@@ -1,8 +1,8 @@
-"""Change one operator, number or word at a time and see which changes no unit test notices (`make mutants`).
+"""Changes one operator, number or word at a time, and lists the changes that no unit test detects (`make mutants`).
 
-Outside CI: some thousand mutants take most of an hour on two cores. mutmut wants the package below `src`, so it works on
-a copy of the tree in out/mutants. Survivors that change nothing that matters are listed in equal.txt, each with the reason;
-any other survivor is printed, and ends the run with status 1.
+This is not part of CI: some thousand mutants take most of an hour on two cores. mutmut needs the package below `src`, so it
+works on a copy of the tree in out/mutants. equal.txt lists survivors that change nothing important, with the reason. Any
+other survivor is printed, and the exit status is then 1.
 
     make mutants                                     all of ROOMS
     make mutants ONLY=ledger/ledger.py,attribution/resolve.py
@@ -19,21 +19,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "out" / "mutants"
 EQUAL = Path(__file__).with_name("equal.txt")
-# Where a wrong operator makes a busy GPU look idle, or gives it to the wrong holder.
+# Modules in which a wrong operator makes a busy GPU look idle, or assigns it to the wrong holder.
 ROOMS = (
-    "sampling/activity.py",
+    "sampling/activity/spans.py",
     "ledger",
     "attribution",
     "commands.py",
     "diagnosis",
     "inventory/inventory.py",
     "node",
-    "reconciler/policy.py",
+    "reconciler/decision/policy.py",
     "reconciler/plan.py",
     "reconciler/cycle.py",
-    "reconciler/brakes.py",
-    "reconciler/target.py",
-    "reconciler/outcomes.py",
+    "reconciler/decision/brakes.py",
+    "reconciler/decision/target.py",
+    "reconciler/decision/outcomes.py",
     "reconciler/record.py",
     "reconciler/actions/gates.py",
 )
@@ -51,7 +51,7 @@ TESTS = (
 
 
 def copy_tree(modules: list[str]) -> None:
-    """The tracked files, with the package below `src` and mutmut's settings."""
+    """Copy the tracked files, with the package below `src` and mutmut's settings."""
     shutil.rmtree(COPY, ignore_errors=True)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.splitlines():
@@ -81,7 +81,7 @@ def list_modules(wanted: list[str]) -> list[str]:
 
 
 def read_equal() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
-    """(name of the function, changed line) of what is listed: two regular expressions and, after `#`, the reason."""
+    """The entries of equal.txt: regular expressions for the function's name and the changed line. The reason follows `#`."""
     pairs: list[tuple[re.Pattern[str], re.Pattern[str]]] = []
     for line in EQUAL.read_text("utf-8").splitlines():
         if line.strip() and not line.startswith("#"):

@@ -1,10 +1,10 @@
-"""The dashboards as pictures, and a test of every panel: out/dashboard-NAME.png.
+"""Draws the dashboards as pictures (out/dashboard-NAME.png), and tests every panel.
 
     python -m tests.preview.dashboards [--hours 12] [--only fleet] [--theme light] [--save]
 
-Half a day of a simulated cluster goes into a real Prometheus, which evaluates the recordings on it; a page with Grafana's
-own components (@grafana/ui) draws each dashboard in headless Chromium. Ends with status 1 when a panel shows an error, is
-of a kind that cannot be drawn, or has no data without a reason. --save keeps small pictures in docs/pictures.
+A real Prometheus gets half a day of a simulated cluster and evaluates the recording rules. A page with Grafana's own
+components (@grafana/ui) draws each dashboard in headless Chromium. The exit status is 1 if a panel shows an error, has an
+unsupported type, or has no data without a reason. --save stores small pictures in docs/pictures.
 
 Needs Debian's chromium, prometheus and npm (20.19 or newer); npm's packages are kept in the cache folder.
 """
@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).resolve().parent / "grafana"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-exporter" / "preview"
 BOARDS = ("fleet", "holder", "node", "operations")
-WIDTH, ROW, SMALL = 1600, 38, 0.6  # pixels, and what is kept of them
-# What is backfilled has no mark where a series ends, so that it would go on for five minutes. Samples are a
+WIDTH, ROW, SMALL = 1600, 38, 0.6  # pixels, and the scale of the stored pictures
+# Backfilled series have no end marker, so by default each would continue for five minutes. Samples are a
 # minute apart.
 LOOKBACK = ("--query.lookback-delta=59s",)
-NO_DATA = {  # by dashboard and panel, why there is none here
-    ("fleet", "Smaller would do"): "nobody has held a GPU for long enough",
+NO_DATA = {  # panels without data here, and the reason
+    ("fleet", "Candidates for a smaller GPU"): "no holder has held a GPU for long enough",
     ("holder", "Marks"): "not every holder gets a mark",
     ("holder", "Mark"): "not every holder gets a mark",
     ("holder", "CPUs"): "the host of a simulated node is not read",
@@ -52,15 +52,15 @@ NO_DATA = {  # by dashboard and panel, why there is none here
     ("node", "XID errors"): "the simulated nodes have no event thread here",
     ("operations", "Firing alerts"): "recordings alone are evaluated afterwards",
     ("operations", "Age of the state file"): "there is no state directory",
-    ("operations", "Errors of the driver"): "the driver makes none",
+    ("operations", "Driver errors"): "the driver makes none",
     ("operations", "Actions"): "actions are off",
-    ("operations", "Held back"): "actions are off",
-    ("operations", "Regret"): "nobody need have worked again",
+    ("operations", "Actions held back"): "actions are off",
+    ("operations", "Regret"): "it is possible that no holder worked again",
 }
 
 
 def build_page() -> Path:
-    """The folder of the built page, built once for what it is made of."""
+    """The folder of the built page. It is built again only if its sources change."""
     sources = sorted(path for path in PAGE.rglob("*") if path.is_file())
     packages = hashlib.sha256((PAGE / "package.json").read_bytes()).hexdigest()[:16]
     whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
@@ -82,7 +82,7 @@ def build_page() -> Path:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """The page, the dashboards, and Prometheus below /prom."""
+    """Serves the page, the dashboards, and Prometheus below /prom."""
 
     prometheus = ""
 
@@ -107,11 +107,11 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def browse(url: str, width: int, height: int, *flags: str) -> str:
-    """What headless Chromium prints."""
+    """The output of headless Chromium."""
     with tempfile.TemporaryDirectory() as profile:
         command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         command += ["--disable-background-networking", f"--user-data-dir={profile}", f"--window-size={width},{height}"]
@@ -123,14 +123,14 @@ def browse(url: str, width: int, height: int, *flags: str) -> str:
 
 
 def height(board: str) -> int:
-    """Of the whole dashboard, in pixels."""
+    """The height of the whole dashboard, in pixels."""
     panels = json.loads((ROOT / "grafana" / "dashboards" / f"gpu-{board}.json").read_text("utf-8"))["panels"]
     rows: int = max(panel["gridPos"].get("y", 0) + panel["gridPos"]["h"] for panel in panels)
     return ROW * rows + 16
 
 
 def faults(board: str, dom: str) -> list[str]:
-    """What is wrong with the panels of a drawn dashboard."""
+    """The faults of the panels of a drawn dashboard."""
     if 'data-ready="1"' not in dom:
         return [f"{board}: not drawn in time"]
     panels = re.findall(r'<div [^>]*data-panel-title="([^"]*)"[^>]*data-state="(\w+)"([^>]*)>', dom)

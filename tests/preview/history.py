@@ -1,7 +1,7 @@
 """A day of a small cluster for pictures: simulated nodes on a manual clock, a reconciler's dry run, and the recordings.
 
-Everything but the hardware, the holders and the clock is what production runs. The samples are backfilled into a real
-Prometheus, which then evaluates the recording rules over the whole day, level by level.
+Only the hardware, the holders and the clock are simulated. The samples are backfilled into a real Prometheus, which then
+evaluates the recording rules over the whole day, level by level.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ TEAMS = ("vision", "ml", "speech", "serving")
 PEOPLE = (("mira", "phys"), ("lea", "bio"), ("jonas", "chem"), ("noor", "phys"))
 MODELS = ("H100", "H100", "A100")
 WORKLOADS = ("pretrain", "finetune", "evaluate", "embed")
-PRICES = {"NVIDIA H100 80GB HBM3": 3.2, "NVIDIA A100-SXM4-80GB": 1.8}  # for an hour
+PRICES = {"NVIDIA H100 80GB HBM3": 3.2, "NVIDIA A100-SXM4-80GB": 1.8}  # per hour
 WEEK_S = 7 * 86400
-WEEK_BEFORE = 1.2  # times what was idle this week
+WEEK_BEFORE = 1.2  # times the idle hours of this week
 Lines = defaultdict[str, list[str]]  # by family
 
 
 def scenario(random: Random, number: int, model: str, hours: float) -> dict[str, Any]:
-    """Eight GPUs, of which the last one is divided; pods and jobs come, work or forget to, and go."""
+    """Eight GPUs, the last of which has MIG instances. Pods and jobs start, work or stay idle, and end."""
     gpus: list[dict[str, Any]] = []
     holders: list[dict[str, Any]] = []
     end = hours * 3600
     for index in range(7):
         now, points = random.uniform(0, 3600), [[0.0, 0.0]]
         while now < end:
-            until = now + random.uniform(2, 9) * 3600  # some hold beyond the end of the picture
+            until = now + random.uniform(2, 9) * 3600  # some hold GPUs beyond the end of the picture
             name, kind = f"{random.choice(TEAMS)}/run-{random.randrange(1000)}/main", "pod"
             holder: dict[str, Any] = {
                 "gpu": index,
@@ -79,7 +79,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
                 }
             holders.append(holder | {"memory_gib": random.randrange(4, 40)})
             level = random.choice((0.95, 0.9, 0.7, 0.35, 0.08))
-            stops = until if random.random() < 0.5 else random.uniform(now, until)  # some forget it
+            stops = until if random.random() < 0.5 else random.uniform(now, until)  # some stop working earlier
             points += (
                 [[now + 60, 0.0], [now + 300, level], [stops - 1, level], [stops, 0.0]] if stops > now + 400 else []
             )
@@ -112,7 +112,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
 
 
 class Site:
-    """What live objects would say: servers serve, owners of some pods ask to keep them, some controllers are hidden."""
+    """The live objects of the day: servers serve, some pods are exempt, and some controllers are unreadable."""
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
@@ -132,7 +132,7 @@ class Site:
 
 
 def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
-    """OpenMetrics text of what Prometheus would have scraped until `end` (Unix seconds)."""
+    """OpenMetrics text of all scrapes of Prometheus until `end` (Unix seconds)."""
     random = Random(seed)
     nodes = {
         f"gpu-node-{i + 1}": SimulatedNode(
@@ -186,7 +186,7 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
 
 
 def note_site(lines: Lines, pods: Iterable[tuple[str, str]], at: int) -> None:
-    """What the site's and kube-prometheus' own rules say: prices, and the owners of pods."""
+    """Series of the site's and kube-prometheus' rules: prices, and the owners of pods."""
     for name, price in PRICES.items():
         lines["model:gpu_price:per_hour"].append(line("model:gpu_price:per_hour", {"name": name}, price, at))
     owned = "namespace_workload_pod:kube_pod_owner:relabel"
@@ -202,12 +202,12 @@ def take(lines: Lines, target: Mapping[str, str], page: Sequence[Series], at: in
         for values, value in rows:
             labels = {**target, **dict(zip(names, values, strict=True))}
             if labels.get("pod") and "resource" in labels:
-                labels["resource"] = "nvidia.com/gpu"  # which simulated pods do not say
+                labels["resource"] = "nvidia.com/gpu"  # simulated pods do not report it
             lines[family.name].append(line(family.name, labels, value, at))
 
 
 def write_week_before(path: Path, url: str, start: int, end: int) -> None:
-    """What was recorded of tenants, as if the week before had been alike, and a little worse."""
+    """Recordings of tenants for the week before, similar to this week but with more idle hours."""
     name = "tenant:gpu_gpus:rate5m"
     form = urlencode({"query": name, "start": start, "end": end, "step": SCRAPE_S})
     rows = json.loads(fetch(f"{url}/api/v1/query_range?{form}") or "{}")["data"]["result"]
@@ -225,7 +225,7 @@ def line(name: str, labels: Mapping[str, str], value: float, at: int) -> str:
 
 
 def levels(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
-    """The recording rules, those first that read no other recording."""
+    """The recording rules by level. Rules that read no other recording come first."""
     rules = [
         rule
         for path in files
@@ -247,7 +247,7 @@ def levels(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
 
 
 def record(url: str, data: Path, rules: Sequence[Mapping[str, Any]], start: int, end: int) -> None:
-    """Blocks of what these rules give over that time."""
+    """Write blocks with the results of these rules over this time."""
     path = data.parent / "rules.yaml"
     path.write_text(json.dumps({"groups": [{"name": "level", "interval": "1m", "rules": list(rules)}]}), "utf-8")
     command = ["promtool", "tsdb", "create-blocks-from", "rules", f"--start={start}", f"--end={end}", f"--url={url}"]
@@ -255,7 +255,7 @@ def record(url: str, data: Path, rules: Sequence[Mapping[str, Any]], start: int,
 
 
 def load(path: Path, data: Path) -> None:
-    """Blocks of OpenMetrics text."""
+    """Write blocks from OpenMetrics text."""
     command = [
         "promtool",
         "tsdb",

@@ -1,6 +1,6 @@
-"""The status page of the demo's node and `gpu-exporter top` as pictures in out/: python -m tests.preview.status_page [--save]
+"""Draws the demo's status page and `gpu-exporter top` into out/: python -m tests.preview.status_page [--save]
 
-Needs Debian's chromium. --save keeps small pictures in docs/pictures.
+Needs Debian's chromium. --save stores small pictures in docs/pictures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.testbed.processes import GPU_EXPORTER, Processes, free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
-PICTURES = {  # size in pixels, further flags
+PICTURES = {  # the size in pixels, and further flags
     "status-page-light": ("1300,800", ()),
     "status-page-dark": ("1500,800", DARK),
     "status-page-phone": ("500,1100", ()),  # headless Chromium has no smaller window
@@ -37,7 +37,7 @@ b {{ color: #fff; }} i {{ font-style: normal; background: #e6edf3; color: #0d111
 
 
 def shoot(url: str, picture: Path, size: str, flags: tuple[str, ...] = ()) -> None:
-    """A picture of a page."""
+    """Draw a picture of a page."""
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What must fire, and what must not, in worlds of one thing gone wrong each. Minutes are worked out by hand."""
+"""Cases with one fault each, and the alerts that must fire or not. The minutes were calculated by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rules.world import BUSY, RECONCILER, Node, World, always, throttled
 
 
 def all_cases() -> list[Case]:
-    """Every case, in promtool's hands for a second or two each."""
+    """Every case. promtool takes a second or two for each of them."""
     short = [replace(case, settings={"low_over": "2h"}) for case in (*low(), *named())]
     cases = [
         *owners(),
@@ -37,7 +37,7 @@ def all_cases() -> list[Case]:
     return [*cases, *(beside_another_cluster(case) for case in cases if case.name in BESIDE), *clusters()]
 
 
-# One case for each alert, or each half of it, once more beside another cluster.
+# One case for each alert, or for each half of an alert: these run again together with another cluster.
 BESIDE = (
     "one busy GPU of sixteen",
     "a pod at a tenth",
@@ -52,43 +52,43 @@ BESIDE = (
     "scrapes of one node fail",
     "an exporter that never answered, on a node that offers GPUs",
     "a node that offers GPUs and has no exporter",
-    "no source says who holds what",
+    "no source of holders answers",
     "a source that never answered",
     "a state file that cannot be written, so that counters stop",
     "a clock that is ahead",
     "2 GPUs of 3 nodes, hw_power_brake 0.6",
-    "a reconciler with 3 marks that stands still",
+    "a reconciler with 3 marks that hangs",
     "a reconciler without evidence",
     "pods wait while GPUs are idle",
 )
 
 
-# Cases in which Prometheus 3, whose ranges are open on the left, is a minute earlier or later somewhere.
+# Cases with other minutes in Prometheus 3, whose ranges are open on the left.
 SHIFTED = (
     "a state file that cannot be written, so that counters stop",
     "a reconciler that was removed",
-    "a reconciler with 3 marks that stands still",
+    "a reconciler with 3 marks that hangs",
     "a reconciler with 3 marks that is gone",
-    "a reconciler with 0 marks that stands still",
+    "a reconciler with 0 marks that hangs",
     "a reconciler with 0 marks that is gone",
     "a reconciler that was replaced by one that has ended",
     "dcgm: a pod that stops working",
     "an exporter that is down for more than a day",
     "a reconciler with marks that is gone for more than a day",
-    "a state file that nobody tries to write any more",
-    "six hot GPUs whose power is well, until they cool down",
+    "a state file that the exporter no longer tries to write",
+    "six hot GPUs without power brake, until they cool down",
     "two replicas: both replicas have ended",
     "two replicas: one mark, and the reconciler has ended",
     "a reconciler without evidence, and then no cycles either",
     "jobs begin to wait, and get their GPUs",
     "jobs wait, and a second GPU becomes idle",
-    "Prometheus was away for half of the window",
-    "half of the time was not known, and now it is",
+    "Prometheus was down for half of the window",
+    "half of the time was unknown, and the time since is known",
 )
 
 
 def beside_another_cluster(case: Case) -> Case:
-    """The same in cluster a, while in cluster b a node, a pod and a reconciler of the same names are well."""
+    """The same case in cluster a, while a node, a pod and a reconciler of the same names have no fault in cluster b."""
     world = World(case.world.minutes)
     world.series = {name.replace("{", '{cluster="a", ', 1): row for name, row in case.world.series.items()}
     node = Node(world, gpus=1, target={"cluster": "b"}, uuid="GPU-n1-{index}")
@@ -107,11 +107,11 @@ def beside_another_cluster(case: Case) -> Case:
     world.put("gpu_reconciler_labelled", {**other, "stage": "underused"}, 1)
     firing = [replace(each, labels={**each.labels, "cluster": "a"}) for each in case.firing]
     values = [] if case.values else case.values
-    return replace(case, name=f"{case.name}; another cluster is well", world=world, firing=firing, values=values)
+    return replace(case, name=f"{case.name}; another cluster has no fault", world=world, firing=firing, values=values)
 
 
 def clusters() -> Iterator[Case]:
-    """What is wrong in one cluster mutes nothing in another."""
+    """A fault in one cluster mutes no alert in another cluster."""
     away = {"job": "kube-state-metrics", "cluster": "b", "node": "n1", "condition": "Ready", "status": "true"}
     world = World(120)
     Node(world, target={"cluster": "a"}, scraped=lambda t: t < 30)

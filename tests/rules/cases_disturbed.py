@@ -10,7 +10,7 @@ from tests.rules.world import BUSY, IDLE, UNKNOWN, Node, World, always
 
 
 def owners_disturbed() -> Iterator[Case]:
-    """Scrapes that fail, restarts, clocks, several targets, clusters: one notification, or none."""
+    """Failed scrapes, restarts, clocks, several targets, clusters: at most one notification."""
     for name, away, intervals in (
         ("one failed scrape", {120}, [(FIRES, END)]),
         ("three failed scrapes", {120, 121, 122}, [(FIRES, END)]),
@@ -24,7 +24,7 @@ def owners_disturbed() -> Iterator[Case]:
     world.away = set(range(120, 127))
     Node(world).hold(0, IDLE)
     yield Case(
-        "Prometheus is away for seven minutes, and half an hour later the hole leaves the window",
+        "Prometheus is down for seven minutes, and half an hour later the gap leaves the window",
         world,
         idle((FIRES, 240)),
         about=["GpuExporterBlind", "GpuMonitoringAbsent"],
@@ -34,7 +34,7 @@ def owners_disturbed() -> Iterator[Case]:
     Node(world, scraped=lambda t: not 120 <= t < 160).hold(0, IDLE)
     Node(world, "n2").hold(0, BUSY, pod="other-0")
     yield Case(
-        "an exporter that is away for forty minutes and lost no time",
+        "an exporter that is down for forty minutes and loses no time",
         world,
         # Again when the counters have two samples in the window (161), and ten minutes later.
         [*idle((FIRES, 120 + KEPT), (171, 240)), Firing("GpuExporterDown", 130, 160 + KEPT, {"node": "n1"})],
@@ -49,14 +49,14 @@ def owners_disturbed() -> Iterator[Case]:
     yield Case(
         "a state file that cannot be written, so that counters stop",
         world,
-        # Within the window less than two samples of growth are left at minute 149: nothing was held, so nothing is known.
+        # At minute 149 the window has fewer than two growing samples: no time was held, so the use is unknown.
         [*idle((FIRES, 149 + KEPT)), Firing("GpuExporterBlind", 131, 240, {"what": "counters"})],
     )
 
     world = World(240)
-    # Its own idle run says an hour, but of the last half hour it saw two thirds.
+    # Its own idle run is an hour, but it observed only two thirds of the last half hour.
     Node(world).hold(0, lambda t: None if t % 3 == 0 else 0.0, idle_run=lambda t: 60.0 * t)
-    yield Case("a GPU of which a third of the time is not known", world, about=["GpuHolderIdle"])
+    yield Case("a GPU with a third of its time unknown", world, about=["GpuHolderIdle"])
 
     world = World(END)
     Node(world, sampled=lambda t: 60.0 * min(t, 100)).hold(0, IDLE)
@@ -68,12 +68,12 @@ def owners_disturbed() -> Iterator[Case]:
 
     world = World(END)
     Node(world, interval=300, sampled=lambda t: 300.0 * (t // 5)).hold(0, lambda t: 0.0, counts=lambda t: True)
-    yield Case("a textfile each five minutes", world, idle((FIRES, END)))
+    yield Case("a textfile every five minutes", world, idle((FIRES, END)))
 
     world = World(190)
     Node(world, interval=86400, sampled=lambda t: 60.0 * min(t, 100)).hold(0, IDLE)
     yield Case(
-        "a page that claims to be written once a day",
+        "an exporter that reports a sample interval of a day",
         world,
         [*idle((FIRES, 160 + KEPT)), Firing("GpuExporterBlind", 170, 190, {"what": "samples"})],
     )
@@ -92,7 +92,7 @@ def owners_disturbed() -> Iterator[Case]:
 
     world = World(END)
     Node(world).hold(0, IDLE)
-    # A textfile left behind: its sample is old and its run says more than the daemon's.
+    # A textfile that was left behind: its sample is old, and its idle run is longer than the daemon's.
     Node(world, target={"instance": "left-behind"}, sampled=always(0.0)).hold(0, IDLE, idle_run=always(9e5))
     yield Case(
         "a textfile left behind beside the daemon",
@@ -105,11 +105,11 @@ def owners_disturbed() -> Iterator[Case]:
     )
 
     world = World(END)
-    # The other one has seen nothing: a second exporter that cannot read the GPU.
+    # The second target has observed nothing: its exporter cannot read the GPU.
     Node(world).hold(0, IDLE)
     Node(world, target={"instance": "second"}).hold(0, UNKNOWN)
     yield Case(
-        "of two targets the one that has seen less counts",
+        "two targets, of which the one that has observed less counts",
         world,
         [Firing("GpuScrapeConfigWrong", 30, END)],
         about=["GpuHolderIdle"],
@@ -136,7 +136,7 @@ def owners_disturbed() -> Iterator[Case]:
     Node(world, target={"cluster": "a"}).hold(0, IDLE)
     Node(world, target={"cluster": "b"}, sampled=always(0.0)).hold(0, IDLE)
     yield Case(
-        "a dead node of the same name in another cluster",
+        "a node that is down, with the same name in another cluster",
         world,
         [*idle((FIRES, END), cluster="a"), Firing("GpuExporterBlind", 15, END, {"cluster": "b"})],
     )
@@ -153,8 +153,8 @@ def owners_disturbed() -> Iterator[Case]:
     )
 
     world = World(END)
-    Node(world, target={"job": "somebody-else"}).hold(0, IDLE)
-    yield Case("a foreign job with our names", world, [absent(10, END)], about=["GpuHolderIdle"])
+    Node(world, target={"job": "another-exporter"}).hold(0, IDLE)
+    yield Case("another scrape job with the same metric names", world, [absent(10, END)], about=["GpuHolderIdle"])
 
     world = World(END)
     node = Node(world)
@@ -168,7 +168,7 @@ def owners_disturbed() -> Iterator[Case]:
 
 
 class _Part(Node):
-    """A node whose target exists, `up` included, from one minute to another only."""
+    """A node whose target, including `up`, exists only from minute `first` to minute `last`."""
 
     def __init__(self, world: World, instance: str, first: int, last: int) -> None:
         self.first, self.last = first, last

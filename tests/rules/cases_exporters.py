@@ -75,7 +75,7 @@ def exporters() -> Iterator[Case]:
     for resource in ("nvidia_com_gpu_shared", "nvidia_com_mig_1g_10gb"):
         world = World(120)
         Node(world, "n2")
-        world.put("kube_node_status_allocatable", offers, 0)  # the device plugin renames what it shares
+        world.put("kube_node_status_allocatable", offers, 0)  # the device plugin renames the resource of shared GPUs
         world.put("kube_node_status_allocatable", {**offers, "resource": resource}, 8)
         yield Case(
             f"a node that offers {resource} and has no exporter",
@@ -89,7 +89,7 @@ def exporters() -> Iterator[Case]:
     world.put("kube_node_status_condition", ready, 0)
     world.put("kube_node_status_condition", {**ready, "status": "false"}, 1)
     world.put("kube_node_status_condition", {**ready, "condition": "MemoryPressure"}, 1)
-    yield Case("such a node that is not ready", world, about=["GpuNodeWithoutExporter"])
+    yield Case("a node that offers GPUs, has no exporter, and is not ready", world, about=["GpuNodeWithoutExporter"])
 
     world = World(120)
     Node(world, "n2")
@@ -98,7 +98,7 @@ def exporters() -> Iterator[Case]:
 
     world = World(120)
     Node(world, source_answers=lambda t: not 30 <= t <= 80)
-    yield Case("no source says who holds what", world, [Firing("GpuExporterBlind", 40, 81 + KEPT, {"what": "holders"})])
+    yield Case("no source of holders answers", world, [Firing("GpuExporterBlind", 40, 81 + KEPT, {"what": "holders"})])
 
     world = World(120)
     Node(world, source_answers=lambda _: False)
@@ -137,7 +137,7 @@ def exporters() -> Iterator[Case]:
     node.put("gpu_up", {"gpu": "0", "uuid": node.uuids[0], "pod": "gpu-exporter-x"}, 1)
     world.series = {name: row for name, row in world.series.items() if not name.startswith("gpu_up{") or "pod=" in name}
     yield Case(
-        "the agent's own pod on its series",
+        "series with the agent's own pod",
         world,
         [Firing("GpuScrapeConfigWrong", 30, 120, {"what": "GPU series carry the pod of the agent"})],
     )
@@ -169,16 +169,16 @@ def exporters() -> Iterator[Case]:
             RECONCILER,
             lambda t, c=cycles: None if c(t) is None else 60.0 * t,
         )
-        # The last cycle is ten minutes ago at 40; ten more.
+        # At minute 40 the last cycle was ten minutes ago; the alert fires ten minutes later.
         yield Case(
-            f"a reconciler with {marked:g} marks that {'stands still' if cycles(100) == 30 else 'goes on' if cycles(100) else 'is gone'}",
+            f"a reconciler with {marked:g} marks that {'hangs' if cycles(100) == 30 else 'works' if cycles(100) else 'is gone'}",
             world,
             [Firing(fires, 50, 120)] if fires else [],
             about=["GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen"],
         )
 
     for name, marks, cycles, fires in (
-        ("the other replica, which has no marks, goes on", (3.0, 0.0), (30, 120), False),
+        ("the other replica works and has no marks", (3.0, 0.0), (30, 120), False),
         ("both replicas have ended", (0.0, 3.0), (20, 30), True),
         ("one mark, and the reconciler has ended", (1.0, 0.0), (30, 30), True),
     ):
@@ -200,7 +200,7 @@ def exporters() -> Iterator[Case]:
 
     world = World(120)
     Node(world)
-    for pod, marks, first, last in (("old", 3.0, 0, 20), ("new", 0.0, 21, 30)):  # which withdrew all of them, and died
+    for pod, marks, first, last in (("old", 3.0, 0, 20), ("new", 0.0, 21, 30)):  # which withdrew all marks, and ended
         labels, there = {**RECONCILER, "pod": pod}, range(first, last + 1)
         world.put(
             "gpu_reconciler_labelled",
@@ -235,11 +235,11 @@ def exporters() -> Iterator[Case]:
             lambda t: float(min(t, 50)),
             [Firing("GpuReconcilerFrozen", 56, 60 + KEPT), Firing("GpuReconcilerDown", 70, 120)],
         ),
-        ("one cycle each nine minutes", lambda t: float(t // 9), [Firing("GpuReconcilerFrozen", 56, 120)]),
+        ("one cycle every nine minutes", lambda t: float(t // 9), [Firing("GpuReconcilerFrozen", 56, 120)]),
     ):
         world = World(120)
         Node(world)
-        for replica in "ab":  # one of which has never had any evidence, nor done anything
+        for replica in "ab":  # replica b never had evidence and completed no cycle
             labels = {**RECONCILER, "instance": replica}
             works = float(replica == "a")
             world.put("gpu_reconciler_cycles_total", labels, lambda t, c=cycles, w=works: c(t) * w)
@@ -265,7 +265,7 @@ def exporters() -> Iterator[Case]:
         world = World(120)
         Node(world)
         world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
-        for each in ("done", "error"):  # present from the start, each replica by itself
+        for each in ("done", "error"):  # each replica exports these from the start
             labels = {**RECONCILER, "instance": "standby", "action": "suspend", "result": each}
             world.put("gpu_reconciler_actions_total", labels, 0)
         labels = {**RECONCILER, "instance": "leader", "action": "suspend", "result": result}
@@ -291,10 +291,10 @@ def exporters() -> Iterator[Case]:
         labels = {**RECONCILER, "reason": "forbidden", "kind": "Pipeline"}
         world.put("gpu_reconciler_unreadable", labels, unreadable)
         firing = [Firing("GpuReconcilerUnreadable", 60, 120)] if seen else []
-        yield Case(f"{unreadable:.0f} of 20 holders cannot be read", world, firing, about=["GpuReconcilerUnreadable"])
+        yield Case(f"{unreadable:.0f} of 20 holders are unreadable", world, firing, about=["GpuReconcilerUnreadable"])
 
     world = World(120)
     Node(world)
     world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
     world.put("gpu_reconciler_surveyed", RECONCILER, 0)
-    yield Case("a reconciler that surveys nobody", world, about=["GpuReconcilerUnreadable"])
+    yield Case("a reconciler that surveys no holder", world, about=["GpuReconcilerUnreadable"])

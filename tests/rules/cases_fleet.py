@@ -1,4 +1,4 @@
-"""The parts of the fleet, people who wait, tenants and what they cost."""
+"""The parts of the fleet, demand for GPUs, and tenants with their cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.rules.world import BUSY, IDLE, RECONCILER, UNKNOWN, Node, World, alwa
 
 
 def fleet() -> Iterator[Case]:
-    """Every GPU in one part, and parts that add up."""
+    """Every GPU is in one part, and the parts add up."""
     world = World(120)
     node = Node(world, gpus=9, gpu_up={8: until(59, always(1.0), always(0.0))})
     node.hold(0, BUSY, pod="busy")
@@ -95,7 +95,7 @@ def fleet() -> Iterator[Case]:
 
     for name, waits, held_idle, fires in (
         ("pods wait while GPUs are idle", True, True, True),
-        ("nobody waits", False, True, False),
+        ("no pod waits", False, True, False),
         ("pods wait and all GPUs are busy", True, False, False),
     ):
         world = World(END)
@@ -105,7 +105,7 @@ def fleet() -> Iterator[Case]:
         pod = {"job": "kube-state-metrics", "namespace": "ml", "pod": "next-0"}
         world.put("kube_pod_container_resource_requests", {**pod, "container": "main", "resource": "nvidia_com_gpu"}, 4)
         world.put("kube_pod_status_unschedulable", pod, lambda t, waits=waits: 1.0 if waits else None)
-        # Idle for an hour at 60, asked over a quarter of an hour, half an hour of patience.
+        # Idle for an hour at minute 60; the expression covers a quarter of an hour, and `for` is half an hour.
         waste = [Firing("GpuWasteWhileQueued", 90, END, {"pool": "nvidia_com_gpu"})] if fires else []
         yield Case(name, world, [*(idle((FIRES, END)) if held_idle else []), *waste], about=["GpuWasteWhileQueued"])
 
@@ -123,14 +123,14 @@ def fleet() -> Iterator[Case]:
         world.put("kube_pod_status_unschedulable", pod, 1)
         waste = Firing("GpuWasteWhileQueued", 90, END, {"pool": known_as})
         both = [firing for name in ("n1", "n2") for firing in idle((FIRES, END), pod=f"idle-{name}")]
-        yield Case(f"others wait for {known_as}", world, [*both, waste])
+        yield Case(f"other pods wait for {known_as}", world, [*both, waste])
 
     world = World(END)
     node = Node(world, gpus=2)
     node.hold(0, IDLE, mig="1/0", share=1 / 7, info={"resource": "nvidia.com/mig-1g.10gb"})
     for pool, wanted in (("nvidia_com_mig_3g_40gb", 1), ("gpu-small", 0)):
         world.put("gpu_demand_pending_gpus", {**RECONCILER, "pool": pool}, wanted)
-    yield Case("others wait for another kind", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
+    yield Case("jobs wait for another pool", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
 
     world = World(END)
     node = Node(world, gpus=2)
@@ -178,13 +178,13 @@ def fleet() -> Iterator[Case]:
         firing = [*idle((FIRES, END)), *blind, *expected]
         yield Case(f"one idle GPU of {gpus}", world, firing, about=["GpuWasteWhileQueued"])
 
-    for name, share, demand in (("less than a GPU is idle", 4 / 7, 8.0), ("they wait for less than a GPU", 1.0, 0.6)):
+    for name, share, demand in (("less than a GPU is idle", 4 / 7, 8.0), ("demand is for less than a GPU", 1.0, 0.6)):
         world = World(END)
         Node(world).hold(0, IDLE, job_id="7", info=pool, share=share)
         world.put("gpu_demand_pending_gpus", wanted, demand)
         yield Case(f"jobs wait, {name}", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
 
-    # Of what matters a quarter of an hour must have passed at 115, and it is over at 181.
+    # At minute 115 the demand has lasted a quarter of an hour; at 181 it has ended.
     world = World(220)
     Node(world).hold(0, IDLE, job_id="7", info=pool)
     world.put("gpu_demand_pending_gpus", wanted, between(100, 180, always(8.0), always(0.0)))
@@ -217,11 +217,11 @@ def fleet() -> Iterator[Case]:
         for gpu in range(8):
             node.hold(gpu, IDLE if name == gpu == 0 else BUSY, job_id=f"{name}{gpu}", info={"partition": "gpu"})
     world.put("gpu_demand_pending_gpus", {**RECONCILER, "pool": "gpu"}, 8)
-    yield Case("one idle GPU of forty is not worth a mail", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
+    yield Case("one idle GPU of forty fires no alert", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
 
 
 def tenants() -> Iterator[Case]:
-    """A namespace on two nodes, one of which has no price."""
+    """A namespace on two nodes, of which only one has a price."""
     world = World(30)
     place = {"scheduler": "kubernetes", "namespace": "ml"}
     for name, model in (("n1", "NVIDIA H100 80GB HBM3"), ("n2", "Tesla T4")):
@@ -241,7 +241,7 @@ def tenants() -> Iterator[Case]:
         return 20, f"round({name}, 0.001)", rows
 
     yield Case(
-        "GPUs and money of a tenant",
+        "GPUs and cost of a tenant",
         world,
         values=[
             parts("tenant:gpu_gpus:rate5m", 0.5, 1.0, 0.5),
@@ -257,7 +257,7 @@ def tenants() -> Iterator[Case]:
         ],
     )
 
-    # Without a price, by cluster, account and user; the counters of one are out of step.
+    # Without a price, by cluster, account and user. The counters of one tenant contradict each other.
     world = World(30)
     tenants = [(c, a, u) for c in ("a", "b") for a in ("bio", "phys") for u in ("u1", "u2")]
     for number, (cluster, account, user) in enumerate(tenants, 1):
@@ -277,7 +277,7 @@ def tenants() -> Iterator[Case]:
     ]
     yield Case("tenants without a price", world, values=[(20, "round(tenant:gpu_unpriced:rate5m, 0.001)", rows)])
 
-    # The dearest model of a node; a model without a name; several prices for one.
+    # The most expensive model of a node, a price without a name, and several prices for one model.
     world = World(9)
     for name, models in (("n1", ("cheap", "dear")), ("n2", ("dear", "")), ("n3", ("unlisted", "other"))):
         for index, model in enumerate(models):

@@ -17,7 +17,7 @@ def hardware() -> Iterator[Case]:
         node.free(0)
         throttled(node, 0, reason, between(20, 80, always(0.5), always(0.0)))
         name = "thermal" if reason.endswith("thermal") else reason
-        # Over a tenth of 30 min after 7 minutes at a half: 26; of 5 min until 84.
+        # More than a tenth of 30 min after 7 minutes at a half: minute 26. More than a tenth of 5 min until minute 84.
         yield Case(
             f"throttled: {reason}",
             world,
@@ -27,11 +27,13 @@ def hardware() -> Iterator[Case]:
     unseen = {"pci_bus_id": "0000:11:00.0"}
     world = World(120)
     Node(world).put("gpu_missing", unseen, between(30, 80, always(1.0), always(None)))
-    yield Case("a card that the driver does not list", world, [Firing("GpuMissing", 40, 81 + KEPT, unseen)])
+    yield Case("a GPU that the driver does not list", world, [Firing("GpuMissing", 40, 81 + KEPT, unseen)])
 
     world = World(120)
     Node(world, driver_up=0).put("gpu_missing", unseen, 1)
-    yield Case("such a card, and the driver is down", world, [Firing("GpuDriverDown", 10, 120)])
+    yield Case(
+        "a GPU that the driver does not list, while the driver is down", world, [Firing("GpuDriverDown", 10, 120)]
+    )
 
     for reason in ("power_cap", "low_utilization", "sync_boost"):
         world = World(120)
@@ -47,13 +49,13 @@ def hardware() -> Iterator[Case]:
     world = World(120)
     node = Node(world)
     throttled(node, 0, "thermal", between(20, 27, always(1.0), always(0.0)))
-    yield Case("slowed down for eight minutes, and that is over", world, about=["GpuThrottled"])
+    yield Case("slowed down for eight minutes, but not any more", world, about=["GpuThrottled"])
 
     world = World(120)
     node = Node(world)
     throttled(node, 0, "thermal", always(0.5))
     throttled(node, 0, "sw_thermal", always(0.5))
-    yield Case("two reasons of one root", world, [Firing("GpuThrottled", 17, 120, {"reason": "thermal"})])
+    yield Case("two reasons with one cause", world, [Firing("GpuThrottled", 17, 120, {"reason": "thermal"})])
 
     for name, share in (
         ("slowed down a little for a quarter of an hour", between(40, 56, always(0.15), always(0.0))),
@@ -90,7 +92,7 @@ def hardware() -> Iterator[Case]:
             {**gpu, "xid": "79", "class": kind},
             between(30, 50, always(1750.0), always(None)),
         )
-        # The event was at 29:10, before the first scrape that shows it; the exporter restarted at 50.
+        # The event was at 29:10, before the first scrape that shows it. The exporter restarted at 50.
         yield Case(
             f"an XID of class {kind}",
             world,
@@ -112,29 +114,36 @@ def hardware() -> Iterator[Case]:
 
         world = World(60)
         Node(world).put(metric, {**gpu, **labels}, 0)
-        yield Case(f"{name}: all is well", world, about=[name])
+        yield Case(f"{name}: no fault", world, about=[name])
 
     world = World(120)
     node = Node(world, gpus=2, scraped=lambda t: t != 50)
     node.free(0)
     node.put("gpu_allocatable", {**gpu}, between(30, 80, always(0.0), always(1.0)))
     node.put("gpu_allocatable", {"gpu": "1", "uuid": node.uuids[1]}, always(1.0))
-    yield Case("a GPU that is given to no pod", world, [Firing("GpuNotAllocatable", 40, 81 + KEPT, gpu)])
+    yield Case("a GPU that the kubelet does not offer", world, [Firing("GpuNotAllocatable", 40, 81 + KEPT, gpu)])
 
     world = World(60)
     Node(world).put("gpu_allocatable", gpu, 1)
     Node(world, "n2")
-    yield Case("GPUs that pods may get, or of which that is not known", world, about=["GpuNotAllocatable"])
+    yield Case("GPUs that the kubelet offers, or whose offer is unknown", world, about=["GpuNotAllocatable"])
 
     world = World(60)
     for target, given in (("a", 0.0), ("b", 1.0)):
         Node(world, target={"instance": target}).put("gpu_allocatable", gpu, given)
-    yield Case("one of two targets knows that pods may get the GPU", world, [wrong], about=["GpuNotAllocatable"])
+    yield Case(
+        "one of two targets reports that the kubelet offers the GPU", world, [wrong], about=["GpuNotAllocatable"]
+    )
 
     world = World(60)
     node = Node(world, gpus=2, gpu_up={0: always(0.0)})
     node.put("gpu_allocatable", gpu, 0)
-    yield Case("a lost GPU is given to nobody", world, [Firing("GpuLost", 10, 60, gpu)], about=["GpuNotAllocatable"])
+    yield Case(
+        "a lost GPU that the kubelet does not offer",
+        world,
+        [Firing("GpuLost", 10, 60, gpu)],
+        about=["GpuNotAllocatable"],
+    )
 
     world = World(60)
     Node(world).put("gpu_ecc_errors_total", {**gpu, "severity": "corrected"}, 9)
@@ -146,11 +155,11 @@ def hardware() -> Iterator[Case]:
 
     world = World(120)
     Node(world, gpu_up={0: until(29, always(1.0), always(0.0))}, driver_up=until(29, always(1.0), always(0.0)))
-    yield Case("the driver is down, and its GPUs with it", world, [Firing("GpuDriverDown", 40, 120)], about=["GpuLost"])
+    yield Case("the driver and its GPUs are down", world, [Firing("GpuDriverDown", 40, 120)], about=["GpuLost"])
 
     world = World(120)
     Node(world, gpu_up={0: until(29, always(1.0), always(0.0))}, sampled=lambda t: 60.0 * min(t, 29))
-    # Lost until the last sample is older than five minutes; then no GPU of the node was read.
+    # Lost until the last sample is older than five minutes. After that, no GPU of the node was read.
     yield Case(
         "the only GPU of a node is lost",
         world,
@@ -191,7 +200,7 @@ def hardware() -> Iterator[Case]:
                 throttled(node, index, reason, always(share))
         word = "thermal" if reason.endswith("thermal") else reason
         single = [
-            # A tenth of half an hour is full after 5 min at 0.6 and 8 at 0.4.
+            # A tenth of half an hour is exceeded after 5 min at 0.6, and after 8 min at 0.4.
             Firing("GpuThrottled", 16 if share == 0.6 else 18, 60, {"uuid": uuid, "reason": word})
             for node in each
             for uuid in node.uuids
@@ -208,10 +217,10 @@ def hardware() -> Iterator[Case]:
             throttled(node, index, "hw_thermal", between(20, 59, always(0.6), always(0.0)))
             throttled(node, index, "hw_power_brake", always(0.0))
     single = [
-        # The tenth of half an hour: from 25 until 84; that of the last 5 min until 63.
+        # More than a tenth of half an hour from minute 25 to 84, and of the last 5 min until 63.
         Firing("GpuThrottled", 35, 64 + KEPT, {"uuid": uuid, "reason": "thermal"})
         for node in each
         for uuid in node.uuids
     ]
     many = [Firing("GpuThrottledMany", 42, 62 + KEPT)]
-    yield Case("six hot GPUs whose power is well, until they cool down", world, [*single, *many])
+    yield Case("six hot GPUs without power brake, until they cool down", world, [*single, *many])

@@ -1,4 +1,4 @@
-"""What owners are notified of: one holder, whole and undisturbed; what is not idle; whose it is."""
+"""Notifications of owners: one holder without disturbance, holders that are not idle, and the owner's labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.rules.world import BUSY, IDLE, RECONCILER, UNKNOWN, Activity, Node, W
 
 
 def owners() -> Iterator[Case]:
-    """One holder, whole and undisturbed; and what is not idle."""
+    """One holder without disturbance, and holders that are not idle."""
     world = World(END)
     Node(world).hold(0, IDLE)
     yield Case("an idle pod", world, idle((FIRES, END), pod="train-0", gpus="1"))
@@ -38,18 +38,18 @@ def owners() -> Iterator[Case]:
 
     world = World(END)
     Node(world).hold(0, lambda t: 0.0 if t % 50 else 0.2)
-    yield Case("a pod that works each 50 minutes", world, about=["GpuHolderIdle"])
+    yield Case("a pod that works every 50 minutes", world, about=["GpuHolderIdle"])
 
     world = World(END)
     Node(world).hold(0, UNKNOWN)
-    yield Case("a pod whose activity is not known", world, about=["GpuHolderIdle"])
+    yield Case("a pod whose activity is unknown", world, about=["GpuHolderIdle"])
 
     world = World(END)
     Node(world).free(0)
     yield Case("a free GPU", world, about=["GpuHolderIdle"])
 
     world = World(190)
-    # As a source without its own idle run would say it: the GPU is idle, its holder is young.
+    # As from a source without idle runs per holder: the GPU has been idle for longer than its holder exists.
     Node(world).hold(0, IDLE, start=100, idle_run=lambda t: 60.0 * t if t >= 100 else None)
     yield Case("a young holder of a GPU that was idle before", world, idle((171, 190)))
 
@@ -75,7 +75,7 @@ def owners() -> Iterator[Case]:
     world = World(END)
     Node(world).hold(0, IDLE, units=2)
     yield Case(
-        "half of a holder is on a node that nobody scrapes",
+        "half of a holder is on a node that is not scraped",
         world,
         [Firing("GpuHolderPartlyIdle", 91, END)],
         about=["GpuHolderIdle"],
@@ -85,9 +85,9 @@ def owners() -> Iterator[Case]:
     node = Node(world, gpus=2)
     node.hold(0, until(79, IDLE, UNKNOWN), units=2)
     node.hold(1, IDLE, units=2)
-    # The unknown half is no longer proven: partly idle from 80 on, pending since.
+    # The unknown half is no longer proven idle: partly idle and pending from minute 80 on.
     yield Case(
-        "one GPU of an idle pod is no longer known",
+        "the use of one GPU of an idle pod becomes unknown",
         world,
         [*idle((FIRES, 80 + KEPT)), Firing("GpuHolderPartlyIdle", 110, END)],
     )
@@ -102,7 +102,7 @@ def owners() -> Iterator[Case]:
     node = Node(world, gpus=1)
     for pod in ("a", "b"):
         node.hold(0, UNKNOWN, share=0.5, pod=pod, idle_run=always(None))
-    yield Case("a shared GPU, on which nobody is judged", world, about=["GpuHolderIdle"])
+    yield Case("a shared GPU, on which no holder is judged", world, about=["GpuHolderIdle"])
 
     world = World(END)
     node = Node(world, gpus=2)
@@ -128,11 +128,11 @@ def owners() -> Iterator[Case]:
 
 
 def owners_reconciled() -> Iterator[Case]:
-    """Where a reconciler runs, its stages decide who is told; and what owners are named by."""
+    """With a reconciler, its stages decide which owners are notified. Also the labels of owners."""
     for name, stage, intervals in (
         ("a reconciler that lists the pod", "candidate", [(FIRES, END)]),
-        ("a reconciler that does not list the pod, e.g. since it is exempt", "", []),
-        ("a reconciler that says of the pod what is no reason to report it", "exempt", []),
+        ("a reconciler that does not list the pod, e.g. because it is exempt", "", []),
+        ("a reconciler that lists the pod with a stage that is not reported", "exempt", []),
     ):
         world = World(END)
         Node(world).hold(0, IDLE)
@@ -152,7 +152,7 @@ def owners_reconciled() -> Iterator[Case]:
     world = World(240)
     Node(world).hold(0, IDLE)
     world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t) if t < 100 else None)
-    # An hour after its last sample (99) the rules decide alone.
+    # An hour after its last sample (minute 99), the rules decide alone.
     yield Case("a reconciler that was removed", world, [*idle((170, 240)), Firing("GpuReconcilerDown", 119, 240)])
 
     world = World(END)
@@ -171,13 +171,15 @@ def owners_reconciled() -> Iterator[Case]:
         "label_project": "p7",
         "label_phase": "x",
     }
-    for place in ("10.0.0.1", "10.0.0.2"):  # two kube-state-metrics, as during its own rollout
+    for place in ("10.0.0.1", "10.0.0.2"):  # two targets of kube-state-metrics, as during its rollout
         world.put("kube_pod_labels", {**pod, **labels, "instance": place}, 1)
     named = {"workload": "train", "workload_type": "job", "team": "vision", "queue": "q1"}
     yield Case("a pod whose workload, team and queue are known", world, idle((FIRES, 100), label_project="", **named))
     site = {"pod_labels": "label_project, label_absent"}
     more = {**named, "label_project": "p7", "label_phase": ""}
-    yield Case("a pod of which the site wants one label more", world, idle((FIRES, 100), **more), settings=site)
+    yield Case(
+        "a pod with one more label that the site has configured", world, idle((FIRES, 100), **more), settings=site
+    )
 
 
 def partly_until() -> Iterator[Case]:
@@ -185,11 +187,11 @@ def partly_until() -> Iterator[Case]:
     node = Node(world, gpus=2)
     node.hold(0, until(120, IDLE, BUSY), units=2)
     node.hold(1, BUSY, units=2)
-    yield Case("the idle one of two GPUs begins to work", world, [Firing("GpuHolderPartlyIdle", 91, 120 + 30)])
+    yield Case("the idle GPU of two begins to work", world, [Firing("GpuHolderPartlyIdle", 91, 120 + 30)])
 
 
 def named() -> Iterator[Case]:
-    """Every label that says whose it is, on each owners' alert: pods, tasks of arrays, components of het jobs."""
+    """Every label of the owner, on each alert for owners: pods, tasks of arrays, components of het jobs."""
     pod = {"namespace": "ml", "pod": "train-0"}
     workload = {"workload": "train", "workload_type": "job"}
     team = {"label_team": "vision", "label_kueue_x_k8s_io_queue_name": "q1"}
@@ -213,11 +215,11 @@ def named() -> Iterator[Case]:
             node.hold(index, activity, units=2)
             node.hold(2 + index, activity, units=2, job_id="7", info={**job, **array})
             node.hold(4 + index, activity, units=2, job_id="9", info={**job, **het})
-        yield Case(f"whose it is: {alert}", world, [Firing(alert, start, 210, labels) for labels in expected])
+        yield Case(f"labels of the owner: {alert}", world, [Firing(alert, start, 210, labels) for labels in expected])
 
 
 def low() -> Iterator[Case]:
-    """GpuHolderLow looks back over six hours, here two, of a holder that is half an hour older."""
+    """GpuHolderLow covers six hours (here two) of a holder that is at least half an hour older."""
     minutes = 210
     lazy: Activity = lambda t: 0.1  # noqa: E731
 
@@ -227,13 +229,13 @@ def low() -> Iterator[Case]:
     old = -3600.0 * 24
     world = World(minutes)
     Node(world).hold(0, lazy)
-    # Older than 150 min at 151; ten minutes later it fires.
+    # Older than 150 min at minute 151. The alert fires ten minutes later.
     yield Case("a pod at a tenth", world, firing(161, minutes, pod="train-0"))
 
     world = World(minutes)
     Node(world).hold(0, lazy, begun=old)
-    # The window has 96 of its 120 recordings at 96: the first is made at 1, when there are two samples.
-    yield Case("monitoring that is younger than the holder", world, firing(106, minutes))
+    # At minute 96 the window has 96 of its 120 recordings: the first one is made at minute 1, with two samples.
+    yield Case("monitoring that started after the holder", world, firing(106, minutes))
 
     world = World(minutes)
     node = Node(world)
@@ -251,20 +253,20 @@ def low() -> Iterator[Case]:
 
     world = World(minutes)
     Node(world).hold(0, IDLE)
-    yield Case("an idle pod is not low besides", world, idle((FIRES, minutes)), about=["GpuHolderLow"])
+    yield Case("an idle pod does not count as low too", world, idle((FIRES, minutes)), about=["GpuHolderLow"])
 
     world = World(minutes)
     node = Node(world, gpus=2)
     node.hold(0, lazy, units=2)
     node.hold(1, lambda t: 0.9, units=2)
-    yield Case("of two GPUs one is busy", world, about=["GpuHolderLow"])
+    yield Case("one of two GPUs is busy", world, about=["GpuHolderLow"])
 
     world = World(minutes)
     node = Node(world, gpus=2)
     node.hold(0, lazy, units=2)
     node.hold(1, lambda t: 0.0, units=2)
     yield Case(
-        "of two GPUs one is idle, which is said already",
+        "one of two GPUs is idle, which another alert reports",
         world,
         [Firing("GpuHolderPartlyIdle", 91, minutes)],
         about=["GpuHolderLow"],
@@ -272,11 +274,11 @@ def low() -> Iterator[Case]:
 
     world = World(minutes)
     Node(world).hold(0, lazy, units=2)
-    yield Case("half of the holder is not seen", world, about=["GpuHolderLow"])
+    yield Case("half of the holder is not scraped", world, about=["GpuHolderLow"])
 
     world = World(minutes)
     Node(world).hold(0, lambda t: None if t % 5 == 0 else 0.1)
-    yield Case("a fifth of the time is not known", world, about=["GpuHolderLow"])
+    yield Case("a fifth of the time is unknown", world, about=["GpuHolderLow"])
 
     world = World(200)
     first, second = (Node(world, name, gpus=5, uuid="GPU-{name}-{index}") for name in ("n1", "n2"))
@@ -289,18 +291,18 @@ def low() -> Iterator[Case]:
     ):
         same = {"mig": "1/0"} if "mig" in more else {}
         first.hold(0 if pod == "gpus" else index, lazy, units=2, pod=pod, **same)
-        node.hold(index, lazy, units=2, pod=pod, start=100, begun=0.0, **more)  # 96 recordings of it are there at 197
-    yield Case("of two allocations of a pod one is not known long enough", world, about=["GpuHolderLow"])
+        node.hold(index, lazy, units=2, pod=pod, start=100, begun=0.0, **more)  # it has 96 recordings at minute 197
+    yield Case("one of two allocations of a pod has not been known for long enough", world, about=["GpuHolderLow"])
 
     world = World(300)
     Node(world).hold(0, lambda t: None if t % 2 and t < 150 else 0.1)
-    yield Case("half of the time was not known, and now it is", world, firing(271, 300))
+    yield Case("half of the time was unknown, and the time since is known", world, firing(271, 300))
 
     world = World(400)
     world.away = set(range(200, 260))
     Node(world).hold(0, until(199, BUSY, lazy))
-    # 96 of two hours' 120 recordings are there at 356.
-    yield Case("Prometheus was away for half of the window", world, [*firing(366, 400), absent(215, 274)])
+    # At minute 356, 96 of the 120 recordings of two hours exist.
+    yield Case("Prometheus was down for half of the window", world, [*firing(366, 400), absent(215, 274)])
 
     world = World(minutes)
     Node(world, sampled=lambda t: 60.0 * min(t, 120)).hold(0, lazy)
@@ -313,5 +315,5 @@ def low() -> Iterator[Case]:
 
     world = World(270)
     Node(world).hold(0, until(180, lazy, BUSY))
-    # Above 15 % with the eighth minute of 0.9 in the window; the recordings of half an hour lag by a quarter.
+    # Above 15 % after eight minutes at 0.9. The recordings of half an hour lag by a quarter of an hour.
     yield Case("a pod that begins to work", world, firing(161, 180 + 21 + 29))

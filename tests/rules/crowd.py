@@ -1,7 +1,7 @@
 """Crowds: worlds in which names repeat. Two clusters have nodes, pods and GPUs of the same names, with different values.
 
-Each node also has two targets that disagree. What the rules record of a crowd, and which alerts fire, is in its file in
-tests/golden/rules: a rule that confuses two series changes a line there. `make golden` rewrites the files; review the diff.
+Each node also has two targets that disagree. The recordings and the firing alerts of a crowd are in its file in
+tests/golden/rules. A rule that confuses two series changes a line there. `make golden` rewrites the files: review the diff.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.rules.promtool import Case, build, run
 from tests.rules.world import World
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "rules"
-LOOK = MINUTES  # odd: what feeds itself is there every other minute, the even ones
+LOOK = MINUTES  # odd, because a series that feeds itself exists every other minute: the even minutes
 SETTINGS = {"low_over": "30m", "pod_labels": "label_project"}
 ROW = re.compile(r"\{[^{}]*\} \S+?(?=, \{|$)")
 
 
 def crowds() -> Iterator[Case]:
-    """The cases, with what the golden files say. A file that is missing says nothing of its world."""
+    """The cases, with the expected values of the golden files. Without a file, a case expects nothing."""
     for case in bare():
         path = GOLDEN / f"{case.name}.txt"
         text = path.read_text("utf-8") if path.exists() else ""
@@ -41,7 +41,7 @@ def crowds() -> Iterator[Case]:
 
 
 def bare() -> Iterator[Case]:
-    """The cases without what is expected of them."""
+    """The cases without expected values."""
     for name, optional, fill in (
         ("crowd", "", (ours, dead, kubernetes, elsewhere)),
         ("crowd-compat-dcgm", "compat-dcgm", (compatible, elsewhere)),
@@ -54,14 +54,14 @@ def bare() -> Iterator[Case]:
         for series, row in world.series.items():
             if (
                 "-too" in series
-            ):  # of two that say otherwise topk takes the larger; which of two ones it takes is chance
+            ):  # topk takes the larger of two different values; between two equal values its choice is random
                 world.series[series] = [None if value is None else value / 2 for value in row]
         settings = SETTINGS | ({"source_window": "80m"} if optional == "source-dcgm" else {})
         yield Case(name, world, settings=settings, optional=optional, is_golden=True)
 
 
 def recorded(case: Case) -> list[str]:
-    """What is looked at: every recording that the case loads, and the alerts that fire."""
+    """The expressions to evaluate: every recording that the case loads, and the firing alerts."""
     with tempfile.TemporaryDirectory() as name:
         files = build(Path(name) / "rules", case.settings, case.optional).iterdir()
         groups = [group for path in files for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
@@ -69,12 +69,12 @@ def recorded(case: Case) -> list[str]:
 
 
 def ask(name: str) -> str:
-    """Without the last digits, in which versions of Prometheus differ."""
+    """The expression without the last digits, because versions of Prometheus differ there."""
     return f"round({name}, 0.000001)"
 
 
 def parse(text: str, names: list[str]) -> Iterator[tuple[int, str, list[tuple[str, float]]]]:
-    """A golden file as promtool is asked: what it does not have must not be there."""
+    """A golden file as checks for promtool: series that it lacks must not exist."""
     rows: dict[str, list[tuple[str, float]]] = {}
     for name, labels, value in re.findall(r"^([\w:]+)(\{.*\}) (\S+)$", text, re.M):
         rows.setdefault(name, []).append((labels, float(value)))
@@ -83,12 +83,12 @@ def parse(text: str, names: list[str]) -> Iterator[tuple[int, str, list[tuple[st
 
 
 def record(case: Case) -> str:
-    """What promtool gets for every name, as a golden file has it."""
+    """promtool's result for every name, in the form of a golden file."""
     asked = [(LOOK, ask(name), [("absent{}", 0.0)]) for name in recorded(case)]
     with tempfile.TemporaryDirectory() as directory:
         rules = build(Path(directory) / "rules", case.settings, case.optional)
         _, said = run([replace(case, values=asked)], Path(directory), rules)
-    assert ", err: " not in said, said[:2000]  # a rule that fails leaves nothing to record
+    assert ", err: " not in said, said[:2000]  # a failing rule would leave no recordings
     lines = [
         f"{name}{row.rpartition(' ')[0]} {float(row.rpartition(' ')[2])!r}"
         for name, got in re.findall(r'expr: "round\(([\w:]+), .*\n.*\n\s+got: (.*)', said)

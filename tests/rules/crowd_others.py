@@ -1,4 +1,4 @@
-"""Two clusters with dcgm-exporter or nvidia_gpu_exporter, or whose tools want dcgm-exporter's names."""
+"""Two clusters with dcgm-exporter or nvidia_gpu_exporter, or with tools that read dcgm-exporter's metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.rules.world import Activity, Node, World, always, between, until
 
 
 def compatible(world: World) -> None:
-    """gpu-exporter where dcgm-exporter's names are wanted; one GPU of a node is dcgm-exporter's still."""
+    """gpu-exporter for tools that read dcgm-exporter's metrics. dcgm-exporter still reports one GPU of a node."""
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate(NODES):
             for second in (False, True):
@@ -73,7 +73,7 @@ def dcgm(world: World) -> None:
                     labels |= {**target, **holder, "GPU_I_ID": number, "GPU_I_PROFILE": profile}
                     seen = dimmed(activity, second)
                     world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, seen)
-                    # The counter of GPU 7 stands at 0 while it works; GPU 3 has MIG instances, so its utilization is absent.
+                    # The counter of GPU 7 stays at 0 while the GPU works. GPU 3 has MIG instances, so its utilization is absent.
                     work = always(0.5 if not second else 0.0) if index == 7 else seen
                     if index == 7 and c:
                         work = until(97 if n else 95, always(0.5), always(0.0))
@@ -82,7 +82,7 @@ def dcgm(world: World) -> None:
 
 
 def dcgm_units(c: int, n: int) -> Iterator[tuple[int, Activity, str, str]]:
-    """GPU, its activity, whose it is, and the instance with its profile."""
+    """GPU, its activity, its holder, and the instance with its profile."""
 
     def works(gpu: int) -> Activity:
         return lambda t: level(c, n, gpu) + 0.01 * (t % 7)
@@ -113,7 +113,7 @@ def _percent(value: float | None) -> float | None:
 
 
 def instances(world: World) -> None:
-    """MIG instances of A100 of which gpu-exporter knows who holds them and dcgm-exporter whether they work."""
+    """MIG instances of A100: gpu-exporter reports their holders, and dcgm-exporter their activity."""
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate(("m1", "m2")):
             node = Node(world, name, target={"cluster": cluster}, model="NVIDIA A100-SXM4-80GB")
@@ -143,7 +143,7 @@ def instances(world: World) -> None:
 
 
 def nvidia_smi(world: World) -> None:
-    """nvidia_gpu_exporter alone: a node that one pod has as a whole, one that two have, one that nobody has."""
+    """nvidia_gpu_exporter alone: a node with one pod that holds all of it, a node with two pods, and a free node."""
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate((*NODES, "n3", "n4", "n5")):
             for second in (False, True):
@@ -198,7 +198,7 @@ def pods_of_nvidia_smi(world: World) -> None:
 
 
 def both_of_nvidia_smi(world: World) -> None:
-    """gpu-exporter runs on one of these nodes as well."""
+    """gpu-exporter runs on one of these nodes too."""
     node = Node(world, "n3", target={"cluster": "b"}, uuid="GPU-00000000-0000-0000-0000-00000000002{index}")
     node.hold(0, always(0.0), pod="known-0")
 

@@ -12,7 +12,7 @@ CLUSTERS, NODES = ("a", "b"), ("n1", "n2")
 
 
 def ours(world: World) -> None:
-    """gpu-exporter on every node, twice: the second target has seen less, and some of it otherwise."""
+    """gpu-exporter on every node, with two targets: the second one has observed less, and some values differ."""
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate(NODES):
             for second in (False, True):
@@ -25,10 +25,10 @@ def ours(world: World) -> None:
                     sampled=lambda t, late=second: 60.0 * t - (50 if late else 0),
                     interval=20 if second else 1,
                     gpu_up={
-                        5: between(90, MINUTES, always(0.0 if c and not n else 1.0), always(1.0)),  # lost, and held
+                        5: between(90, MINUTES, always(0.0 if c and not n else 1.0), always(1.0)),  # lost while held
                         6: between(90, MINUTES, always(0.0 if n and not c else 1.0), always(1.0)),
                         7: between(90, MINUTES, always(0.0 if n and (c or not second) else 1.0), always(1.0)),
-                        8: until(60 if n else 30, always(1.0), always(None)),  # gone without a word
+                        8: until(60 if n else 30, always(1.0), always(None)),  # its series end
                         9: until(60 if n else 70, always(1.0), always(None)),
                     },
                     driver_up=_of(second, 1.0, 0.0),
@@ -40,7 +40,7 @@ def ours(world: World) -> None:
 
 
 def dead(world: World) -> None:
-    """A node none of whose GPUs answers, and which is held."""
+    """A node whose only GPU is held, but does not answer."""
     node = Node(world, "n3", target={"cluster": "b"}, gpu_up={0: always(0.0)})
     node.hold(0, always(None), pod="waits-0")
     world.put("kube_node_labels", {"cluster": "b", "node": "n3", "label_node_pool": "third"}, 1)
@@ -51,7 +51,7 @@ def _of(second: bool, first: float, other: float) -> Callable[[int], float | Non
 
 
 def dimmed(activity: Activity, second: bool) -> Activity:
-    """What the second target sees of it: half, and one minute in twenty nothing at all."""
+    """The activity that the second target reports: half of it, and no value in one minute of twenty."""
 
     def seen(t: int) -> float | None:
         value = activity(t)
@@ -111,7 +111,7 @@ def holders(node: Node, c: int, n: int, second: bool) -> None:
     hold(5, always(0.0) if c else mean(5), units=2, pod=f"pair-{n}", start=5 * n, resource="nvidia.com/gpu.shared")
     hold(6, lambda _: None, share=0.5, pod="half-0", namespace="ml")
     hold(6, lambda t: 0.0 if t < 95 + 3 * n else 0.3, share=0.25 + n / 2, pod="quarter-0", namespace="ml")
-    # Active 400 and 900 s ago, and the second target saw nothing of it.
+    # Active 400 and 900 s ago, which the second target did not observe.
     node.free(3, active=lambda t: 60.0 * t - (400 if n else 900) - 3000 * second, allocated=0)
     node.free(7, active=lambda t: 60.0 * t - (60 if c else 2000))
     for gpu in (1, 5):
@@ -140,7 +140,7 @@ def tenants(node: Node, c: int, n: int, second: bool) -> None:
 
 
 def hardware(node: Node, c: int, n: int, second: bool) -> None:
-    """What fails on one of the four nodes, on one GPU, as one of the two targets has it."""
+    """Faults of one GPU on one of the four nodes, reported by one of the two targets."""
     ill = (c, n, second) == (0, 1, False)
     for index, uuid in enumerate(node.uuids):
         gpu = {"gpu": str(index), "uuid": uuid}
@@ -168,7 +168,7 @@ def hardware(node: Node, c: int, n: int, second: bool) -> None:
 
 
 def kubernetes(world: World) -> None:
-    """kube-state-metrics, twice as during its own rollout, kube-prometheus' rule, and a site's prices."""
+    """Two targets of kube-state-metrics, as during its rollout, the rule of kube-prometheus, and the site's prices."""
     for c, cluster in enumerate(CLUSTERS):
         state = {"job": "kube-state-metrics", "cluster": cluster}
         for instance in ("k1", "k2"):
@@ -227,7 +227,7 @@ def kubernetes(world: World) -> None:
 
 
 def elsewhere(world: World) -> None:
-    """The site's own rules also feed the seam, with other values for one GPU. The model of two GPUs is not known."""
+    """The site's own rules feed the seam too, with other values for one GPU. The model of two GPUs is unknown."""
     mine = {"cluster": "a", "origin": "other"}
     unit = {**mine, "node": "n1", "uuid": "GPU-n1-0"}
     world.put("allocation:owner:info", {**mine, "scheduler": "slurm", "job_id": "42", "account": "other"}, 0.5)
@@ -239,5 +239,5 @@ def elsewhere(world: World) -> None:
 
 
 def level(*parts: int) -> float:
-    """A number of its own for each place: position in cluster, node, GPU."""
+    """A different number for each place: position of cluster, node, GPU."""
     return 0.1 + sum(part * weight for part, weight in zip(parts, (0.4, 0.2, 0.02), strict=True))

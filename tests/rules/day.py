@@ -1,8 +1,8 @@
-"""A day of a small cluster of which every second is known: the real ledger books it, promtool evaluates the rules on it.
+"""A simulated day of a small cluster: the real ledger counts the time, and promtool evaluates the rules.
 
-Pods and jobs come and go on four nodes, each with a way to work of its own; exporters are restarted, scrapes fail,
-readings fail. What is true is kept apart from what the exporters can see: the intervals in which a GPU worked. The
-simulator knows no threshold of the rules.
+Pods and jobs start and end on four nodes, each with its own work pattern. Exporters are restarted, scrapes fail, readings
+fail. The truth (the intervals in which a GPU worked) is kept apart from the values that the exporters can see. The
+simulator uses no threshold of the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
@@ -24,8 +25,8 @@ POLL_S = 5
 MINUTES = 24 * 60
 RULES = LedgerRules(float(POLL_S), 3, 0.1, 0.7, 60.0)
 
-BLIND_S = 120.0  # a restart of at most 50 s, its next scrape, readings that failed for as long as a run may bridge
-BEFORE_S = 15.0  # what a restart loses: since the last write of the state file, and the reading under way
+BLIND_S = 120.0  # a restart of at most 50 s, its next scrape, and failed readings that an idle run may bridge
+BEFORE_S = 15.0  # time that a restart loses: since the last write of the state file, and the current reading
 Interval = tuple[float, float]
 Pattern = Callable[[Random, float, float], list[Interval]]
 
@@ -33,7 +34,7 @@ Pattern = Callable[[Random, float, float], list[Interval]]
 def pieces(
     random: Random, start: float, end: float, length: Callable[[], float], pause: Callable[[], float]
 ) -> list[Interval]:
-    """Work and pauses in turn."""
+    """Alternating work and pauses."""
     work: list[Interval] = []
     now = start + pause() * random.random()
     while now < end:
@@ -62,7 +63,7 @@ def serving(random: Random, start: float, end: float) -> list[Interval]:
 
 
 def heartbeat(random: Random, start: float, end: float) -> list[Interval]:
-    """200 ms each 50 minutes, which no scrape sees."""
+    """200 ms every 50 minutes, which no scrape shows."""
     return pieces(random, start, end, lambda: 0.2, lambda: 3000.0)
 
 
@@ -72,12 +73,12 @@ def bursts(random: Random, start: float, end: float) -> list[Interval]:
 
 
 def forgotten(random: Random, start: float, end: float) -> list[Interval]:
-    """It worked once, or never."""
+    """Worked once, or never."""
     return [(start + 30, start + random.uniform(31, 2000))] if random.random() < 0.5 else []
 
 
 def preparing(random: Random, start: float, end: float) -> list[Interval]:
-    """It unpacks and sorts on its CPUs for hours, and its GPU waits."""
+    """Unpacks and sorts on its CPUs for hours, while its GPU waits."""
     return []
 
 
@@ -94,7 +95,7 @@ HOST_BLIND_S = 120.0  # after a restart
 
 @dataclass(eq=False)
 class Unit:
-    """One GPU of a holder. `hidden`: utilization reads 0 all the time, and only power tells that it works."""
+    """One GPU of a holder. `hidden`: utilization is always 0, and only another witness shows the work."""
 
     node: int
     gpu: int
@@ -103,15 +104,16 @@ class Unit:
     done: int = 0
 
     def seen_work(self, disturbed: list[Interval]) -> list[Interval]:
-        """Its work without the pieces that lie within a time of at most a minute in which nothing could be known.
+        """The work without pieces within unknown periods of at most a minute.
 
-        So much unknown time an idle run may bridge (docs/concepts.md). A seed in some hundred puts one of 200 ms there.
+        An idle run may bridge this much unknown time (docs/concepts.md). With one seed in some hundred, a piece of 200 ms
+        is in such a period.
         """
         short = [(a - BEFORE_S, b + POLL_S) for a, b in disturbed if b - a <= BLIND_S]
         return [(a, b) for a, b in self.work if not any(start <= a and b <= end for start, end in short)]
 
     def busy_s(self, start: float, end: float) -> float:
-        """Seconds of work between two moments; later ones only, from one call to the next."""
+        """Seconds of work between two times. Each call must be later than the one before."""
         while self.done < len(self.work) and self.work[self.done][1] <= start:
             self.done += 1
         total = 0.0
@@ -127,7 +129,7 @@ class Unit:
 class TrueHolder:
     """One incarnation of a pod, or a job.
 
-    `group`: the Job of which it is a pod, "" for none. `host`: when it works on its CPUs.
+    `group`: the Job that the pod belongs to, "" for none. `host`: when the holder works on its CPUs.
     """
 
     name: str
@@ -149,12 +151,12 @@ class TrueHolder:
         return Holder(HolderKey("kubernetes", self.uid), "ml", self.name, "main")
 
     def host_ratio(self, now: float) -> float:
-        """Mean share of its CPUs that it used in the last ten minutes."""
+        """Mean share of its CPUs that the holder used in the last ten minutes."""
         busy_s = sum(max(0.0, min(end, now) - max(start, now - HOST_MEAN_S)) for start, end in self.host)
         return HOST_RATIO * busy_s / HOST_MEAN_S
 
     def idle_stretches(self, disturbed: list[list[Interval]]) -> list[Interval]:
-        """Times in which none of its GPUs worked, as far as anybody could see: see `seen_work`."""
+        """Periods in which none of its GPUs showed work; see `seen_work`."""
         now, found = self.start, []
         for begin, end in sorted(piece for unit in self.units for piece in unit.seen_work(disturbed[unit.node])):
             if begin > now:
@@ -165,10 +167,9 @@ class TrueHolder:
 
 @dataclass
 class Day:
-    """The truth, and the world in which Prometheus lives.
+    """The truth, and the world that Prometheus sees.
 
-    `disturbed`: by node, when nothing could be known. `pages`: what its exporter said at each scrape that went well, by
-    node and minute.
+    `disturbed`: unknown periods, by node. `pages`: the metrics page of each successful scrape, by node and minute.
     """
 
     world: World
@@ -178,7 +179,7 @@ class Day:
 
 
 def draw_team(random: Random, number: int, places: list[tuple[int, int]], start: float, end: float) -> list[TrueHolder]:
-    """The pods of one Job, on a GPU each: all of them work, one does, or none. The first Job of a day has one of them."""
+    """The pods of one Job, with one GPU each: all, one or none of them work. In the first Job of a day, one works."""
     workers = 1 if number == 1 else random.choice((0, 1, len(places)))
     team = []
     for index, (node, gpu) in enumerate(places):
@@ -190,7 +191,7 @@ def draw_team(random: Random, number: int, places: list[tuple[int, int]], start:
 
 
 def draw_holders(random: Random, end: float) -> list[TrueHolder]:
-    """Every GPU has one holder after another; some hold a whole node, or two, and some are pods of one Job."""
+    """Every GPU has one holder after another. Some hold one or two whole nodes, and some are pods of one Job."""
     holders: list[TrueHolder] = []
     free = {(node, gpu): random.uniform(0, 1800) for node in range(NODES) for gpu in range(GPUS)}
     while min(free.values()) < end:
@@ -198,9 +199,9 @@ def draw_holders(random: Random, end: float) -> list[TrueHolder]:
         pattern, kind = (one := random.choice(PATTERNS)), one.__name__
         number = len(holders)
         places = [(node, gpu)]
-        if not holders:  # at least one that is idle for long, in each day
+        if not holders:  # at least one holder per day that is idle for long
             pattern, kind = forgotten, "idle"
-        elif number > 1 and random.random() < 0.15:  # one member of a gang works, the others wait for it
+        elif number > 1 and random.random() < 0.15:  # one member of the gang works, the others wait for it
             kind = "gang"
             nodes = random.sample(range(NODES), random.choice((1, 2)))
             places = [(each, index) for each in nodes for index in range(GPUS)]
@@ -220,7 +221,7 @@ def draw_holders(random: Random, end: float) -> list[TrueHolder]:
             continue
         name = str(1000 + number) if random.random() < 0.4 else f"pod-{number}"
         same_name = kind == "forgotten" and not name.isdigit() and random.random() < 0.5
-        lives = int((until - start) / 2400) if same_name else 1  # recreated each 40 min under its name
+        lives = int((until - start) / 2400) if same_name else 1  # recreated every 40 min under its name
         for life in range(max(1, lives)):
             begin = start + life * 2400 if lives > 1 else start
             stop = begin + 2395 if lives > 1 else until
@@ -245,7 +246,7 @@ class Exporter:
         self.random, self.node, self.path = random, node, directory
         directory.mkdir()
         self.restarts = sorted(random.uniform(0, end) for _ in range(3))
-        # Readings that fail for some minutes, and exporters that are away.
+        # Readings that fail for some minutes, and exporters that are down.
         self.unread = [(at, at + random.uniform(10, 1500)) for at in (random.uniform(0, end) for _ in range(2))]
         self.away: list[Interval] = []
         self.ledger = Ledger(RULES, 0.0)
@@ -253,7 +254,7 @@ class Exporter:
         self.state.acquire()
 
     def poll(self, now: float, holders: list[TrueHolder]) -> None:
-        """Five seconds have passed."""
+        """Advance by five seconds."""
         if self.restarts and now >= self.restarts[0]:
             self.restarts.pop(0)
             self.away.append((now, now + self.random.uniform(10, 50)))
@@ -274,11 +275,11 @@ class Exporter:
                     self.ledger.record(Activity(key, (self.span(unit, now),), witnesses=3))
                 confirmed.append(ConfirmedAllocation(Allocation(key, holder.holder()), now, None))
         self.ledger.charge_poll(now, now, confirmed)
-        if self.restarts and now + 10 >= self.restarts[0] and now % 10 == 0:  # each 10 s; only the last one matters
+        if self.restarts and now + 10 >= self.restarts[0] and now % 10 == 0:  # every 10 s; only the last write matters
             self.state.commit(self.state.prepare(self.ledger))
 
     def span(self, unit: Unit, now: float) -> Span:
-        """What a reading knows of the last five seconds."""
+        """The reading of the last five seconds."""
         start = now - POLL_S
         busy = unit.busy_s(start, now)
         if unit.hidden:
@@ -298,7 +299,7 @@ def simulate(random: Random, directory: Path) -> Day:
     pages: dict[tuple[int, int], str] = {}
     held: list[list[TrueHolder]] = []
     for now in range(POLL_S, int(end) + 1, POLL_S):
-        if now % 60 == POLL_S:  # of each node, who holds something in this minute
+        if now % 60 == POLL_S:  # for each node, the holders in this minute
             present = [holder for holder in holders if holder.start < now + 60 and holder.end > now - 60]
             held = [[h for h in present if any(unit.node == node for unit in h.units)] for node in range(NODES)]
         for exporter, there in zip(exporters, held, strict=True):
@@ -313,7 +314,7 @@ def simulate(random: Random, directory: Path) -> Day:
 
 
 def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int) -> str:
-    """What the page says of every allocation; the page."""
+    """Put the series of every allocation into the world. Returns the metrics page."""
     knows_host = not any(end <= now < end + HOST_BLIND_S for _, end in exporter.away)
     page = [f"gpu_exporter_last_sample_timestamp_seconds {now}", f"gpu_exporter_sample_interval_seconds {POLL_S}"]
     for holder in holders:
@@ -353,7 +354,7 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
 
 
 def stretches(day: Day) -> Iterator[tuple[TrueHolder, Interval, float]]:
-    """Every time in which no GPU of a holder worked, and from when on it could be known without a break."""
+    """Every period in which no GPU of a holder worked, and the time since which it was known without a break."""
     for holder in day.holders:
         for start, end in holder.idle_stretches(day.disturbed):
             ends = [b for unit in holder.units for a, b in day.disturbed[unit.node] if a < end and b > start]

@@ -1,7 +1,7 @@
-"""Two targets for one node, two sources of holders, two replicas of kube-state-metrics: what fires where they do not agree.
+"""Two targets for one node, two sources of holders, two replicas of kube-state-metrics: alerts if they disagree.
 
-And what else one change of a guard, a window or a label would hide: a day later, several kinds of fault at once, the moment
-at which an alert ends.
+Also other cases that a change of a guard, a window or a label would affect: a day later, several kinds of fault at once, the
+moment at which an alert ends.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def targets() -> Iterator[Case]:
     second_of(world, driver_up=0, gpu_up={0: always(0.0)}, expected=0)
     Node(world, "n2")
     down = Firing("GpuDriverDown", 10, END, {"node": "n1"})
-    yield Case("a driver that neither reaches, one of them expects no GPU", world, [WRONG, down])
+    yield Case("a driver that neither target reaches, while one of them expects no GPU", world, [WRONG, down])
 
     world = World(END)
     Node(world, driver_up=0, sampled=always(0.0))
     second_of(world, sampled=always(0.0))
     blind = Firing("GpuExporterBlind", 15, END, {"what": "samples", "node": "n1"})
-    yield Case("neither has new samples, one says that the driver is down", world, [WRONG, blind])
+    yield Case("neither target has new samples, and one reports that the driver is down", world, [WRONG, blind])
 
     world = World(END)
     Node(world)
@@ -78,7 +78,7 @@ def targets() -> Iterator[Case]:
     lost = Firing("GpuLost", 10, 60, {"gpu": "8", "node": "n1"})
     wrong = Firing("GpuScrapeConfigWrong", 30, 60)
     yield Case(
-        "eight of nine GPUs are lost to one of two targets only", world, [wrong, lost], about=["GpuFleetDegraded"]
+        "one of two targets reports eight of nine GPUs as lost", world, [wrong, lost], about=["GpuFleetDegraded"]
     )
 
     world = World(60)
@@ -88,7 +88,7 @@ def targets() -> Iterator[Case]:
     world = World(DAY + 60)
     Node(world, scraped=lambda t: t < 20)
     Node(world, "n2")
-    # Nothing of the last day says any more that the node had GPUs: promtool's day includes its first minute.
+    # In the last day, no sample shows that the node had GPUs: promtool's day includes its first minute.
     down = Firing("GpuExporterDown", 30, 19 + DAY + 1 + KEPT, {"node": "n1"})
     yield Case("an exporter that is down for more than a day", world, [down])
 
@@ -103,7 +103,7 @@ def targets() -> Iterator[Case]:
 
 
 def neighbours() -> Iterator[Case]:
-    """Allocations that differ in one label only: an old one, which alone is proven idle, and young ones."""
+    """Allocations that differ in only one label: an old one, the only one proven idle, and young ones."""
     world = World(9)
     pod, job = {"namespace": "a", "pod": "a", "container": "a"}, {"job_id": "1"}
     first = Node(world, gpus=2, uuid="GPU-{index}")
@@ -123,11 +123,11 @@ def neighbours() -> Iterator[Case]:
         idle(first, changed)
     proven = "count by (scheduler) (allocation:gpu_idle_run_seconds:proven)"
     both = [('{scheduler="kubernetes"}', 1.0), ('{scheduler="slurm"}', 1.0)]
-    yield Case("one label apart", world, values=[(9, proven, both)])
+    yield Case("allocations that differ in one label", world, values=[(9, proven, both)])
 
 
 def believed() -> Iterator[Case]:
-    """How old a sample may be, and what share of the time held was observed."""
+    """Limits for the age of a sample, and for the observed share of the held time."""
     world = World(60)
     for name, interval, age in (("n1", 300, 900), ("n2", 300, 1500), ("n3", 300, 900)):
         Node(world, name, interval=interval, sampled=lambda t, age=age: 60.0 * t - age).free(0)
@@ -136,7 +136,7 @@ def believed() -> Iterator[Case]:
     fresh = (60, "sum by (node) (target:gpu_exporter_fresh:bool)", rows)
     known = (60, "sum by (node) (unit:gpu_known:bool)", [rows[0], rows[2]])
     alerts = [Firing("GpuExporterBlind", 10, 60, {"node": "n2"}), Firing("GpuScrapeConfigWrong", 30, 60)]
-    yield Case("textfiles that are written each five minutes", world, alerts, values=[fresh, known])
+    yield Case("textfiles that are written every five minutes", world, alerts, values=[fresh, known])
 
     world = World(30)
     node = Node(world, gpus=2)
@@ -189,7 +189,7 @@ def sources() -> Iterator[Case]:
     world = World(END)
     Node(world, source_answers=lambda _: False)
     second_of(world, source_answers=lambda _: False)
-    # It answers the second, which does not say since when.
+    # The source answers the second target, which does not report since when.
     says = ("gpu_exporter_attribution_up", "gpu_exporter_attribution_complete")
     world.series = {
         name: [1.0] * len(row) if name.partition("{")[0] in says and "second" in name else row
@@ -201,7 +201,7 @@ def sources() -> Iterator[Case]:
     Node(world, source_misses=lambda t: t >= 5)
     Node(world, "n2", source_misses=lambda t: t in (5, 20))
     blind = Firing("GpuExporterBlind", 15, END, {"what": "holders", "node": "n1"})
-    yield Case("a source answers in part for long, another once in a while", world, [blind])
+    yield Case("one source answers in part for long, another sometimes", world, [blind])
 
     world = World(END)
     node = Node(world)
@@ -209,12 +209,12 @@ def sources() -> Iterator[Case]:
     node.put("gpu_exporter_attribution_complete", {"source": "slurm"}, 0)
     node.put(success, {"source": "slurm"}, lambda t: 60 * t)
     blind = Firing("GpuExporterBlind", 10, END, {"what": "holders", "node": "n1"})
-    yield Case("Slurm answers in part, the kubelet in whole", world, [blind])
+    yield Case("Slurm answers in part, and the kubelet completely", world, [blind])
 
     answered = "gpu_slurm_collector_last_success_timestamp_seconds"
     for name, times, start in (
         ("ends", lambda t: 60 * t if t < 5 else None, 20),
-        ("gets no answer any more", lambda t: 60 * min(t, 4), 20),
+        ("no longer gets an answer", lambda t: 60 * min(t, 4), 20),
         ("never got an answer", lambda _: None, 10),
         ("answers", lambda t: 60 * t, None),
     ):
@@ -224,7 +224,7 @@ def sources() -> Iterator[Case]:
         node.put("gpu_slurm_collector_nodes", {}, 0)
         node.put(answered, {}, times)
         down = [] if start is None else [Firing("GpuSlurmCollectorDown", start, END)]
-        yield Case(f"a collector of Slurm's answers {name}", world, down)
+        yield Case(f"a Slurm collector {name}", world, down)
 
     world = World(END)
     Node(world, sampled=always(0.0), source_answers=lambda _: False)
@@ -267,13 +267,13 @@ def states() -> Iterator[Case]:
     for name, row in world.series.items():
         if name.startswith(errors):
             world.series[name] = [None if value is None else min(value, row[40] or 0.0) for value in row]
-    # The last error is of minute 40; of fifteen minutes with both ends, 55 is the last that has its growth.
+    # The last error is in minute 40. The last window of fifteen minutes (with both ends) that includes it ends at 55.
     blind = Firing("GpuExporterBlind", 41, 55 + KEPT, {"what": "counters", "node": node.name})
-    yield Case("a state file that nobody tries to write any more", world, [blind])
+    yield Case("a state file that the exporter no longer tries to write", world, [blind])
 
 
 def offers() -> Iterator[Case]:
-    """What kube-state-metrics says of a node that has no exporter, or one that never answered."""
+    """Series of kube-state-metrics for a node without an exporter, or with an exporter that never answered."""
 
     def offer(world: World, resource: str, amount: float, **more: str) -> None:
         world.put("kube_node_status_allocatable", {**KUBE, "resource": resource, **more}, amount)
@@ -310,7 +310,7 @@ def offers() -> Iterator[Case]:
 
 
 def ends() -> Iterator[Case]:
-    """When an alert ends that no other case sees ending."""
+    """The end of alerts that end in no other case."""
     world = World(END)
     Node(world, "n2")
     Node(world, scraped=lambda t: t >= 60)
@@ -331,8 +331,8 @@ def ends() -> Iterator[Case]:
     world = World(END)
     Node(world, gpus=8, gpu_up=dict.fromkeys(range(8), between(0, 59, always(0.0), always(1.0))))
     lost = [Firing("GpuLost", 10, 60 + KEPT, {"gpu": str(gpu), "node": "n1"}) for gpu in range(8)]
-    yield Case("eight GPUs are back", world, [*lost, Firing("GpuFleetDegraded", 10, 60 + KEPT)])
+    yield Case("eight GPUs answer again", world, [*lost, Firing("GpuFleetDegraded", 10, 60 + KEPT)])
 
     world = World(END)
     Node(world).hold(0, BUSY)
-    yield Case("nothing at all", world, about=["GpuExporterDown", "GpuExporterBlind", "GpuNodeClockWrong"])
+    yield Case("no fault at all", world, about=["GpuExporterDown", "GpuExporterBlind", "GpuNodeClockWrong"])

@@ -1,8 +1,8 @@
 """When an owner's alert fires, in minutes of a world.
 
-Idle for more than 60 min is true at minute 61, `for: 10m` makes it fire at 71; `keep_firing_for: 15m` keeps it for 14
-minutes after the first in which it is no longer true. promtool evaluates every group each minute; at the two minutes of
-`alerts.owners_interval` all of it may come two minutes later.
+More than 60 min idle is true at minute 61, so with `for: 10m` the alert fires at 71. `keep_firing_for: 15m` keeps it for 14
+minutes after the first minute in which the expression is no longer true. promtool evaluates every group every minute. With
+an `alerts.owners_interval` of two minutes, every time may be two minutes later.
 """
 
 from __future__ import annotations

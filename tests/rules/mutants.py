@@ -1,9 +1,9 @@
-"""Changes every threshold, guard, window, matcher and label list of the rules, one at a time: which one does no case notice?
+"""Changes every threshold, guard, window, matcher and label list of the rules, one at a time, and lists changes that no case detects.
 
     python -m tests.rules.mutants [PARTS OF FILE/RULE, BETWEEN COMMAS]
 
-A change that nobody can notice is listed in equal.txt with its reason: `rule | change | reason`, both regular expressions. Exit
-status 1 when a change survives that is not listed there. An hour or two on two cores, so not in CI.
+equal.txt lists changes that cannot be detected: `rule | change | reason`, the first two as regular expressions. Exit status 1 if
+any other change is not detected. A run takes an hour or two on two cores, so it is not part of CI.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mutant(NamedTuple):
     field: str
     text: str
     place: tuple[str, int] = ("", 0)
-    """The kind of the change and where among those of its kind: the same in the rule with other parameters."""
+    """The kind of the change, and its position among changes of this kind: the same for all parameters of the rule."""
 
 
 def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
@@ -59,7 +59,7 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
     counted: Counter[str] = Counter()
 
     def changed(kind: str, change: str, mutant: str) -> Iterator[Mutant]:
-        promql.parse(mutant)  # raises ValueError: what is not PromQL would count as noticed
+        promql.parse(mutant)  # raises ValueError, because invalid PromQL would count as detected
         counted[kind] += 1
         if mutant not in seen:
             seen.add(mutant)
@@ -80,7 +80,7 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
         if any(match.start() in each for each in quoted):
             continue
         number = float(match[1])
-        # Most of what is compared with 0 is whole.
+        # Most values that are compared with 0 are whole numbers.
         for kind, value in zip(("less", "more"), (number * 0.5, number * 2.0) if number else (-1.0, 1.0), strict=True):
             change = f"{match[1]} -> {value:g} at {match.start()}"
             yield from changed(kind, change, splice(text, match, f"{value:.10g}"))
@@ -98,7 +98,7 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
         yield from changed("max", f"{match[1]} -> {other} at {match.start()}", splice(text, match, other))
     for match in re.finditer(r"[{,]\s*(\w+)(=~|!~|!=|=)\"[^\"]*\"", text):
         if match[1] == "job":
-            continue  # a lint holds these
+            continue  # test_rules.py checks these
         kept = "{" if match[0].startswith("{") else ""
         without = splice(text, match, kept).replace("{,", "{").replace("{ ,", "{")
         yield from changed(match[1], f"without {match[0].lstrip('{, ')} at {match.start()}", without)
@@ -117,7 +117,7 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
 
 
 def write(node: Any) -> str:
-    """An expression as PromQL; the parser's own text leaves the escapes in texts out."""
+    """An expression as PromQL. The parser's own text lacks the escapes in strings."""
     return str(node).replace("\\", "\\\\")
 
 
@@ -135,7 +135,7 @@ def names_in(expr: str) -> set[str]:
 
 
 def closure(edges: Mapping[str, set[str]], name: str) -> set[str]:
-    """The name and all that is reached from it."""
+    """The name and all names that can be reached from it."""
     found, open_ = {name}, [name]
     while open_:
         more = edges.get(open_.pop(), set()) - found
@@ -145,9 +145,9 @@ def closure(edges: Mapping[str, set[str]], name: str) -> set[str]:
 
 
 class Rules:
-    """The rules with some parameters and optional files, as promtool's files have them, and who reads whom.
+    """The rules with some parameters and optional files, in promtool's form, and which rule reads which recording.
 
-    Recordings go by their plain name here: whoever reads one reads it from every exporter.
+    Recordings have their plain name here, because a rule reads a recording from every exporter.
     """
 
     def __init__(self, optional: str, settings: Mapping[str, str]) -> None:
@@ -173,11 +173,11 @@ class Rules:
                     yield path, rule
 
     def changed_by(self, mutant: Mutant) -> set[str]:
-        """What can be different with this change."""
+        """The rules that this change can affect."""
         return closure(self.read_by, plain(mutant.rule))
 
     def write(self, mutant: Mutant, wanted: set[str], directory: Path) -> None:
-        """Those of the rules that are wanted, one of them changed."""
+        """Write the wanted rules, with the change in one of them."""
         for path, data in self.files.items():
             groups = []
             for group in data["groups"]:
@@ -198,7 +198,7 @@ def plain(name: str) -> str:
 
 
 def rescale(mutant: Mutant, rule: Mapping[str, Any]) -> str:
-    """The change, made to the rule as other settings have it."""
+    """The same change in the rule with other settings."""
     if mutant.field != "expr":
         return mutant.text
     same = (each.text for each in mutants_of(rule) if each.place == mutant.place)
@@ -216,9 +216,9 @@ def rules_of(optional: str, settings: tuple[tuple[str, str], ...]) -> Rules:
 
 
 def survives(mutant: Mutant) -> bool:
-    """Whether every case that is about the rule still holds. Only what the change can reach is evaluated."""
+    """Whether every case about the rule still holds. Only rules that the change can affect are evaluated."""
     if not mutant.rule.startswith("Gpu"):
-        # First what the rule itself records in a crowd: that is one rule and what it reads, and shows most changes.
+        # First the recording of the rule itself in a crowd: this needs few rules and detects most changes.
         for rules, same in alike(mutant):
             if not holds(mutant, rules, [case for case in same if case.is_golden], {plain(mutant.rule)}):
                 return False
@@ -230,7 +230,7 @@ def survives(mutant: Mutant) -> bool:
 
 
 def alike(mutant: Mutant) -> Iterator[tuple[Rules, list[Case]]]:
-    """Cases by the rules that they load, where the changed one is among them."""
+    """Cases by the rules that they load, if the changed rule is among them."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
     for case in cases():
         found.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
@@ -241,7 +241,7 @@ def alike(mutant: Mutant) -> Iterator[tuple[Rules, list[Case]]]:
 
 
 def holds(mutant: Mutant, rules: Rules, about: list[Case], reached: set[str]) -> bool:
-    """Whether the cases hold with the changed rule, what of `reached` reads it, and what they all read."""
+    """Whether the cases hold with the changed rule, the rules of `reached`, and everything that these read."""
     wanted = {each for name in reached for each in closure(rules.read, name)}
     merged = merge([narrow(case, reached, wanted) for case in about])
     merged.sort(key=lambda case: (plain(mutant.rule) not in subjects(case), len(case.world.series)))
@@ -263,7 +263,7 @@ def subjects(case: Case) -> set[str]:
 
 
 def narrow(case: Case, mine: set[str], wanted: set[str]) -> Case:
-    """Of a case what a change of `mine` can reach, with only `wanted` to read."""
+    """The part of a case that a change of `mine` can affect, if only `wanted` can be read."""
 
     def asked(expr: str) -> bool:
         if expr == ALERTS:
@@ -285,7 +285,7 @@ def narrow(case: Case, mine: set[str], wanted: set[str]) -> Case:
 def only(
     mine: set[str], at: int, _: str, rows: Sequence[tuple[str, float]]
 ) -> tuple[int, str, list[tuple[str, float]]]:
-    """Of all alerts those in `mine`."""
+    """Only the alerts in `mine`."""
     kept = [row for row in rows if set(re.findall(r'alertname="(\w+)"', row[0])) & mine]
     return at, ask(f'ALERTS{{alertname=~"{"|".join(sorted(mine & NAMES_OF_ALERTS))}"}}'), kept
 
@@ -307,7 +307,7 @@ def main(arguments: list[str]) -> int:
         mutants += mutants_of(rule)
     stale = [pair for pair in known if wanted == [""] and not any(is_known(each, pair) for each in mutants)]
     for rule_name, change in stale:
-        print(f"{EQUAL.name}: {rule_name.pattern} | {change.pattern}: no such change")
+        print(f"{EQUAL.name}: {rule_name.pattern} | {change.pattern}: this change does not exist")
     mutants = [each for each in mutants if not any(is_known(each, pair) for pair in known)]
     began = time.monotonic()
     survivors = 0
@@ -316,7 +316,7 @@ def main(arguments: list[str]) -> int:
             if lives:
                 survivors += 1
                 print(f"{mutant.rule} | {mutant.change}", flush=True)
-    print(f"{len(mutants)} changes, {survivors} not noticed, {time.monotonic() - began:.0f} s")
+    print(f"{len(mutants)} changes, {survivors} not detected, {time.monotonic() - began:.0f} s")
     return 1 if survivors or stale else 0
 
 

@@ -1,4 +1,4 @@
-"""Worlds in which another exporter's series feed the rules, or ours feed what reads another exporter's."""
+"""Worlds in which another exporter feeds the rules, or gpu-exporter feeds tools for another exporter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.rules.promtool import Case, Firing
 from tests.rules.world import BUSY, IDLE, Activity, Node, Values, World, always, between, until
 
 END = 140
-# GpuHolderIdle of a GPU that dcgm-exporter tells idle from minute 0: three minutes are not four of five, so its run begins at
-# 2 and is longer than 60 min at 63; promtool evaluates the owners' group before it; `for: 10m`.
+# GpuHolderIdle of a GPU that is idle from minute 0 according to dcgm-exporter: three minutes are not four of five, so its run
+# begins at minute 2 and is longer than 60 min at 63. promtool evaluates the owners' group before it, and `for` is 10m.
 FOUND = 74
 ALWAYS, ALWAYS_0 = always(1.0), always(0.0)
 EXAMPLES = Path(__file__).resolve().parents[2] / "alerts" / "examples"
@@ -74,7 +74,7 @@ def kube_pod(
     resource: str = "nvidia_com_gpu",
     running: bool = True,
 ) -> None:
-    """What kube-state-metrics says of a pod of namespace ml."""
+    """The series of kube-state-metrics for a pod of namespace ml."""
     labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": pod}
     world.put("kube_pod_start_time", labels, start)
     world.put("kube_pod_status_phase", {**labels, "phase": "Running"}, float(running))
@@ -122,7 +122,7 @@ def dcgm() -> Iterator[Case]:
             dcgm_gpu(world, activity, pod=pod)
             kube_pod(world, pod)
         offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
-        world.put("kube_node_status_allocatable", offered, 4)  # replicas, of which each pod asks for one
+        world.put("kube_node_status_allocatable", offered, 4)  # replicas, of which each pod requests one
         both_found = [*found(pod="train-0"), *found(pod="train-1")] if name == "idle" else []
         yield Case(f"dcgm: two pods that share a GPU, {name}", world, both_found, [parts((part, 1))], about)
 
@@ -138,17 +138,15 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(IDLE)
     kube_pod(world, gpus=4)
-    yield Case(
-        "dcgm: a pod with several GPUs on a node of which nobody says what it offers", world, about=["GpuHolderIdle"]
-    )
+    yield Case("dcgm: a pod with several GPUs on a node whose offer is unknown", world, about=["GpuHolderIdle"])
 
     world = World(END)
     for index in range(2):
         dcgm_gpu(world, IDLE, uuid=f"GPU-{index}")
     kube_pod(world, gpus=2)
-    for scraped in ("a", "b"):  # kube-state-metrics under two targets
+    for scraped in ("a", "b"):  # two targets of kube-state-metrics
         world.put("kube_node_status_allocatable", {**offered, "instance": scraped}, 2)
-    yield Case("dcgm: what a node offers is counted once", world, found(gpus="2"), about=["GpuHolderIdle"])
+    yield Case("dcgm: the offer of a node is counted once", world, found(gpus="2"), about=["GpuHolderIdle"])
 
     world = world_of(IDLE)
     yield Case("dcgm: an idle pod, without kube-state-metrics", world, [], [parts(("free", 1))], about)
@@ -158,11 +156,11 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(IDLE, pod="")
     kube_pod(world)
-    yield Case("dcgm: the exporter does not learn who holds what", world, [], [parts()], about)
+    yield Case("dcgm: the exporter has no holders", world, [], [parts()], about)
 
     world = world_of(IDLE, pod="")
     kube_pod(world, running=False)
-    yield Case("dcgm: a pod that is over asks for nothing", world, [], [parts(("free", 1))], about)
+    yield Case("dcgm: a pod that has ended requests no GPU", world, [], [parts(("free", 1))], about)
 
     world = world_of(until(60, lambda _: 0.4, IDLE))
     kube_pod(world)
@@ -170,15 +168,15 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(lambda t: 0.02 if t % 50 == 0 else 0.0)
     kube_pod(world)
-    yield Case("dcgm: a minute of work each 50 minutes", world, [], [], about)
+    yield Case("dcgm: a minute of work every 50 minutes", world, [], [], about)
 
     world = world_of(IDLE, utilization=always(100.0))
     kube_pod(world)
-    yield Case("dcgm: profiling stands at 0 while the GPU works", world, [], [parts(("unknown", 1))], about)
+    yield Case("dcgm: the profiling counter stays at 0 while the GPU works", world, [], [parts(("unknown", 1))], about)
 
     world = world_of(IDLE, utilization=None)
     kube_pod(world)
-    yield Case("dcgm: a zero without utilization beside it", world, [], [parts(("unknown", 1))], about)
+    yield Case("dcgm: a zero of a GPU without utilization", world, [], [parts(("unknown", 1))], about)
 
     world = world_of(IDLE, scraped=between(50, 50, always(0.0), always(1.0)))
     kube_pod(world)
@@ -186,19 +184,19 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(IDLE, scraped=between(50, 56, always(0.0), always(1.0)))
     kube_pod(world)
-    yield Case("dcgm: seven minutes without a scrape start the run again", world, found(131), [], about)
+    yield Case("dcgm: seven minutes without a scrape restart the idle run", world, found(131), [], about)
 
     world = world_of(IDLE)
     kube_pod(world)
     world.away = set(range(50, 57))
-    yield Case("dcgm: Prometheus away for seven minutes", world, found(131), [], about)
+    yield Case("dcgm: Prometheus is down for seven minutes", world, found(131), [], about)
 
     world = World(END)
     dcgm_gpu(world, IDLE)
     labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": "train-0"}
     kube_pod(world)
     world.put("kube_pod_start_time", labels, until(40, always(0.0), always(2400.0)))
-    yield Case("dcgm: a pod that took over name and GPU of an idle one", world, found(112), [], about)
+    yield Case("dcgm: a pod that took over the name and GPU of an idle pod", world, found(112), [], about)
 
     world = world_of(IDLE)
     dcgm_gpu(world, BUSY, uuid="GPU-e")
@@ -209,7 +207,7 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(IDLE)
     kube_pod(world, gpus=2)
-    world.put("kube_node_status_allocatable", offered, 2)  # as where the other one were a replica of this one
+    world.put("kube_node_status_allocatable", offered, 2)  # as if the other GPU were a replica of this GPU
     yield Case("dcgm: one of two GPUs is not reported", world, [], [], [*about, "GpuHolderPartlyIdle"])
 
     world = World(END)
@@ -223,7 +221,7 @@ def dcgm() -> Iterator[Case]:
     world = world_of(IDLE, job="some-other-job")
     kube_pod(world)
     yield Case(
-        "dcgm: series of a job that is not dcgm-exporter's",
+        "dcgm: series of another scrape job",
         world,
         [Firing("GpuMonitoringAbsent", 10, END)],
         [parts()],
@@ -233,22 +231,22 @@ def dcgm() -> Iterator[Case]:
     world = world_of(IDLE)
     kube_pod(world)
     Node(world, "d1", uuid="GPU-d").hold(0, BUSY)
-    yield Case("dcgm: gpu-exporter runs on the node as well and knows better", world, [], [parts(("used", 1))], about)
+    yield Case("dcgm: gpu-exporter on the same node takes precedence", world, [], [parts(("used", 1))], about)
 
-    # Both name the holder: a join on the two of them would be an error that ends the alert for everybody.
+    # Both report the holder: a join with both series would be an error that ends the alert for all holders.
     world = world_of(IDLE, uuid="GPU-e")
     kube_pod(world, gpus=2)
     Node(world, "d1", uuid="GPU-d").hold(0, IDLE, units=2)
     Node(world, "n2").hold(0, IDLE, pod="other-0")
     yield Case(
-        "dcgm: of a pod's GPUs gpu-exporter knows one and dcgm-exporter the other",
+        "dcgm: gpu-exporter reports one GPU of a pod, and dcgm-exporter the other",
         world,
         [*found(pod="train-0", gpus="2"), *found(71, pod="other-0")],
         [parts(("idle_long", 3))],
         about,
     )
 
-    # Nobody who runs on the node asks for a GPU: one pod is over, one asks for none, others want CPUs.
+    # No running pod of the node requests a GPU: one pod has ended, one requests no GPU, others request CPUs.
     world = world_of(IDLE, pod="")
     kube_pod(world, gpus=2, running=False)
     state = {"job": "kube-state-metrics", "namespace": "ml", "pod": "train-0"}
@@ -257,10 +255,10 @@ def dcgm() -> Iterator[Case]:
     kube_pod(world, "cpu-0", resource="cpu", gpus=4)
     world.put("kube_pod_status_phase", {**state, "namespace": "dev", "phase": "Running"}, 1)
     yield Case(
-        "dcgm: nobody who runs on the node asks for a GPU", world, [], [parts(("free", 1))], ["unit:gpu_known:bool"]
+        "dcgm: no running pod of the node requests a GPU", world, [], [parts(("free", 1))], ["unit:gpu_known:bool"]
     )
 
-    # A second dcgm-exporter under another host name sees nothing, and calls the model by another name.
+    # A second dcgm-exporter with another host name sees no activity, and reports another model name.
     world = world_of(lambda _: 1.0)
     dcgm_gpu(world, lambda t: 0.0 if t >= 120 else None, node="x")
     renamed = {"job": "dcgm-exporter", "UUID": "GPU-d", "Hostname": "d1", "modelName": "NVIDIA A100-SXM4-40GB"}
@@ -276,9 +274,9 @@ def dcgm() -> Iterator[Case]:
     ]
     longest = (END, "max(allocation:gpu_unit_idle_run_seconds:known)", [("{}", 0.0)])
     models = (END, "count by (node) (unit:gpu_model:info)", [('{node="d1"}', 1.0), ('{node="x"}', 1.0)])
-    yield Case("dcgm: two of them for one GPU", world, [], [*most, longest, models])
+    yield Case("dcgm: two dcgm-exporters for one GPU", world, [], [*most, longest, models])
 
-    # gpu-exporter counts three GPUs of the pod, its request says two, and two are seen.
+    # gpu-exporter counts three GPUs of the pod, the pod requests two, and two are seen.
     world = world_of(IDLE, uuid="GPU-e")
     kube_pod(world, gpus=2)
     Node(world, "d1", uuid="GPU-d").hold(0, IDLE, units=3)
@@ -292,13 +290,13 @@ def dcgm() -> Iterator[Case]:
     world.put("gpu_demand_pending_gpus", {"job": "gpu-exporter-reconciler", "pool": "gpu"}, 8)
     yield Case("dcgm: one idle GPU among twenty of dcgm-exporter", world, found(71), about=["GpuWasteWhileQueued"])
 
-    for units, name in ((2, "name"), (3, "count differently")):
+    for units, name in ((2, "report"), (3, "count differently")):
         world = World(210)
         dcgm_gpu(world, lambda _: 0.1, uuid="GPU-e")
         kube_pod(world, gpus=2)
         Node(world, "d1", uuid="GPU-d").hold(0, lambda _: 0.1, units=units)
         hardly = [Firing("GpuHolderLow", 161, 210, {"pod": "train-0"})] if units == 2 else []
-        title = f"dcgm: two sources {name} a holder that hardly works"
+        title = f"dcgm: two sources {name} the GPUs of a holder that hardly works"
         yield Case(title, world, hardly, about=["GpuHolderLow"], settings={"low_over": "2h"})
 
     world = world_of(IDLE)
@@ -306,12 +304,16 @@ def dcgm() -> Iterator[Case]:
     offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
     world.put("kube_node_status_allocatable", offered, 1)
     yield Case(
-        "dcgm: a node without gpu-exporter has an exporter", world, found(), [], [*about, "GpuNodeWithoutExporter"]
+        "dcgm: dcgm-exporter is enough on a node without gpu-exporter",
+        world,
+        found(),
+        [],
+        [*about, "GpuNodeWithoutExporter"],
     )
 
 
 def dcgm_beside_ours() -> Iterator[Case]:
-    """A100 with MIG: who holds an instance is known here, whether it works only there."""
+    """A100 with MIG: gpu-exporter reports the holder of an instance, only dcgm-exporter its activity."""
     for idle in (True, False):
         world = World(END)
         node = Node(world, model="NVIDIA A100")
@@ -332,7 +334,7 @@ def dcgm_beside_ours() -> Iterator[Case]:
     seen: Values = until(100, ALWAYS, always(0.0))
     dcgm_gpu(world, BUSY, uuid=node.uuids[0], node="n1", instance=("3g.20gb", "2"), scraped=seen)
     used = [(at, "count(allocation:gpu_utilization:ratio5m)", [("{}", 1.0)] if at < 101 else []) for at in (100, 103)]
-    yield Case("dcgm: what it said of an instance is over with it", world, values=used)
+    yield Case("dcgm: the activity of an instance ends with its series", world, values=used)
 
 
 def smi_gpu(world: World, activity: Activity, uuid: str = "d", node: str = "d1") -> None:
@@ -351,7 +353,7 @@ def nvidia_smi() -> Iterator[Case]:
         smi_gpu(world, BUSY, str(index))
     kube_pod(world, gpus=2)
     world.put("kube_node_status_allocatable", offered, 2)
-    yield Case("nvidia_smi: a pod that has the whole node works", world, [], [parts(("used", 2))], about)
+    yield Case("nvidia_smi: a pod that holds the whole node works", world, [], [parts(("used", 2))], about)
 
     world = World(END)
     for index in range(2):
@@ -362,7 +364,7 @@ def nvidia_smi() -> Iterator[Case]:
     after = [
         parts(("used", 2), at=65),
         parts(("unknown", 2), at=80),
-        (68, runs, [('{pod="train-0"}', 2.0)]),  # two minutes' mean is above 0 until 62
+        (68, runs, [('{pod="train-0"}', 2.0)]),  # the mean of two minutes is above 0 until minute 62
         (72, runs, []),
     ]
     yield Case("nvidia_smi: a GPU without activity is unknown and never idle", world, [], after, about)
@@ -372,20 +374,20 @@ def nvidia_smi() -> Iterator[Case]:
     kube_pod(world)
     world.put("kube_node_status_allocatable", offered, 1)
     whole = [(END, "sum(allocation:gpu_busy_seconds:increase30m)", [("{}", 1800.0)])]
-    yield Case("nvidia_smi: half an hour is at most half an hour", world, [], whole)
+    yield Case("nvidia_smi: at most half an hour counts in half an hour", world, [], whole)
 
     world = World(END)
     for index in range(2):
         smi_gpu(world, IDLE, str(index))
     kube_pod(world, gpus=1)
     world.put("kube_node_status_allocatable", offered, 2)
-    yield Case("nvidia_smi: which of two GPUs the pod holds is not known", world, [], [parts()], about)
+    yield Case("nvidia_smi: a pod holds one of two GPUs, but which one is unknown", world, [], [parts()], about)
 
     world = World(END)
     smi_gpu(world, IDLE)
     kube_pod(world, running=False)
     world.put("kube_node_status_allocatable", offered, 1)
-    yield Case("nvidia_smi: no running pod of the node asks for a GPU", world, [], [parts(("free", 1))], about)
+    yield Case("nvidia_smi: no running pod of the node requests a GPU", world, [], [parts(("free", 1))], about)
 
     world = World(END)
     smi_gpu(world, BUSY)
@@ -420,7 +422,7 @@ def compatible() -> Iterator[Case]:
 
     values = [
         (60, *each("DCGM_FI_DEV_GPU_UTIL", 90)[1:]),
-        (70, "DCGM_FI_DEV_GPU_UTIL", []),  # nothing feeds itself: what has ended stays ended
+        (70, "DCGM_FI_DEV_GPU_UTIL", []),  # no rule feeds itself: a series that has ended does not return
         each("DCGM_FI_DEV_FB_USED", 3072),
         each("DCGM_FI_DEV_POWER_USAGE", 300),
         each("DCGM_FI_DEV_GPU_TEMP", 60),
@@ -428,7 +430,7 @@ def compatible() -> Iterator[Case]:
         each("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9),
         each("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.4),
     ]
-    yield Case("compat: dcgm-exporter's names from ours", world, [], values, about)
+    yield Case("compat: dcgm-exporter's metrics from gpu-exporter's data", world, [], values, about)
 
     world = World(END)
     node = Node(world)
@@ -443,11 +445,11 @@ def compatible() -> Iterator[Case]:
         (70, count, [('{origin="gpu-exporter"}', 1)]),
         (71, count, [('{origin="gpu-exporter"}', 1)]),
     ]
-    yield Case("compat: a GPU that dcgm-exporter reports as well is there once", world, [], once, about)
+    yield Case("compat: a GPU that dcgm-exporter reports too exists once", world, [], once, about)
 
 
 def both() -> Iterator[Case]:
-    """Against the advice, both files: what one writes is not read by the other."""
+    """Both files are loaded, against the advice: neither reads the recordings of the other."""
     world = World(END)
     node = Node(world, scraped=lambda t: t <= 60)
     node.hold(0, IDLE)
@@ -460,11 +462,11 @@ def both() -> Iterator[Case]:
     ]
     gone = [Firing("GpuExporterDown", 71, END), Firing("GpuMonitoringAbsent", 71, END)]
     about = ["unit:gpu_activity:avg2m"]
-    yield Case("both: what is gone stays gone", world, gone, values, about)
-    name = "both: what is gone stays gone, whatever job dcgm-exporter has"
+    yield Case("both: series that have ended do not return", world, gone, values, about)
+    name = "both: series that have ended do not return, for any job of dcgm-exporter"
     yield Case(name, world, gone, values, about, settings={"dcgm": 'UUID!=""'})
 
-    # Of a zero beside which dcgm-exporter reports no utilization, ours must not be taken for its.
+    # If dcgm-exporter reports a zero without utilization, gpu-exporter's utilization must not confirm the zero.
     world = World(END)
     node = Node(world)
     node.free(0)
@@ -472,12 +474,16 @@ def both() -> Iterator[Case]:
     dcgm_gpu(world, IDLE, uuid=node.uuids[0], node="n1", pod="", utilization=None)
     nothing = [(END, "unit:gpu_activity:known", [])]
     yield Case(
-        "both: a zero of one and the utilization of the other", world, [], nothing, settings={"dcgm": 'UUID!=""'}
+        "both: a zero of dcgm-exporter and the utilization of gpu-exporter",
+        world,
+        [],
+        nothing,
+        settings={"dcgm": 'UUID!=""'},
     )
 
 
 def autoscaled() -> Iterator[Case]:
-    """What the examples for autoscalers read, of two replicas on two nodes."""
+    """The values that the examples for autoscalers read, with two replicas on two nodes."""
     keda = yaml.safe_load((EXAMPLES / "keda.yaml").read_text("utf-8"))
     (trigger,) = keda["spec"]["triggers"]
     adapter, _ = yaml.safe_load_all((EXAMPLES / "prometheus-adapter.yaml").read_text("utf-8"))
@@ -503,7 +509,7 @@ def autoscaled() -> Iterator[Case]:
             world.put("kube_pod_container_resource_requests", asked, 1)
             owner = {**pod, "workload": "ranker", "workload_type": "deployment"}
             world.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
-        # Of the same workload: one that waits for its GPU, and one that asks for none.
+        # In the same workload: a pod that waits for its GPU, and a pod that requests no GPU.
         for index, phase, resource in ((2, "Pending", "nvidia_com_gpu"), (3, "Running", "cpu")):
             pod = {"namespace": "serving", "pod": f"ranker-{index}"}
             state = {"job": "kube-state-metrics", **pod}
@@ -520,6 +526,6 @@ def autoscaled() -> Iterator[Case]:
         return Case(f"autoscaled: {name}", world, down, values, ["workload:gpu_utilization:sum"])
 
     yield case("both replicas are known", lambda _: 0.3, known=True)
-    yield case("of one replica nothing is known", lambda _: None, known=False)
-    yield case("one replica's exporter is away", BUSY, known=False, scraped=until(99, ALWAYS, always(0.0)))
-    yield case("a replica that waits for a GPU takes no part", BUSY, known=True, running=1)
+    yield case("one replica is unknown", lambda _: None, known=False)
+    yield case("the exporter of one replica is down", BUSY, known=False, scraped=until(99, ALWAYS, always(0.0)))
+    yield case("a replica that waits for a GPU does not count", BUSY, known=True, running=1)

@@ -1,4 +1,4 @@
-"""Asks promtool which alerts a world raises: the real engine, over hours in a second."""
+"""Runs promtool to find the alerts of a world: the real engine evaluates hours in a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.rules.world import World
 
 @dataclass(frozen=True)
 class Firing:
-    """One alert, from minute `start` to `end` without a break; `labels`: what identifies it among the others."""
+    """One alert that fires from minute `start` to `end` without a break. `labels`: distinguish it from others."""
 
     alert: str
     start: int
@@ -27,23 +27,23 @@ class Firing:
 
 @dataclass
 class Case:
-    """A world, everything that fires in it, and values of expressions at some minutes."""
+    """A world, all alerts that fire in it, and values of expressions at some minutes."""
 
     name: str
     world: World
     firing: Sequence[Firing] = ()
     values: Sequence[tuple[int, str, Sequence[tuple[str, float]]]] = ()
     about: Sequence[str] = ()
-    """Alerts and recordings that the case is about, beside those that fire: who changes one of them runs it."""
+    """Alerts and recordings that the case is about, besides those that fire: a change of one of them runs the case."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the rules that differ from their defaults."""
+    """Parameters of the rules with values other than their defaults."""
     optional: str = ""
-    """Which files of rules/optional are loaded too."""
+    """Files of rules/optional to load too."""
     is_golden: bool = False
-    """Its values are everything that is recorded and fires."""
+    """The values contain all recordings and firing alerts."""
 
     def test(self) -> dict[str, Any]:
-        """As promtool's files have it."""
+        """The case in the form of promtool's files."""
         checks = list(self._checks())
         return {
             "name": self.name,
@@ -86,10 +86,10 @@ class Case:
 
 
 def merge(cases: Sequence[Case], most: int = 12) -> list[Case]:
-    """Cases as one where they can be: each in a cluster of its own, since no rule looks over a cluster's edge.
+    """Merge cases if possible: each gets its own cluster, because no rule combines clusters.
 
-    promtool then evaluates every rule once for all of them. What asks for values, has clusters of its own, or is about
-    a monitoring or a Prometheus that is gone as a whole stays alone.
+    promtool then evaluates every rule once for all of them. Cases remain separate if they check values, have clusters, or
+    are about monitoring or a Prometheus that is down as a whole.
     """
     alone: list[Case] = []
     alike: dict[tuple[int, str, tuple[tuple[str, str], ...]], list[Case]] = {}
@@ -111,7 +111,7 @@ def merge(cases: Sequence[Case], most: int = 12) -> list[Case]:
 
 
 def as_file(tests: Sequence[Mapping[str, Any]], rules: Path) -> dict[str, Any]:
-    """A file of promtool's. Groups are evaluated in the order in which they read each other."""
+    """A promtool file. A group is evaluated after the groups that it reads."""
     paths = sorted(rules.glob("*.yaml"), key=lambda path: (path.stem != "seam", path.stem))
     groups = [group["name"] for path in paths for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
     return {
@@ -123,7 +123,7 @@ def as_file(tests: Sequence[Mapping[str, Any]], rules: Path) -> dict[str, Any]:
 
 
 def build(directory: Path, settings: Mapping[str, str], optional: str = "") -> Path:
-    """The rules with these parameters, written to `directory`, and these optional ones."""
+    """Write the rules with these parameters and optional files to `directory`."""
     directory.mkdir(exist_ok=True)
     for name, text in build_all(Alerts(), settings).items():
         path = Path(name)
@@ -133,7 +133,7 @@ def build(directory: Path, settings: Mapping[str, str], optional: str = "") -> P
 
 
 def run(cases: Sequence[Case], directory: Path, rules: Path, program: str = "promtool") -> tuple[bool, str]:
-    """Whether all cases hold with these rules, and what promtool says."""
+    """Whether all cases hold with these rules, and promtool's output."""
     path = directory / "cases.yaml"
     text = as_file([case.test() for case in cases], rules)
     path.write_text(yaml.dump(text, sort_keys=False, width=10_000_000, Dumper=Dumper), encoding="utf-8")

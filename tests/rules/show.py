@@ -1,4 +1,4 @@
-"""Prints what fires in a case, minute by minute as ranges: python -m tests.rules.show [PART OF A NAME]"""
+"""Prints the firing alerts of a case as ranges of minutes: python -m tests.rules.show [PART OF A NAME]"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MINUTES = {"d": 1440, "h": 60, "m": 1}
 def observe(
     case: Case, expr: str = 'ALERTS{alertstate="firing"}', files: Container[str] | None = None
 ) -> dict[str, list[int]]:
-    """Minutes in which each series of `expr` exists; promtool says what it got where nothing was expected.
+    """Minutes in which each series of `expr` exists. promtool prints the result if the test expects none.
 
-    `files`: the rules that are loaded, all of the case by default.
+    `files`: the rules to load, by default all rules of the case.
     """
     test = case.test()
     test["promql_expr_test"] = [

@@ -1,6 +1,6 @@
-"""A day of which everything is known: nobody who works is reported, and who does not work is.
+"""A simulated day with known activity: idle holders are reported, and working holders are not.
 
-The seed is fresh in each run and printed; GPU_EXPORTER_DAY_SEED repeats one.
+Each run has a new seed and prints it. GPU_EXPORTER_DAY_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.testbed.servers import require
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 IDLE_S = 3600.0  # after which an owner may be notified (alerts.idle_for)
-SURE_S = 5400.0  # after which an owner must have been told: 60 min, `for: 10m`, and the coverage of 30 min
+SURE_S = 5400.0  # after which an owner must have been notified: 60 min, `for: 10m`, and the coverage of 30 min
 
 
 def episodes(minutes: list[int]) -> list[tuple[int, int]]:
-    """Minutes of firing as ranges."""
+    """The minutes in which an alert fires, as ranges."""
     found: list[tuple[int, int]] = []
     for t in sorted(minutes):
         if found and t == found[-1][1] + 1:
@@ -32,7 +32,7 @@ def episodes(minutes: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def test_who_works_is_not_reported_and_who_does_not_is(tmp_path: Path) -> None:
+def test_idle_holders_are_reported_and_working_holders_are_not(tmp_path: Path) -> None:
     require("promtool")
     print(f"GPU_EXPORTER_DAY_SEED={SEED}")
     day = simulate(Random(SEED), tmp_path)
@@ -43,7 +43,7 @@ def test_who_works_is_not_reported_and_who_does_not_is(tmp_path: Path) -> None:
         name = series.partition('pod="')[2].partition('"')[0] or series.partition('job_id="')[2].partition('"')[0]
         reported.setdefault(name, []).extend(episodes(minutes))
 
-    # Every report begins in a time in which its holder has not worked for an hour.
+    # Every report begins while its holder has not worked for an hour.
     idle: dict[str, list[tuple[float, float]]] = {}
     for holder, stretch, _ in stretches(day):
         idle.setdefault(holder.name, []).append(stretch)
@@ -54,7 +54,7 @@ def test_who_works_is_not_reported_and_who_does_not_is(tmp_path: Path) -> None:
         if not any(start + IDLE_S <= 60 * first <= end + 60 for start, end in idle.get(name, []))
     ]
 
-    # Every idle time that was long enough, and could be seen without a break for long enough, was reported, once.
+    # Every idle time that was long enough, and was observed without a break for long enough, was reported once.
     found, missed, doubled = 0, [], []
     for holder, (start, end), known in stretches(day):
         reports = [first for first, last in reported.get(holder.name, []) if start < 60 * first <= end]
@@ -64,9 +64,9 @@ def test_who_works_is_not_reported_and_who_does_not_is(tmp_path: Path) -> None:
         if known == start and len(reports) > 1:
             doubled.append((holder.name, reports))
     years = NODES * GPUS * MINUTES / (365 * 24 * 60)
-    most = -math.log(0.05) / years  # upper end of the interval of 95 % where none was seen
+    most = -math.log(0.05) / years  # upper end of the 95 % interval if no false report was seen
     print(
-        f"{len(day.holders)} holders, {len(begun)} reports, {len(wrong)} of them false: at most {most:.0f} a GPU-year; "
+        f"{len(day.holders)} holders, {len(begun)} reports, {len(wrong)} of them false: at most {most:.0f} per GPU-year; "
         f"{found} of {found + len(missed)} idle times reported"
     )
     assert wrong == []

@@ -1,6 +1,6 @@
-"""The numbers of the fleet's dashboard against a simulated truth: real sampling, ledger and rules, and who disturbs them.
+"""The numbers of the fleet dashboard against a simulated truth: real sampling, ledger and rules, with disturbances.
 
-Pods shorter than a scrape, two targets for one node, a scrape that fails, exporters that are killed and start again, MIG.
+Pods shorter than a scrape, two targets for one node, a scrape that fails, exporters that are killed and restarted, MIG.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ def scrape(world: World, node: SimulatedNode, name: str, minute: int, instance: 
 
 
 def run_a_minute(node: SimulatedNode, state: StateFile, *, is_killed: bool) -> None:
-    """Its state is written each 15 s. An exporter that is killed is away for ten of the last twenty seconds."""
+    """The state is written every 15 s. An exporter that is killed is down for ten of the last twenty seconds."""
     for _ in range(2 if is_killed else 4):
         node.run(15)
         node.state.write_state()
     if is_killed:
-        node.run(10)  # of which the file knows nothing
+        node.run(10)  # which the state file does not contain
         node.restart(10, state)
         node.run(10)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """What a Prometheus has scraped; the clocks of promtool and of the nodes begin at 0."""
+    """The series that a Prometheus has scraped. The clocks of promtool and of the nodes start at 0."""
     made = World(MINUTES)
     for number, each in enumerate(NODES):
         state = StateFile(tmp_path_factory.mktemp("state"), 15.0, "boot")
@@ -108,7 +108,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def evaluate(world: World, directory: Path, expressions: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, float]]:
-    """By the name of each expression, its values at that minute by their labels; promtool says what it got."""
+    """The values of each expression at its minute, by name and labels, from promtool's report."""
     require("promtool")
     test = Case("fleet", world).test()
     rules = build(directory / "rules", {})
@@ -118,7 +118,7 @@ def evaluate(world: World, directory: Path, expressions: Mapping[str, tuple[str,
     for expression, minute in expressions.values():
         for variable, text in VARIABLES.items():
             expression = expression.replace(variable, text)
-        # Nothing has such a label, so promtool prints what it got instead, check by check.
+        # No series has this label, so promtool prints the actual result of each check.
         wrong = [{"labels": '{x="x"}', "value": 0}]
         checks.append({"expr": expression, "eval_time": f"{minute}m", "exp_samples": wrong})
     path = directory / "fleet.yaml"
@@ -136,7 +136,7 @@ def evaluate(world: World, directory: Path, expressions: Mapping[str, tuple[str,
     return found
 
 
-def test_hours_held_and_idle_are_the_true_ones_within_a_hundredth(world: World, tmp_path: Path) -> None:
+def test_held_and_idle_hours_are_correct_within_one_percent(world: World, tmp_path: Path) -> None:
     fleet = Fleet(Settings())
     asked = {
         "held": (fleet.hours("used|idle|unknown", "namespace, user"), MINUTES),
@@ -147,7 +147,7 @@ def test_hours_held_and_idle_are_the_true_ones_within_a_hundredth(world: World, 
     }
     found = evaluate(world, tmp_path, asked)
     assert found["held"] == pytest.approx({name: hours for name, (hours, _) in TRUTH.items()}, rel=0.01)
-    # Of 35 seconds the first ones are unknown, until the holder was seen twice: unknown, and not idle.
+    # The first of the 35 seconds are unknown, not idle, until the holder was seen twice.
     assert 0.8 * TRUTH["short"][1] < found["idle"].pop("short") < TRUTH["short"][1]
     assert found["idle"] == pytest.approx(
         {name: hours for name, (_, hours) in TRUTH.items() if name != "short"}, rel=0.01
@@ -164,10 +164,10 @@ def test_hours_held_and_idle_are_the_true_ones_within_a_hundredth(world: World, 
     [
         (60, 2 + 3 / 7, 2 + 1 / 7, 0.0),  # held for 50 minutes
         (100, 1 + 3 / 7, 1.0, 2 + 1 / 7),  # the job has done nothing for 33 minutes
-        (FAILED[0], None, None, None),  # a scrape fails: the node's GPUs are without data, and nothing is idle
+        (FAILED[0], None, None, None),  # a scrape fails: the node's GPUs have no data, and none of them counts as idle
     ],
 )
-def test_the_parts_at_a_moment_are_the_true_ones(
+def test_the_parts_at_a_given_time_are_correct(
     world: World, tmp_path: Path, minute: int, used: float | None, idle_short: float | None, idle_long: float | None
 ) -> None:
     fleet = Fleet(Settings())
@@ -178,7 +178,7 @@ def test_the_parts_at_a_moment_are_the_true_ones(
     if used is None:
         assert shown["no_data"] == pytest.approx(3.0)
         return
-    # A pod that holds its GPU for 35 of each 40 seconds is there in most scrapes, and too young to be judged.
+    # A pod that holds its GPU for 35 of every 40 seconds is in most scrapes, and too young to be judged.
     young = shown["unknown"]
     assert 0.0 <= young <= 1.0
     assert (shown["used"], shown["idle_short"], shown["idle_long"]) == pytest.approx(

@@ -1,4 +1,4 @@
-"""The rules in promtool: what fires, and what does not, in every world of cases.py."""
+"""The rules in promtool: alerts that must fire, or must not, in every case of cases.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = 8  # promtool takes a second for a case, on one core
 
 
 def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactory) -> str:
-    """What promtool says of cases that do not hold."""
+    """promtool's report about cases that do not hold."""
     alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
     for case in merge(cases):
         alike.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
@@ -45,22 +45,22 @@ def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactor
 
 
 def alerts_at(minute: int, alert: str, world: World, directory: Path) -> str:
-    """All labels and annotations of an alert in a world: promtool prints them where it was made to expect none."""
+    """All labels and annotations of an alert in a world: promtool prints them if the test expects no alert."""
     require("promtool")
-    test = Case("what people read", world).test()
+    test = Case("texts for people", world).test()
     test["alert_rule_test"] = [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}]
     path = directory / "cases.yaml"
     path.write_text(yaml.safe_dump(as_file([test], build(directory / "rules", {}))), encoding="utf-8")
     return subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False).stderr
 
 
-def test_every_case_fires_what_it_names_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_case_fires_its_expected_alerts_and_no_others(tmp_path_factory: pytest.TempPathFactory) -> None:
     require("promtool")
     assert failures(all_cases(), "promtool", tmp_path_factory) == ""
 
 
-def test_crowds_are_as_the_golden_files_have_them(request: pytest.FixtureRequest) -> None:
-    """With --update-golden they are written; test_every_case compares them."""
+def test_crowds_match_their_golden_files(request: pytest.FixtureRequest) -> None:
+    """--update-golden writes the files; test_every_case_fires_its_expected_alerts_and_no_others compares them."""
     require("promtool")
     for case in bare():
         path = GOLDEN / f"{case.name}.txt"
@@ -69,7 +69,7 @@ def test_crowds_are_as_the_golden_files_have_them(request: pytest.FixtureRequest
         assert path.read_text("utf-8").count("\n") > 50
 
 
-def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: Path) -> None:
+def test_an_owner_sees_the_gpus_their_idle_hours_and_their_memory(tmp_path: Path) -> None:
     world = World(100)
     first, second = Node(world, gpus=12), Node(world, "n2")
     for index in range(12):
@@ -81,24 +81,23 @@ def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: 
     second.hold(0, IDLE, mig="2/0", pod="other-0")
     text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
     one, many = sorted(re.findall(r'gpus="(GPUs: [^"]*)"', text), key=len)
-    assert one == "GPUs: MIG-GPU-n2-0-2/0 on n2. GPU-hours not used so far: 1.5."
+    assert one == "GPUs: MIG-GPU-n2-0-2/0 on n2. Idle GPU-hours so far: 1.5."
     named = ", ".join(f"{'MIG-GPU-n1-3-1/0' if i == 3 else f'GPU-n1-{i}'} on n1" for i in (0, 1, 10, 11, *range(2, 8)))
     assert many == (
-        f"GPUs: {named} and others. GPU-hours not used so far: 19.5. "
-        "Most memory in use on one of them in the last 6h: 12GiB."
+        f"GPUs: {named} and others. Idle GPU-hours so far: 19.5. Highest memory use on one GPU in the last 6h: 12GiB."
     )
 
 
-def test_an_owner_reads_since_when_all_gpus_are_idle(tmp_path: Path) -> None:
+def test_an_owner_sees_since_when_all_gpus_are_idle(tmp_path: Path) -> None:
     world = World(100)
     node = Node(world, gpus=2)
     node.hold(0, IDLE, units=2)
     node.hold(1, until(20, BUSY, IDLE), units=2)
     text = alerts_at(95, "GpuHolderIdle", world, tmp_path)
-    assert re.findall(r"used none of them since ([^.]*)\. End it", text) == ["1970-01-01 00:20 UTC"]
+    assert re.findall(r"used none of them since ([^.]*)\. Stop it", text) == ["1970-01-01 00:20 UTC"]
 
 
-def test_a_counter_that_catches_up_is_at_most_all_of_the_time(tmp_path: Path) -> None:
+def test_a_counter_that_catches_up_shows_at_most_100_percent(tmp_path: Path) -> None:
     """An hour of heat that the driver reports at once is not 200 % of half an hour."""
     world = World(60)
     throttled(Node(world), 0, "thermal", until(29, always(0.0), until(30, always(60.0), always(1.0))))
@@ -124,8 +123,8 @@ def test_rules_load_in_the_newest_prometheus(newest: Path) -> None:
     assert done.stdout.count("SUCCESS") == len(files) > 7
 
 
-def test_the_newest_prometheus_says_the_same(newest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Each sixth case: all of them take three minutes and say no more."""
+def test_the_newest_prometheus_gives_the_same_results(newest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every sixth case: all cases would take three minutes and show no more."""
     alike = [case for case in all_cases() if case.name.partition(";")[0] not in SHIFTED and not case.is_golden]
     cases = alike[::6]
     assert len(cases) > 25

@@ -1,6 +1,6 @@
-"""Series as Prometheus would have scraped them, minute by minute, for promtool: nodes, GPUs, holders, what goes wrong.
+"""Series as Prometheus would scrape them every minute, for promtool: nodes, GPUs, holders, and faults.
 
-Time is minutes since 0. A scrape that fails leaves a staleness marker and then nothing, as a failed scrape does.
+Time is minutes since 0. A failed scrape leaves a staleness marker and then no samples, as in Prometheus.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class World:
         self.away: set[int] = set()  # minutes in which Prometheus itself does not run
 
     def put(self, name: str, labels: Mapping[str, str], values: Values | float) -> None:
-        """A series; None is a minute without a sample. Of two with the same labels each sample counts."""
+        """Add a series; None is a minute without a sample. Two series with the same labels are merged."""
         get = always(values) if isinstance(values, (int, float)) else values
         text = ", ".join(f'{key}="{value}"' for key, value in labels.items() if value)
         row = self.series.setdefault(f"{name}{{{text}}}", [None] * (self.minutes + 1))
@@ -51,12 +51,12 @@ class World:
                 row[t] = value
 
     def set(self, name: str, labels: Mapping[str, str], minute: int, value: float | None) -> None:
-        """One sample."""
+        """Set one sample."""
         text = ", ".join(f'{key}="{value}"' for key, value in labels.items() if value)
         self.series.setdefault(f"{name}{{{text}}}", [None] * (self.minutes + 1))[minute] = value
 
     def input_series(self) -> list[dict[str, str]]:
-        """As promtool's files have it."""
+        """The series in the form of promtool's files."""
         return [{"series": name, "values": self._write(row)} for name, row in sorted(self.series.items())]
 
     def _write(self, row: list[float | None]) -> str:
@@ -75,7 +75,7 @@ class World:
 
 
 class Node:
-    """A node with an exporter. `scraped`: whether the scrape at minute t succeeds; `target`: further target labels."""
+    """A node with an exporter. `scraped`: whether the scrape at minute t succeeds. `target`: more target labels."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Node:
         source_misses: Callable[[int], bool] = lambda _: False,
         uuid: str = "GPU-{name}-{index}",
     ) -> None:
-        """`sampled`: Unix seconds of the last sample at minute t; by default now."""
+        """`sampled`: Unix seconds of the last sample at minute t, by default minute t itself."""
         self.world, self.name, self.scraped = world, name, scraped
         self.labels = {"job": "gpu-exporter", "node": name, "instance": name, **(target or {})}
         self.uuids = [uuid.format(name=name, index=index) for index in range(gpus)]
@@ -121,7 +121,7 @@ class Node:
             self.put("gpu_up", gpu, (gpu_up or {}).get(index, always(1.0)))
 
     def put(self, name: str, labels: Mapping[str, str], values: Values | float, *, whatever: bool = False) -> None:
-        """A series of this target. `whatever`: up, which a failed scrape sets to 0."""
+        """Add a series of this target. `whatever`: the series is `up`, which a failed scrape sets to 0."""
         get = always(values) if isinstance(values, (int, float)) else values
 
         def scraped(t: int) -> float | None:
@@ -132,7 +132,7 @@ class Node:
         self.world.put(name, {**self.labels, **labels}, scraped)
 
     def free(self, index: int, *, active: Values | None = None, allocated: Values | float = 0) -> None:
-        """A GPU that nobody holds; `active`: Unix seconds of its last activity."""
+        """Add a GPU without a holder. `active`: Unix seconds of its last activity."""
         gpu = {"gpu": str(index), "uuid": self.uuids[index]}
         self.put("gpu_allocated", gpu, allocated)
         if active is not None:
@@ -156,9 +156,9 @@ class Node:
         gpu: str = "",
         **holder: str,
     ) -> None:
-        """A pod (namespace, pod) or a job (job_id) holds a GPU from minute `start` to `end`.
+        """Let a pod (namespace, pod) or a job (job_id) hold a GPU from minute `start` to `end`.
 
-        `begun`: Unix seconds of its start, by default those of `start`. `counts`: whether counters grow in a minute.
+        `begun`: Unix seconds of its start, by default of minute `start`. `counts`: whether counters grow in a minute.
         `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
         """
         scheduler = "slurm" if "job_id" in holder else "kubernetes"
@@ -206,13 +206,13 @@ class Node:
 
 
 def throttled(node: Node, index: int, reason: str, share: Values) -> None:
-    """A GPU that spends this share of its time slowed down."""
+    """Let a GPU be slowed down for this share of its time."""
     labels = {"gpu": str(index), "uuid": node.uuids[index], "reason": reason}
     node.put("gpu_throttle_seconds_total", labels, _count(lambda t: 60 * (share(t) or 0.0)))
 
 
 def _count(step: Callable[[int], float]) -> Values:
-    """A counter that grows by `step` each minute."""
+    """A counter that grows by `step` every minute."""
     total, row = 0.0, {0: 0.0}
 
     def value(t: int) -> float:
@@ -226,7 +226,7 @@ def _count(step: Callable[[int], float]) -> Values:
 
 
 def _last(happens: Callable[[int], bool]) -> Values:
-    """Unix seconds of the last minute in which it happened."""
+    """Unix seconds of the last minute for which `happens` is true."""
 
     def value(t: int) -> float | None:
         return next((60.0 * each for each in range(t, -1, -1) if happens(each)), None)

@@ -1,4 +1,4 @@
-"""A library of NVML that answers what it is told to: each call of each GPU, and each of its failures, by itself."""
+"""A fake NVML library with scripted answers: each call of each GPU can be set, or made to fail, separately."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Question: TypeAlias = tuple[str, str, tuple[Any, ...]]  # call, place of the dev
 
 @dataclass
 class Board:
-    """One GPU. `answers`: by call, or by call and arguments; an error's name is raised. `fields`: by field id.
+    """One GPU. `answers`: by call, or by call and arguments; the name of an error is raised. `fields`: by field id.
 
-    `instances`: of a board with MIG, their answers by call.
+    `instances`: for a board with MIG, the answers of each instance by call.
     """
 
     answers: dict[Any, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def healthy(index: int = 0, **more: Any) -> Board:
 
 
 def with_mig(index: int = 0, **more: Any) -> Board:
-    """The same with two MIG instances, on positions 0 and 2 of seven."""
+    """A healthy board with two MIG instances, at positions 0 and 2 of seven."""
     refused = dict.fromkeys(
         ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization"),
         "NVML_ERROR_NOT_SUPPORTED",
@@ -96,7 +96,7 @@ def with_mig(index: int = 0, **more: Any) -> Board:
 
 
 class Boards:
-    """A driver with these boards. `set`: answers of single questions instead, from now on. `asked`: every question."""
+    """A driver with these boards. `set`: replacement answers of single questions. `asked`: every question so far."""
 
     def __init__(self, *boards: Board, driver: str = "580.95.05") -> None:
         self.boards = boards
@@ -160,7 +160,7 @@ CODES = {name: code for code, name in nvml.ERROR_NAMES.items()}
 
 
 def record(boards: Boards, path: Path, seconds: float = 3600.0) -> None:
-    """What these boards answer, as a recording that `--devices.replay` plays."""
+    """Write the answers of these boards as a recording that `--devices.replay` plays."""
     clock = ManualClock()
     recorder = Recorder(boards, hashed=False, clock=clock.monotonic)
     backend = NvmlBackend(recorder, clock)

@@ -30,7 +30,7 @@ class Browser:
         self.call("Page.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers; events in between are dropped."""
+        """The browser's answer; events before it are dropped."""
         self._last += 1
         message: dict[str, Any] = {"id": self._last, "method": method, "params": parameters}
         if self._session:
@@ -53,26 +53,26 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def open(self, url: str, *, script: bool = True) -> None:
-        """Go there, and wait for the whole page; `script`: false as with JavaScript switched off."""
+        """Open the page and wait until it is complete; `script`: false is JavaScript switched off."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression of JavaScript."""
+        """The value of a JavaScript expression."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until it is true."""
+        """Wait until the expression is true."""
         until = time.monotonic() + ANSWER_S
         while not self.ask(expression):
             assert time.monotonic() < until, f"never true: {expression}"
             time.sleep(0.05)
 
     def type(self, text: str) -> None:
-        """Into whatever has the focus."""
+        """Type into the element that has the focus."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, code: int) -> None:
@@ -82,7 +82,7 @@ class Browser:
 
 @contextmanager
 def start_browser(profile: Path) -> Iterator[Browser]:
-    """Skips where there is no chromium; in CI it fails."""
+    """Start a browser. Without chromium the test is skipped; in CI it fails."""
     if shutil.which("chromium") is None:
         reason = "chromium is not on PATH: install with `make testbed` (needs root and Debian)"
         assert not os.environ.get("CI"), reason
@@ -91,14 +91,14 @@ def start_browser(profile: Path) -> Iterator[Browser]:
     answers, written_by_it = os.pipe()
 
     def as_it_wants() -> None:
-        """It reads its file descriptor 3 and writes 4."""
+        """Prepare the file descriptors: chromium reads 3 and writes 4."""
         os.dup2(os.dup(read_by_it), 3)
         os.dup2(os.dup(written_by_it), 4)
 
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     process = subprocess.Popen(
         ["chromium", *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
-        preexec_fn=as_it_wants,  # no thread of ours holds a lock here
+        preexec_fn=as_it_wants,  # no thread of the tests holds a lock here
         close_fds=False,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

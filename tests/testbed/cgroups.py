@@ -1,7 +1,7 @@
-"""Processes in cgroups as Slurm and the kubelet would name them: real ones, or a /proc made of files.
+"""Processes in cgroups with the names that Slurm and the kubelet use: real cgroups, or a /proc made of files.
 
-Real cgroups need root and a writable hierarchy (freezer of v1, or v2). Files need neither: a folder is given to the
-exporter as --path.procfs, with each process's own stat and the cgroup that it would have.
+Real cgroups need root and a writable hierarchy (freezer of v1, or v2). Files need neither: the exporter gets a folder
+as --path.procfs, with the real stat of each process and the cgroup that it would have.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import pytest
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "gpu-exporter-cgroups-"
-REMOVE_S = 5.0  # a cgroup whose last process was killed is busy for a moment
+REMOVE_S = 5.0  # after its last process was killed, a cgroup is busy for a moment
 
 
 class Places(Protocol):
-    """Where processes are put. `procfs` shows them."""
+    """A place for processes. `procfs` shows them."""
 
     procfs: Path
 
@@ -32,16 +32,16 @@ class Places(Protocol):
         """Put a process into the cgroup `path`, e.g. `slurm/uid_0/job_42/step_0`."""
 
     def close(self) -> None:
-        """Leave nothing behind; the processes have ended."""
+        """Remove everything; the processes must have ended."""
 
 
 class RealCgroups:
-    """Cgroups of this machine, below a folder of our own."""
+    """Cgroups of this machine, below a folder of the tests."""
 
     procfs = Path("/proc")
 
     def __init__(self, controller: str = "freezer") -> None:
-        """`controller`: of version 1, in whose tree they are made."""
+        """`controller`: the version 1 controller in whose tree the cgroups are created."""
         hierarchy = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / controller
         if os.geteuid() != 0 or not os.access(hierarchy, os.W_OK):
             assert not os.environ.get("CI"), "CI runs the cgroup tests as root"
@@ -69,7 +69,7 @@ class ProcFiles:
 
     def __init__(self, folder: Path) -> None:
         self.procfs = folder / "proc"
-        self._copy_stat(2)  # kthreadd: this is the host
+        self._copy_stat(2)  # kthreadd: it shows that this is the host
 
     def _copy_stat(self, pid: int) -> Path:
         target = self.procfs / str(pid)
@@ -77,13 +77,13 @@ class ProcFiles:
         real = Path(f"/proc/{pid}/stat")
         if real.exists():
             (target / "stat").write_bytes(real.read_bytes())
-        else:  # a pid that no process of this machine has: as old as the machine
+        else:  # no process of this machine has this pid: it counts as old as the machine
             (target / "stat").write_text(f"{pid} (made up) S 1 {'0 ' * 40}\n", encoding="utf-8")
         return target
 
     def put(self, pid: int, path: str) -> None:
         target = self._copy_stat(pid)
-        # By rename: the exporter reads while this is written.
+        # By rename, since the exporter may read at the same time.
         (target / "new").write_text(f"0::/{path}\n", encoding="utf-8")
         (target / "new").rename(target / "cgroup")
 
@@ -92,7 +92,7 @@ class ProcFiles:
 
 
 class MemoryLimit:
-    """A cgroup with a limit of memory, as a container has."""
+    """A cgroup with a memory limit, as a container has."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes."""
@@ -107,15 +107,15 @@ class MemoryLimit:
         (self._folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")).write_text(str(limit))
 
     def wrap(self, command: Sequence[str | Path]) -> list[str]:
-        """The same command, run inside."""
+        """The command line that runs `command` inside the cgroup."""
         return ["sh", "-c", f'echo $$ >{self._folder}/cgroup.procs && exec "$@"', "sh", *map(str, command)]
 
     def peak_mib(self) -> float:
-        """The most that it had, page cache included."""
+        """The peak memory in MiB, including page cache."""
         return int(self._peak.read_text("ascii")) / 2**20
 
     def close(self) -> None:
-        """End what runs inside, and leave nothing behind."""
+        """End all processes inside, and remove the cgroup."""
         deadline = time.monotonic() + REMOVE_S
         while self._folder.exists():
             for pid in (self._folder / "cgroup.procs").read_text("ascii").split():

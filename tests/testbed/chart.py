@@ -1,4 +1,4 @@
-"""The project's Helm chart: rendered, installed, and its monitors as a Prometheus without the operator reads them."""
+"""The project's Helm chart: rendered and installed; its monitors become a configuration of a plain Prometheus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RENAMED = {
 
 
 class Helm:
-    """Helm with folders of its own, on one cluster or on none."""
+    """Helm with its own folders, with or without a cluster."""
 
     def __init__(self, home: Path, kubeconfig: Path | None = None) -> None:
         self._environment = {**os.environ, "HELM_CACHE_HOME": str(home), "HELM_CONFIG_HOME": str(home)}
@@ -53,7 +53,7 @@ class Helm:
         return self.run("template", RELEASE, CHART, "--namespace=gpu-exporter", *self._with(values), check=check)
 
     def objects(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The chart's objects, hooks included."""
+        """The chart's objects, including hooks."""
         return [each for each in yaml.safe_load_all(self.template(values).stdout) if each]
 
     def install(self, namespace: str, values: Mapping[str, Any]) -> None:
@@ -66,19 +66,21 @@ class Helm:
 
 
 def find(objects: list[dict[str, Any]], kind: str, ending: str = "") -> dict[str, Any]:
-    """The one object of a kind whose name ends so."""
+    """The only object of a kind whose name has this ending."""
     (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(ending)]
     return found
 
 
 def _meta(label: str) -> str:
-    """A pod's label as Prometheus names it in discovery."""
+    """A pod's label, with the name that Prometheus's discovery uses."""
     return "__meta_kubernetes_pod_label_" + "".join(letter if letter.isalnum() else "_" for letter in label)
 
 
 def write_targets(plane: ControlPlane, namespace: str, path: Path) -> None:
-    """The pods of a namespace as Prometheus' own discovery describes them, for a file_sd: Debian builds it without
-    Kubernetes discovery. Pods share the machine's loopback here, so that is where they listen.
+    """Write the pods of a namespace as Prometheus's own discovery describes them, for a file_sd.
+
+    Debian builds Prometheus without Kubernetes discovery. Here, pods share the machine's loopback, so the addresses are
+    on loopback.
     """
     targets = []
     for pod in plane.core.list_namespaced_pod(namespace).items:
@@ -99,7 +101,7 @@ def write_targets(plane: ControlPlane, namespace: str, path: Path) -> None:
 
 
 def scrape_config(monitor: Mapping[str, Any], targets: Path) -> dict[str, Any]:
-    """What the Prometheus operator makes of a PodMonitor: its own labels, then the monitor's relabelings."""
+    """The scrape configuration that the Prometheus operator makes of a PodMonitor: its labels, then the relabelings."""
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     relabelings: list[dict[str, Any]] = []
     for label, value in monitor["spec"]["selector"]["matchLabels"].items():

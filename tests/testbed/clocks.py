@@ -1,4 +1,4 @@
-"""A clock for tests on real servers, which go by the machine's."""
+"""A clock for tests with real servers, which use the machine's clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from gpu_exporter.clock import SystemClock
 
 
 class StoppableClock(SystemClock):
-    """The machine's clock, `ahead` seconds ahead; its wall time stands still where a test stops it.
+    """The machine's clock, `ahead` seconds ahead; a test can stop its wall time.
 
-    `stopped`: Unix seconds, for a test whose steps may take any time. `later`: seconds that have passed for nobody but
-    this clock.
+    `stopped`: Unix seconds at which the wall time is stopped, for a test whose steps may take any time. `later`:
+    seconds that have passed only for this clock.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane on loopback: etcd, kube-apiserver, controller manager and, where wanted, scheduler."""
+"""A real Kubernetes control plane on loopback: etcd, kube-apiserver, controller manager and, on request, scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.testbed.processes import Processes, Running, free_port, wait_for
 
 
 class ControlPlane:
-    """Ready when built: the default ServiceAccount exists, so pods can be created."""
+    """A control plane. After construction the default ServiceAccount exists, so pods can be created."""
 
     def __init__(self, processes: Processes, directory: Path, scheduler: bool = False) -> None:
         self._processes = processes
@@ -45,7 +45,7 @@ class ControlPlane:
 
     @staticmethod
     def connect(kubeconfig: Path) -> client.ApiClient:
-        """The public client on a kubeconfig."""
+        """The public Kubernetes client with this kubeconfig."""
         return config.new_client_from_config(str(kubeconfig))
 
     def _start_etcd(self) -> str:
@@ -66,7 +66,7 @@ class ControlPlane:
         return url
 
     def start_apiserver(self) -> Running:
-        """Start the API server and wait until it is ready; again after it was stopped."""
+        """Start the API server, also after it was stopped, and wait until it is ready."""
         ca = self.authority.certificate
         certificate, key = self._server_certificate
         kubelet_certificate, kubelet_key = self._kubelet_client
@@ -132,30 +132,30 @@ class ControlPlane:
         return True
 
     def has_account(self, namespace: str) -> bool:
-        """Whether pods can be created in a new namespace."""
+        """Whether the namespace has its ServiceAccount, so that pods can be created."""
         accounts = self.core.list_namespaced_service_account(namespace, _request_timeout=30).items
         return any(account.metadata.name == "default" for account in accounts)
 
     def create_pod(self, manifest: dict[str, Any]) -> str:
-        """Create a pod; its UID."""
+        """Create a pod; returns its UID."""
         namespace = manifest["metadata"].get("namespace", "default")
         return str(self.core.create_namespaced_pod(namespace, manifest, _request_timeout=10).metadata.uid)
 
     def pod(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """The pod as the API sends it."""
+        """The pod as the API returns it."""
         return dict(self.api.sanitize_for_serialization(self.core.read_namespaced_pod(name, namespace)))
 
     def events(self, namespace: str, pod: str) -> list[tuple[str, str]]:
-        """Reason and note of a pod's Events in their order. Raw: the client refuses those of the kubelet."""
+        """Reason and note of a pod's Events in order. Read as JSON, since the client refuses Events of the kubelet."""
         answer = client.EventsV1Api(self.api).list_namespaced_event(namespace, _preload_content=False)
         items = [item for item in json.loads(answer.data)["items"] if item["regarding"].get("name") == pod]
         items.sort(key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
         return [(item["reason"], item.get("note", "")) for item in items]
 
     def define(self, *kinds: tuple[str, str, str, str], schema: dict[str, Any] | None = None) -> None:
-        """Serve these kinds, each (group, version, plural, kind), whose controllers are not here.
+        """Serve these kinds, each (group, version, plural, kind), without their controllers.
 
-        `schema`: of the whole object; None for any.
+        `schema`: of the whole object; None accepts any object.
         """
         free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         custom = client.CustomObjectsApi(self.api)
@@ -178,7 +178,7 @@ class ControlPlane:
 
 @contextmanager
 def start_control_plane(processes: Processes, directory: Path, scheduler: bool = False) -> Iterator[ControlPlane]:
-    """As ControlPlane; the connections are closed afterwards, the processes end with the test."""
+    """A ControlPlane; its connections are closed afterwards, its processes end with the test."""
     plane = ControlPlane(processes, directory, scheduler)
     try:
         yield plane

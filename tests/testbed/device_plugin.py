@@ -1,4 +1,4 @@
-"""A device plugin that hands out GPUs by UUID, as NVIDIA's does by default."""
+"""A device plugin that allocates GPUs by UUID, as NVIDIA's plugin does by default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ ENDPOINT = "gpu-test.sock"
 
 
 class DevicePlugin:
-    """Registered with one kubelet until `stop`. Register again after each restart of the kubelet: it deletes sockets."""
+    """A plugin that is registered with one kubelet until `stop`.
+
+    A restarted kubelet deletes all sockets, so the plugin must register again after each restart.
+    """
 
     def __init__(
         self, directory: Path, uuids: Sequence[str], resource: str = RESOURCE, endpoint: str = ENDPOINT
@@ -30,10 +33,10 @@ class DevicePlugin:
         self._server: grpc.Server | None = None
         self._changed = threading.Condition()
         self._unhealthy: frozenset[str] = frozenset()
-        self._run = 0  # of our servers: the stream of an older one ends
+        self._run = 0  # number of the present server: the stream of an older server ends
 
     def register(self) -> None:
-        """Serve and introduce ourselves."""
+        """Serve, and register with the kubelet."""
         self.stop()
         pb, pb_grpc = compile_stubs("deviceplugin")
         plugin, run = self, self._run
@@ -69,13 +72,13 @@ class DevicePlugin:
             pb_grpc.RegistrationStub(channel).Register(request, timeout=10)
 
     def call_unhealthy(self, *uuids: str) -> None:
-        """From now on these devices are unhealthy, and no others."""
+        """Report exactly these devices as unhealthy from now on."""
         with self._changed:
             self._unhealthy = frozenset(uuids)
             self._changed.notify_all()
 
     def _watch(self, run: int) -> Iterator[frozenset[str]]:
-        """The devices that are unhealthy, at first and after each change."""
+        """Yield the unhealthy devices now and after each change."""
         said: list[frozenset[str]] = []
         while True:
             with self._changed:

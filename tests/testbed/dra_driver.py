@@ -1,4 +1,4 @@
-"""A driver of dynamic resource allocation that names GPUs as NVIDIA's does: a ResourceSlice, and the kubelet's plugin."""
+"""A driver of dynamic resource allocation with NVIDIA's device names: a ResourceSlice, and a plugin of the kubelet."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DraDriver:
     def __init__(
         self, api: client.ApiClient, directory: Path, node: str, devices: Mapping[str, bool], resource: str
     ) -> None:
-        """`directory`: the kubelet's own folder, as the test sees it. `devices`: by name, whether several claims may have
-        a part of the device. `resource`: what pods ask for that get a whole GPU without a claim of their own.
+        """`directory`: the kubelet's folder, as the test sees it. `devices`: by name, whether several claims may each
+        have a part of the device. `resource`: the resource of pods that get a whole GPU without a claim.
         """
         self._resource = resource
         self._objects = client.CustomObjectsApi(api)
@@ -35,7 +35,7 @@ class DraDriver:
         self._node = node
         self._devices = dict(devices)
         self._registered = threading.Event()
-        self.refusal = ""  # why the kubelet did not take us
+        self.refusal = ""  # why the kubelet refused this driver
         self._servers = [self._serve(self._plugin), self._serve(self._registry)]
         wait_for(self._registered.is_set, "the kubelet to register the driver", 30)
         assert not self.refusal, self.refusal
@@ -96,7 +96,7 @@ class DraDriver:
         pb_grpc.add_DRAPluginServicer_to_server(Servicer(), server)
 
     def _results(self, namespace: str, claim: str) -> list[dict[str, Any]]:
-        """What the scheduler gave the claim."""
+        """The devices that the scheduler allocated to the claim."""
         found = self._objects.get_namespaced_custom_object(*GROUP, namespace, "resourceclaims", claim)
         return list(cast(Any, found)["status"]["allocation"]["devices"]["results"])
 
@@ -134,13 +134,13 @@ class DraDriver:
         self._objects.create_cluster_custom_object(*GROUP, "deviceclasses", body)
 
     def read_claims(self) -> list[dict[str, Any]]:
-        """Every claim of the cluster, as the API server has it."""
+        """Every claim of the cluster, as the API server returns it."""
         found = self._objects.list_cluster_custom_object(*GROUP, "resourceclaims")
         return list(cast(Any, found)["items"])
 
     def claim(self, name: str, *devices: str, namespace: str = "default", admin: bool = False) -> None:
-        """Ask for these devices of ours, all of them in one claim. `admin`: only to watch them, which the API server
-        allows in a namespace that is labelled for it.
+        """Request these devices of this driver in one claim. `admin`: only to monitor them; the API server allows that
+        in a namespace with the label for it.
         """
         requests = [
             {

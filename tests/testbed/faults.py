@@ -1,4 +1,4 @@
-"""A running exporter on our library, what it shows from outside, and the table of faults that tests write."""
+"""A running exporter on the fake NVML library, its view from outside, and the table of faults that tests write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
 
 @dataclass(frozen=True)
 class Seen:
-    """One scrape. Values by GPU index as text."""
+    """The result of one scrape. Values by GPU index as text."""
 
     text: str
     values: dict[str, dict[str, float]]  # family: {gpu: value}, only families without further labels
@@ -36,7 +36,7 @@ class Seen:
 
 
 def look(url: str) -> Seen:
-    """Scrape, and take it apart. Fails when nobody answers."""
+    """Scrape and parse the page. Fails if the scrape is not answered."""
     text = fetch(f"{url}/metrics", timeout_s=4.5)
     assert text is not None, "the scrape was not answered"
     values: dict[str, dict[str, float]] = defaultdict(dict)
@@ -51,9 +51,9 @@ def look(url: str) -> Seen:
 
 
 def scrape_ms(url: str) -> float:
-    """The best of a few scrapes: what the exporter takes when nothing else is in the way.
+    """The fastest of several scrapes in milliseconds: the exporter's own time, without the load of other programs.
 
-    Five, and some more on a machine that is busy with others.
+    Five scrapes, and some more on a busy machine.
     """
     times: list[float] = []
     while len(times) < 5 or (min(times) > 5.0 and len(times) < 30):
@@ -68,7 +68,7 @@ def threads_of(running: Running) -> int:
 
 
 class Rig:
-    """`count` GPUs whose values stand still until they are moved from state A to state B."""
+    """`count` GPUs whose values do not change until the test changes state A to state B."""
 
     def __init__(
         self, table: NvmlTable, environment: dict[str, str], processes: Processes, directory: Path, count: int
@@ -87,7 +87,7 @@ class Rig:
         self.set_state("A")
 
     def set_state(self, state: str) -> None:
-        """Every GPU has its own power, and another one in each state."""
+        """Set the state: every GPU has its own power, which differs between the states."""
         for index in range(self.count):
             with self.table.writing(index) as out:
                 out.power_mw = self._power_w(index, state) * 1000
@@ -98,7 +98,7 @@ class Rig:
         return 200 + 10 * index + (5 if state == "B" else 0)
 
     def start(self, *flags: str, settings: str = "", environment: dict[str, str] | None = None) -> tuple[Running, str]:
-        """The exporter, quick enough for tests unless `settings` say otherwise."""
+        """Start the exporter with short intervals, unless `settings` change them."""
         path = self.directory / "settings.yaml"
         quick = "sampling: {interval: 200ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
         path.write_text(settings or quick, encoding="utf-8")
@@ -118,7 +118,7 @@ class Rig:
         return {str(index) for index in range(self.count)} - {str(index) for index in but}
 
     def wait_until(self, url: str, what: str, condition, timeout_s: float = 20.0) -> Seen:  # type: ignore[no-untyped-def]
-        """Scrape until `condition(seen)` holds."""
+        """Scrape until `condition(seen)` is true."""
 
         def ask() -> Seen | None:
             seen = look(url)
@@ -127,7 +127,7 @@ class Rig:
         return wait_for(ask, what, timeout_s)
 
     def hold(self, url: str, seconds: float, check: Callable[[Seen], None]) -> None:
-        """Scrape again and again for some time: what must not happen, must not happen at any moment of it."""
+        """Scrape repeatedly for some time, and check each scrape: the check must hold at every moment."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             check(look(url))
@@ -135,11 +135,12 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-Written by `tests/component/test_faults.py`, which makes each fault on a running exporter with a C library of our own in
-the driver's place, and looks from outside. {count} GPUs; the fault hits GPU 3, unless it says all. A test run compares.
+Written by `tests/component/test_faults.py`, which causes each fault on a running exporter and observes it from outside.
+A fake NVML library in C replaces the driver. {count} GPUs; a fault affects GPU 3, unless the row says all. A test run
+compares.
 
-In every row: the process stays, unless the row says otherwise; each scrape is answered, within 10 ms when nothing else
-runs; no value from before the fault is published as present; nothing of it counts as idle.
+In every row: the process keeps running, unless the row says otherwise. Each scrape is answered, within 10 ms if nothing
+else runs on the machine. No value from before the fault is published as present. No time of the fault counts as idle.
 
 | fault | what the GPU in question shows | the other GPUs | signs | recovery |
 | --- | --- | --- | --- | --- |
@@ -147,7 +148,7 @@ runs; no value from before the fault is published as present; nothing of it coun
 
 
 class FaultTable:
-    """Rows as the tests saw them."""
+    """Rows with the results of the tests."""
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[str, ...]] = {}

@@ -1,4 +1,4 @@
-"""Container images without a registry: one around a static program, and the project's own by its Dockerfile."""
+"""Container images without a registry: an image of one static program, and the project's images by its Dockerfile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
 
 
 def write_pause_image(path: Path) -> None:
-    """An image PAUSE whose program is pause.c; for the sandbox of pods and for the pods themselves."""
+    """Write the image PAUSE with the program pause.c; for the sandbox of pods and for the pods themselves."""
     program = path.with_suffix(".program")
     subprocess.run(["gcc", "-O2", "-static", "-o", str(program), str(SOURCE)], check=True)
     layer = _tar({"pause": (program.read_bytes(), 0o755)})
@@ -70,7 +70,7 @@ def base_archive() -> Path:
 
 
 class Builder:
-    """Builds images with buildah inside a sandbox, so that neither storage nor mounts outlive it."""
+    """Builds images with buildah inside a sandbox, so that storage and mounts end with it."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -85,7 +85,7 @@ class Builder:
         self._run("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "-t", tag, *options, context)
 
     def build_base(self) -> None:
-        """The image that stands for python:slim."""
+        """Build the image that replaces python:slim."""
         context = self._folder / "base"
         context.mkdir()
         (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
@@ -93,7 +93,7 @@ class Builder:
         self._bud(BASE, context)
 
     def build_target(self, target: str, tag: str) -> Path:
-        """One target of the project's Dockerfile; its archive. The machine's own CA and index serve pip."""
+        """Build one target of the project's Dockerfile; returns its archive. pip uses the machine's CA and index."""
         options: list[str | Path] = ["--target", target, "--build-arg", f"BASE={BASE}", "-f", ROOT / "Dockerfile"]
         if CA_BUNDLE.exists():
             options += ["-v", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"PIP_CERT={CA_BUNDLE}"]

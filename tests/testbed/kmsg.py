@@ -1,4 +1,4 @@
-"""The kernel's log as a pipe of our own."""
+"""A pipe in place of the kernel's log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 class Kmsg:
-    """A pipe that gives records as /dev/kmsg does, but for the ring in which those are kept."""
+    """A pipe that returns records as /dev/kmsg does, but keeps no old records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         os.mkfifo(path)
-        self._handle = os.open(path, os.O_RDWR)  # so that it stays open between two readers
+        self._handle = os.open(path, os.O_RDWR)  # so that the pipe remains open between two readers
 
     def write(self, text: str, priority: int = 4) -> None:
         os.write(self._handle, f"{priority},1,1,-;{text}\n SUBSYSTEM=pci\n".encode())

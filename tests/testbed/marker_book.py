@@ -1,4 +1,4 @@
-"""A marker that keeps its marks in memory, and cycles over it: a scheduler for tests of what a cycle does."""
+"""A marker with marks in memory, and cycles over it: a scheduler for tests of the reconciler's cycle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.outcomes import RUNS
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -31,7 +31,7 @@ A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
 
 
 class Book:
-    """Marks in memory, with the answers that a test wants."""
+    """Marks in memory, with scripted answers."""
 
     rest_s = 0.0
 
@@ -44,8 +44,8 @@ class Book:
         self.able_s: dict[HolderName, float] = {}  # how long the holder has been able to work
         self.alone: dict[
             HolderName, Decision | None
-        ] = {}  # with what a mark was checked that evidence does not support
-        self.unable: dict[HolderName, str] = {}  # what the live object says by itself
+        ] = {}  # the decision with which a mark without evidence was checked
+        self.unable: dict[HolderName, str] = {}  # the reason for a refusal by the live object
         self.fail: Exception | None = None
         self.fail_list: Exception | None = None
         self.calls: list[str] = []
@@ -74,7 +74,7 @@ class Book:
         ]
 
     def _require(self, *facts: object) -> None:
-        """What a cycle hands over is there; errors would end in its log."""
+        """Check that the cycle passed all arguments; an exception here would only end in its log."""
         if None in facts or "None" in facts:
             self.calls.append(f"incomplete: {facts}")
 
@@ -109,7 +109,7 @@ class Book:
         self.calls.append(f"renew {mark.name.name}")
         if self.fail:
             raise self.fail
-        self.marks[mark.name] = mark.stage  # as a whole, as on a job: what is written is the text with its stage
+        self.marks[mark.name] = mark.stage  # replaced as a whole, as on a job: the written text contains the stage
         self.observed[mark.name] = decision.observed_wall
 
     def write(self, decision: Decision, wall: float) -> str:
@@ -130,7 +130,7 @@ class Book:
 
 
 class Bench:
-    """One cycle over one or more books; evidence as idle runs of each holder's units."""
+    """Runs cycles over one or more books; the evidence is the idle runs of each holder's units."""
 
     record: Record | None = None
 
@@ -142,10 +142,10 @@ class Bench:
         self.asked: Collection[HolderName] = ()
         self.reads = 0
         self.exporters, self.allocations = 100, 10_000
-        self.only_asked = False  # whether others than idle holders are shown only when they are asked for
+        self.only_asked = False  # whether holders that are not idle are returned only on request
         self.writes: list[str] = []
         self.skips: list[str] = []
-        self.given: list[Decision] = []  # that may be acted on
+        self.given: list[Decision] = []  # decisions that may lead to an action
         self.clock = ManualClock(wall=WALL)
         self.policy = policy
         self.rules: Sequence[PolicyRule] = ()
@@ -156,17 +156,16 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        """Another process: only the books are left."""
+        """Start a new process: only the books remain."""
         judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.record)
-        self.cycle = Cycle(
+        self.cycle = ReconcileCycle(
             judge,
             self.books,
             self.policy,
             self,
             self.clock,
+            CycleHooks(may_write=lambda: self.may_write(), act=self.given.extend),
             once=self.once,
-            may_write=lambda: self.may_write(),
-            act=self.given.extend,
         )
 
     def count_write(self, result: str) -> None:

@@ -1,4 +1,4 @@
-"""An API server's answers as bytes, from objects in memory: what reads them is the product's own way of reading."""
+"""An API server's answers as bytes, from objects in memory; the product's own code reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from gpu_exporter.reconciler.kubernetes.api import Api, failure
+from gpu_exporter.reconciler.kubernetes.client.api import Api, failure
 
 CHUNK = 4096
 LISTS = {
@@ -23,7 +23,7 @@ KINDS = {"batch/v1": {"Job": "jobs"}, "apps/v1": {"ReplicaSet": "replicasets", "
 
 
 class MemoryApi(Api):
-    """`objects`: by kind; each a JSON value, or the text of one. `pages`: of so many objects."""
+    """`objects`: by kind, each a JSON value or the text of a JSON value. `page`: number of objects per page."""
 
     def __init__(self, objects: dict[str, list[Any]], page: int = 20) -> None:
         super().__init__(client.ApiClient(client.Configuration()))
@@ -62,7 +62,7 @@ class MemoryApi(Api):
 
 
 def selects(selector: str | None, row: Any) -> bool:
-    """As the API server does, of the phase of pods."""
+    """Whether a field selector for the phase of pods selects this row, as in the API server."""
     phase = row["status"].get("phase") if isinstance(row, dict) and isinstance(row.get("status"), dict) else None
     for part in (selector or "").split(","):
         wanted = part.rpartition("=")[2]

@@ -1,4 +1,4 @@
-"""Slurm's commands answered from memory, in the words of two releases: a JobMarker for tests without a controller."""
+"""Slurm's commands answered from memory, in the formats of two releases: a JobMarker for tests without a controller."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CONFIG = "ClusterName             = lab\n"
 
 
 def row_of_22_05(**fields: Any) -> dict[str, Any]:
-    """As squeue 22.05.8 prints it: plain numbers."""
+    """A job as squeue 22.05.8 prints it: plain numbers."""
     row = {"job_id": 7, "array_job_id": 0, "array_task_id": None, "job_state": "RUNNING", "start_time": 1_799_991_000}
     return {**row, "restart_cnt": 1, "comment": None, **fields}
 
 
 def row_of_24_11(**fields: Any) -> dict[str, Any]:
-    """As squeue 24.11.5 prints it: numbers that may be unset, states as a list."""
+    """A job as squeue 24.11.5 prints it: numbers that may be unset, states as a list."""
 
     def number(value: int, given: bool = True) -> dict[str, Any]:
         return {"set": given, "infinite": False, "number": value}
@@ -41,9 +41,9 @@ class MemorySlurm(jobs.JobMarker):
         text: str = f"{LABEL}=underused;since=x",
         field: str = "",
     ) -> None:
-        """`field`: as JobMarker; by default the one that holds the text. `denied`: fields that may not be written."""
+        """`field`: as in JobMarker; by default the field with the text. `denied`: fields that may not be written."""
         self.denied: set[str] = set()
-        self.slow_s = 0.0  # that each command takes
+        self.slow_s = 0.0  # time that each command takes
         self.release, self.settings = release, settings
         make, own = (row_of_22_05, "Comment") if release.startswith("22") else (row_of_24_11, "Extra")
         self.own = own
@@ -53,14 +53,14 @@ class MemorySlurm(jobs.JobMarker):
         super().__init__(self.clock, Policy(), field or own)
 
     def text(self, job_id: int, field: str = "") -> str:
-        """What a field of this job holds."""
+        """The content of a field of this job."""
         row = next(row for row in self.rows if row["job_id"] == job_id)
         return str(row.get(FIELDS[field or self.own]) or "")
 
     def _run(self, *command: str) -> str:
         self.calls.append(" ".join(command[:2]))
         self.clock.advance(self.slow_s)
-        if command[0] == "squeue":  # 22.05 answers with all jobs whatever is asked for
+        if command[0] == "squeue":  # 22.05 returns all jobs for every request
             asked = command[command.index("--jobs") + 1] if "--jobs" in command else ""
             every = not asked or self.release.startswith("22")
             return json.dumps({"jobs": [row for row in self.rows if every or str(row["job_id"]) == asked]})

@@ -1,7 +1,7 @@
 """A real node in a sandbox: containerd and kubelet, alone or joined to a control plane.
 
-Settings that matter, and why, as measured on Debian 12 with a hybrid cgroup hierarchy: no cgroup v2 is required, no
-iptables, no swap check, one cgroup root of our own; pods get a network namespace with nothing but lo.
+The settings that matter, and their reasons, as measured on Debian 12 with a hybrid cgroup hierarchy: cgroup v2 is not
+required, no iptables, no swap check, one cgroup root of the tests; pods get a network namespace with only lo.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ esac
 
 
 def program(name: str) -> Path:
-    """A built Go program; skips with the reason where it cannot be had, fails in CI."""
+    """A built Go program. If it cannot be built, the test is skipped with the reason; in CI it fails."""
     try:
         return build(name)
     except RuntimeError as exc:
@@ -51,7 +51,7 @@ def program(name: str) -> Path:
 
 
 class Node:
-    """One node, `node1`. Paths are as the test sees them; inside they are the usual ones."""
+    """One node, `node1`. Paths are as the test sees them; inside the sandbox they are the usual paths."""
 
     def __init__(self, sandbox: Sandbox, kubeconfig: Path | None, uuids: Sequence[str]) -> None:
         self.sandbox = sandbox
@@ -89,7 +89,7 @@ class Node:
         scratch = self.sandbox.scratch
         (scratch / "cni").mkdir()
         (scratch / "cni-conf").mkdir()
-        for name in ("lo-only", "loopback"):  # containerd adds the second one by itself
+        for name in ("lo-only", "loopback"):  # containerd itself adds the second name
             (scratch / "cni" / name).write_text(CNI)
             (scratch / "cni" / name).chmod(0o755)
         network = {"cniVersion": "0.4.0", "name": "lo-only", "plugins": [{"type": "lo-only"}]}
@@ -146,7 +146,7 @@ conf_dir = "{scratch}/cni-conf"
         (scratch / "kubelet.json").write_text(json.dumps(settings))
 
     def start_kubelet(self, register: bool = True) -> None:
-        """Start the kubelet and register the device plugin, unless told to leave that out."""
+        """Start the kubelet, and register the device plugin unless `register` is false."""
         command: list[str | Path] = [
             program("kubelet"),
             f"--config={self.sandbox.scratch / 'kubelet.json'}",
@@ -158,7 +158,7 @@ conf_dir = "{scratch}/cni-conf"
             command.append(f"--kubeconfig={self._kubeconfig}")
         started = self._kubelet = self.sandbox.start(command)
         socket = self.root / "device-plugins" / "kubelet.sock"
-        # Of a killed kubelet the old socket stays; the new one makes its own.
+        # The old socket of a killed kubelet remains; the new kubelet creates its own.
         old = self.pod_resources.stat().st_ctime_ns if self.pod_resources.exists() else 0
 
         def listens() -> bool:
@@ -171,13 +171,13 @@ conf_dir = "{scratch}/cni-conf"
             self.plugin.register()
 
     def stop_kubelet(self, with_signal: int = signal.SIGKILL) -> None:
-        """End the kubelet; containers go on. Its device-plugin socket stays, as after a crash."""
+        """End the kubelet; containers keep running. Its device-plugin socket remains, as after a crash."""
         assert self._kubelet is not None
         self._kubelet.stop(with_signal)
         (self.root / "device-plugins" / "kubelet.sock").unlink(missing_ok=True)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods that a stand-alone kubelet runs, as its own /pods says; none while it does not answer."""
+        """The pods of a stand-alone kubelet, from its own /pods; empty while it does not answer."""
         context = ssl._create_unverified_context()
         try:
             with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/pods", timeout=30, context=context) as answer:
@@ -187,14 +187,14 @@ conf_dir = "{scratch}/cni-conf"
         return items or []
 
     def list_pod_resources(self) -> list[str]:
-        """The pods that PodResources lists with a device, asked by the real gRPC client."""
+        """The pods that PodResources lists with a device, read by the real gRPC client."""
         pb, pb_grpc = compile_stubs("podresources")
         with grpc.insecure_channel(f"unix:{self.pod_resources}") as channel:
             answer = pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=30)
         return [pod.name for pod in answer.pod_resources if any(each.devices for each in pod.containers)]
 
     def allocatable(self) -> set[str]:
-        """The resources of which the kubelet has devices to give."""
+        """The resources of which the kubelet can allocate devices."""
         pb, pb_grpc = compile_stubs("podresources")
         with grpc.insecure_channel(f"unix:{self.pod_resources}") as channel:
             stub = pb_grpc.PodResourcesListerStub(channel)
@@ -202,7 +202,7 @@ conf_dir = "{scratch}/cni-conf"
         return {each.resource_name for each in answer.devices}
 
     def print_logs(self) -> None:
-        """The ends of the pods' logs, for a test that failed."""
+        """Print the ends of the pods' logs, for a failed test."""
         for path in sorted(self.pod_logs.glob("*/*/*.log")):
             text = path.read_text("utf-8", "replace")
             print(f"--- end of {path.relative_to(self.pod_logs)}\n{text[-3000:]}", file=sys.stderr)
@@ -214,7 +214,7 @@ conf_dir = "{scratch}/cni-conf"
 
 
 def static_pod(name: str, gpus: int, seconds: int | None = None, **metadata: Any) -> dict[str, Any]:
-    """A pod `train` that holds GPUs, for a while or until it is told to end."""
+    """A pod `train` that holds GPUs for `seconds`, or until it is ended."""
     container: dict[str, Any] = {
         "name": "train",
         "image": PAUSE,
@@ -240,7 +240,7 @@ def static_pod(name: str, gpus: int, seconds: int | None = None, **metadata: Any
 def start_node(
     processes: Processes, uuids: Sequence[str], kubeconfig: Path | None = None, programs: Sequence[str] = ()
 ) -> Iterator[Node]:
-    """A node with these GPUs, its kubelet started; everything of it is gone afterwards."""
+    """A node with these GPUs and a started kubelet; it is removed completely afterwards."""
     require("containerd", "ctr", "runc", "nsenter", "unshare", "gcc", *programs)
     program("kubelet")
     sandbox = Sandbox(processes)

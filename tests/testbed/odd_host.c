@@ -1,7 +1,7 @@
-/* A host on which a test turns two screws, for LD_PRELOAD. In the directory $ODD_HOST:
- *   no-threads  while this file is there, no thread can be started, as at the pids limit of a control group
+/* A host with two properties that a test can change, for LD_PRELOAD. In the directory $ODD_HOST:
+ *   no-threads  while this file exists, no thread can be started, as at the pids limit of a control group
  *   step        seconds by which the wall clock has been stepped
- * Both are what the kernel would do; a control group or a clock of its own would need rights that a test has not.
+ * Both behave as the kernel does; a real control group or clock would need rights that a test does not have.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,7 +45,7 @@ int clock_gettime(clockid_t id, struct timespec *now) {
   return result;
 }
 
-/* The next two do not go through the function above, but through the kernel's page. */
+/* The next two functions do not use the function above, but the kernel's page. */
 time_t time(time_t *place) {
   struct timespec now = {0, 0};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -62,7 +62,8 @@ int gettimeofday(struct timeval *restrict now, void *restrict zone) {
   return 0;
 }
 
-/* A deadline by the wall clock, which the kernel measures by the true one. One by the monotonic clock is less than 1e9. */
+/* A deadline by the wall clock, which the kernel compares with the true clock. A deadline by the monotonic clock is
+ * less than 1e9. */
 int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *deadline) {
   static int (*real)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
   struct timespec until = *deadline;

@@ -1,4 +1,4 @@
-"""A host without a thread to spare, or whose wall clock is stepped, either way: for a program that a test starts."""
+"""A host that allows no further threads, or whose wall clock is stepped, for a program that a test starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOURCE = Path(__file__).with_name("odd_host.c")
 
 
 class OddHost:
-    """Give `environment` to the program; what the methods say holds from then on."""
+    """Start the program with `environment`; the methods then change its host."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""The real controllers of JobSet, Kubeflow and Kueue beside a control plane: they make pods of objects, and end them."""
+"""The real controllers of JobSet, Kubeflow and Kueue for a control plane: they create and delete pods for objects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.testbed.processes import Processes, Running, free_port, wait_for
 from tests.testbed.programs import operator_crds
 
 GPU = "nvidia.com/gpu"
-# The MPI operator controls MPIJobs of v2beta1; the training operator's own definition of that kind is another one.
+# The MPI operator controls MPIJobs of v2beta1; the training operator has another definition of that kind.
 OTHERS = ("training-operator-kubeflow.org_mpijobs.yaml",)
 KUEUE = ("kueue.x-k8s.io", "v1beta2")
 KUEUE_NAMESPACE = "kueue-system"
-# Kueue does not start before it has put its certificate into these. One version is asked for, so none is converted.
+# Kueue starts only after it has written its certificate here. One version is requested, so no object is converted.
 CONVERSION = {
     "strategy": "Webhook",
     "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": {"url": "https://127.0.0.1:1/convert"}},
@@ -54,7 +54,7 @@ def start_operators(processes: Processes, plane: ControlPlane) -> Running:
 
 
 def start_kueue(processes: Processes, plane: ControlPlane, directory: Path) -> Running:
-    """Kueue without its webhooks: what they would default, a test writes itself."""
+    """Kueue without its webhooks: tests must write the defaults that the webhooks would set."""
     plane.core.create_namespace({"metadata": {"name": KUEUE_NAMESPACE}})
     plane.core.create_namespaced_secret(KUEUE_NAMESPACE, {"metadata": {"name": "kueue-webhook-server-cert"}})
     certificate, key = plane.authority.issue("kueue", "kueue")
@@ -79,7 +79,7 @@ def start_kueue(processes: Processes, plane: ControlPlane, directory: Path) -> R
 
 
 def make_queue(plane: ControlPlane, namespace: str, gpus: int) -> None:
-    """A queue `team` of the namespace, with so many GPUs."""
+    """Create a queue `team` of the namespace, with `gpus` GPUs."""
     custom = client.CustomObjectsApi(plane.api)
 
     def create(plural: str, kind: str, name: str, spec: dict[str, Any], *where: str) -> None:
@@ -112,19 +112,19 @@ def job_spec(pods: int, gpus: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def jobset_spec(**roles: tuple[int, int, int]) -> dict[str, Any]:
-    """By role: Jobs, pods of each, GPUs of a pod."""
+    """A JobSet; by role: number of Jobs, pods per Job, GPUs per pod."""
     jobs = [
         {"name": role, "replicas": replicas, "template": {"spec": job_spec(pods, gpus, completionMode="Indexed")}}
         for role, (replicas, pods, gpus) in roles.items()
     ]
-    # As the webhook would set them.
+    # The values that the webhook would set.
     policies = {"successPolicy": {"operator": "All"}, "startupPolicy": {"startupPolicyOrder": "AnyOrder"}}
     network = {"enableDNSHostnames": False, "publishNotReadyAddresses": False}
     return {"replicatedJobs": jobs, **policies, "network": network, "suspend": False}
 
 
 def kubeflow_spec(field: str, container: str, **roles: tuple[int, int]) -> dict[str, Any]:
-    """By role: pods, GPUs of a pod. `container`: the name that its operator asks for."""
+    """By role: number of pods, GPUs per pod. `container`: the name that the operator requires."""
     specs = {}
     for role, (replicas, gpus) in roles.items():
         template = pod_template(gpus)
@@ -133,7 +133,7 @@ def kubeflow_spec(field: str, container: str, **roles: tuple[int, int]) -> dict[
     return {field: specs, "runPolicy": {"cleanPodPolicy": "None", "suspend": False}}
 
 
-# By kind: group, version, plural, and an object of two roles where the kind has roles, the first without GPUs.
+# By kind: group, version, plural, and an object; if the kind has roles, it has two, the first without GPUs.
 OBJECTS: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
     "Job": (("batch", "v1", "jobs"), job_spec(3)),
     "JobSet": (("jobset.x-k8s.io", "v1alpha2", "jobsets"), jobset_spec(driver=(1, 1, 0), worker=(2, 2, 1))),
@@ -170,7 +170,7 @@ OBJECTS: dict[str, tuple[tuple[str, str, str], dict[str, Any]]] = {
 def create(
     plane: ControlPlane, namespace: str, kind: str, name: str, spec: Any = None, **labels: str
 ) -> dict[str, Any]:
-    """An object of this kind, as OBJECTS has it or with another spec."""
+    """Create an object of this kind, as in OBJECTS or with another spec."""
     (group, version, plural), usual = OBJECTS[kind]
     body = {
         "apiVersion": f"{group}/{version}",

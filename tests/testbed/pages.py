@@ -1,4 +1,4 @@
-"""An exporter that publishes what a test says."""
+"""An exporter that publishes a page of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_exporter.fetch import FetchError, fetch_text
 
 @contextmanager
 def serve_page(render: Callable[[], str]) -> Iterator[str]:
-    """Answer each request with what `render` returns then; host:port on loopback."""
+    """Answer each request with the present result of `render`; yields host:port on loopback."""
 
     class Exporter(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -34,7 +34,7 @@ def serve_page(render: Callable[[], str]) -> Iterator[str]:
 
 
 def is_served(url: str, text: str) -> bool | None:
-    """Whether a page is there and has this text; None for not yet."""
+    """True if the page exists and contains this text; None if not yet."""
     try:
         return text in fetch_text(url) or None
     except FetchError:

@@ -1,4 +1,4 @@
-/* What pods run in tests: waits until it is told to end; as `pause N` it ends after N seconds. */
+/* The program of pods in tests: it waits until it is ended; as `pause N` it ends after N seconds. */
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -17,7 +17,7 @@ ADDRESSES = ("127.0.0.1", "10.96.0.1")
 
 
 class Authority:
-    """A CA that writes what it signs into one folder."""
+    """A CA that writes the certificates it signs to one folder."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def write_key(self, name: str, key: ec.EllipticCurvePrivateKey | None = None) -> Path:
-        """NAME.key and NAME.pub of a new key, or of the given one."""
+        """Write NAME.key and NAME.pub of a new key, or of the given key."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         path = self.directory / f"{name}.key"
         path.write_bytes(
@@ -64,7 +64,7 @@ class Authority:
         return path
 
     def issue(self, name: str, user: str, group: str = "") -> tuple[Path, Path]:
-        """NAME.crt and NAME.key for a user of a group; good for servers on loopback too."""
+        """Write NAME.crt and NAME.key for a user of a group; also valid for servers on loopback."""
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, user)]
         if group:
@@ -78,7 +78,7 @@ class Authority:
         return certificate, self.write_key(name, key)
 
     def kubeconfig(self, name: str, server: str, user: str, group: str = "") -> Path:
-        """A kubeconfig of a new user."""
+        """Write a kubeconfig of a new user."""
         certificate, key = self.issue(name, user, group)
         path = self.directory / f"{name}.kubeconfig"
         content = {

@@ -19,7 +19,10 @@ def messages() -> ModuleType:
 
 
 def begin_container(logs: Path, pod: str, number: int = 0, container: str = "main") -> Path:
-    """What a container runtime leaves at start `number`, below /var/log/pods; `pod` is NAMESPACE_NAME_UID. The folder."""
+    """Write the log files of a container's start `number` below /var/log/pods; returns the folder.
+
+    `pod` is NAMESPACE_NAME_UID.
+    """
     folder = logs / pod / container
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{number}.log").touch()
@@ -29,8 +32,8 @@ def begin_container(logs: Path, pod: str, number: int = 0, container: str = "mai
 class Kubelet:
     """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}.
 
-    `claims`: of dynamic resource allocation, (namespace, pod, container) to [(driver, names of CDI devices)], as kubelets
-    before 1.34 list them; `claimed`: likewise to [(driver, device, share id or "")].
+    `claims`: for dynamic resource allocation, (namespace, pod, container) to [(driver, names of CDI devices)], as
+    kubelets before 1.34 list them. `claimed`: likewise to [(driver, device, share id or "")].
     """
 
     def __init__(self, socket: Path) -> None:
@@ -40,11 +43,11 @@ class Kubelet:
         self.claimed: dict[tuple[str, str, str], Sequence[tuple[str, str, str]]] = {}
         self.allocatable: list[str] = []
         self.status: grpc.StatusCode | None = None
-        self.listed = 0  # how often List was answered
+        self.listed = 0  # number of List calls that were answered
         self._server: grpc.Server | None = None
 
     def flags(self, logs: Path) -> tuple[str, ...]:
-        """What makes gpu-exporter ask this kubelet and nobody else; `logs`: where begin_container writes."""
+        """Flags that make gpu-exporter query only this kubelet; `logs`: the folder that begin_container writes to."""
         return (
             "--attribution.kubelet",
             f"--attribution.kubelet.socket={self.socket}",

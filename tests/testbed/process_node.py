@@ -1,4 +1,4 @@
-"""A node whose GPUs have processes of pods and jobs, in real cgroups or a /proc made of files, under the exporter."""
+"""A node with an exporter, whose GPUs have processes of pods and jobs, in real cgroups or a /proc made of files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(number: int | str) -> str:
 
 
 class Node:
-    """GPUs with processes on them, and an exporter with a file of who holds what."""
+    """GPUs with processes, and an exporter with a file of holders."""
 
     def __init__(
         self,
@@ -58,31 +58,31 @@ class Node:
     def start_process(
         self, path: str, command: Sequence[str] = ("sleep", "600"), environment: Mapping[str, str] | None = None
     ) -> int:
-        """A process in that cgroup, by default one that sleeps; its pid."""
+        """Start a process in that cgroup, by default one that sleeps; returns its pid."""
         pid = self._children.start(command, environment).process.pid
         self._places.put(pid, path)
         return pid
 
     def list_on(self, gpu: int, *pids: int | tuple[int, str]) -> None:
-        """The driver lists these processes on a GPU, each with its MIG instance if any."""
+        """Make the driver list these processes on a GPU, each with its MIG instance if it has one."""
         self._feeder.pids[gpu] = tuple((pid, "") if isinstance(pid, int) else pid for pid in pids)
 
     def list_with_memory(self, gpu: int, **memory_gib: tuple[str, int]) -> None:
-        """The driver lists a new process for each: (its cgroup, GiB of memory)."""
+        """Make the driver list a new process for each (cgroup, GiB of memory)."""
         pids = {self.start_process(path): gib for path, gib in memory_gib.values()}
         self._feeder.memory |= {pid: gib * 2**30 for pid, gib in pids.items()}
         self.list_on(gpu, *pids)
 
     def work(self, pid: int, load: Load) -> None:
-        """The driver tells that a listed process does this on its GPU."""
+        """Make the driver report this work of a listed process on its GPU."""
         self._feeder.work[pid] = load
 
     def add_zombies(self, gpu: int, number: int) -> None:
-        """From now on the driver's utilization of processes has entries of none."""
+        """Make the driver's process utilization contain entries without a process."""
         self._table.table.devices[gpu].zombies = number
 
     def refuse(self, gpu: int, call: str, error: str) -> None:
-        """From now on this call fails."""
+        """Make this call fail."""
         self._table.set_call(gpu, call, error)
 
     def hold(self, *entries: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Node:
 
 
 def read(url: str, family: str, **labels: str) -> float | None:
-    """The value of the one series of a family with these labels."""
+    """The value of the only series of a family with these labels."""
     found = [
         sample.value
         for metric in text_string_to_metric_families(fetch(f"{url}/metrics") or "")
@@ -124,6 +124,6 @@ def read(url: str, family: str, **labels: str) -> float | None:
 
 
 def states(url: str, key: str = "job_id") -> dict[str, tuple[str, str]]:
-    """State and evidence by job or pod."""
+    """State and evidence, by job or pod."""
     status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
     return {a[key]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}

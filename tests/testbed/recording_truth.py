@@ -1,4 +1,4 @@
-"""What a recording says by itself: a separate reading of the raw logs that imports nothing of the project.
+"""The truth of a recording: a separate parser of the raw logs that imports nothing of the project.
 
 python recording_truth.py LOG.csv.gz     prints mean utilization (0 to 1) and mean power (watts)
 """

@@ -1,4 +1,4 @@
-"""Looks a value up in a snapshot by the name under which users see it."""
+"""Looks up a value in a snapshot by the metric name that users see."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from gpu_exporter.model.readings import DeviceSnapshot
 
 
 def value(snapshot: DeviceSnapshot, family: str, *labels: str) -> float | None:
-    """None where this reading has none."""
+    """The value, None if this reading does not have it."""
     found = (sample for sample in snapshot.samples if sample.family.name == family and sample.labels == labels)
     return next((sample.value for sample in found), None)

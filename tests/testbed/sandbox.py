@@ -1,9 +1,9 @@
-"""Namespaces in which containerd and a kubelet run as on a node, and which take everything along when they end.
+"""Namespaces in which containerd and a kubelet run as on a node; when they end, everything inside is removed.
 
-The kubelet wants fixed paths, cgroups, mounts and sysctls of the machine. Here it gets a mount namespace with scratch
-folders over /var/lib, /var/log and /run, files over the sysctls that it sets, a cgroup of its own, and a process
-namespace whose death ends every process in it. A janitor outside waits for the end of this process, however it comes,
-and removes cgroups and scratch folder.
+The kubelet uses fixed paths, cgroups, mounts and sysctls of the machine. Here it gets a mount namespace with scratch
+folders over /var/lib, /var/log and /run, files over the sysctls that it sets, its own cgroup, and a process namespace
+whose end kills every process in it. A janitor outside waits for the end of this process, for any reason, and then
+removes cgroups and scratch folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.testbed.processes import Processes, Running, wait_for
 
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "gpu-exporter-test-"
-SYSCTLS = (  # what the kubelet sets
+SYSCTLS = (  # set by the kubelet
     "vm/overcommit_memory",
     "vm/panic_on_oom",
     "kernel/panic",
@@ -117,25 +117,25 @@ class Sandbox:
             folder = controller / self.name
             folder.mkdir()
             if controller.name == "cpuset":
-                for file in ("cpuset.cpus", "cpuset.mems"):  # empty ones take no process
+                for file in ("cpuset.cpus", "cpuset.mems"):  # a cgroup with an empty file accepts no process
                     (folder / file).write_text((controller / file).read_text())
 
     def command(self, *command: str | Path) -> list[str]:
-        """The command line that runs `command` inside."""
+        """The command line that runs `command` inside the sandbox."""
         return ["nsenter", f"--target={self.init_pid}", "--mount", "--pid", "--wd=/", "--", *map(str, command)]
 
     def start(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Inside:
-        """Start a program inside."""
+        """Start a program inside the sandbox."""
         return Inside(self._processes.start(self.command(*command), environment, name=Path(command[0]).name))
 
     def run(self, *command: str | Path, timeout_s: float = 120.0) -> str:
-        """Run a program inside to its end; its output."""
+        """Run a program inside the sandbox to its end; returns its output."""
         done = subprocess.run(self.command(*command), capture_output=True, text=True, check=False, timeout=timeout_s)
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 
     def close(self) -> None:
-        """End everything inside and wait until nothing of it is left."""
+        """End everything inside, and wait until all of it is removed."""
         if self._outer is not None:
             self._outer.stop(signal.SIGKILL)
         assert self._janitor.stdin is not None
@@ -144,7 +144,7 @@ class Sandbox:
 
 
 class Inside:
-    """A program inside: nsenter waits outside for it and does not pass signals on."""
+    """A program inside the sandbox. nsenter waits for it outside, and does not forward signals."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -177,9 +177,9 @@ def children(pid: int) -> list[int]:
 
 
 def lacks() -> str:
-    """Why there can be no sandbox here, "" when there can."""
+    """Why a sandbox is not possible here, "" if it is possible."""
     if (CGROUPS / "cgroup.controllers").exists():
-        return "the test bed's kubelet needs the controllers of cgroup v1; this machine has v2 alone"
+        return "the test bed's kubelet needs the controllers of cgroup v1; this machine has only v2"
     probe = ["unshare", "--mount", "--pid", "--fork", "true"]
     if not os.access(CGROUPS / "memory", os.W_OK) or subprocess.run(probe, capture_output=True, check=False).returncode:
         return "namespaces and cgroups need a root with all of its privileges"

@@ -1,6 +1,6 @@
-"""JSON Schemas for kubeconform from a live API server and from CRDs, since its own are on the network.
+"""JSON Schemas for kubeconform from a live API server and from CRDs, since kubeconform's own need the network.
 
-Each kind gets a file of its own with every definition that it reaches. Objects with named properties take no others.
+Each kind gets its own file with every definition that it uses. Objects with named properties accept no others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REFERENCE = "#/definitions/"
 
 
 def write_schemas(openapi: dict[str, Any], crds: Path, directory: Path) -> str:
-    """Write one schema a kind; the --schema-location for kubeconform. `openapi`: the answer of /openapi/v2."""
+    """Write one schema per kind; returns kubeconform's --schema-location. `openapi`: the answer of /openapi/v2."""
     definitions = {name: _close(body) for name, body in openapi["definitions"].items()}
     for name, body in definitions.items():
         for kind in openapi["definitions"][name].get("x-kubernetes-group-version-kind", ()):
@@ -32,12 +32,12 @@ def write_schemas(openapi: dict[str, Any], crds: Path, directory: Path) -> str:
 
 
 def _write(directory: Path, group: str, version: str, kind: str, schema: dict[str, Any]) -> None:
-    group = group or version  # kubeconform takes the core group for one called v1
+    group = group or version  # kubeconform uses v1 as the name of the core group
     (directory / f"{group}_{version}_{kind.lower()}.json").write_text(json.dumps(schema))
 
 
 def _close(body: Any) -> Any:
-    """A copy in which unknown properties are errors, and in which numbers with units may be numbers or texts."""
+    """A copy in which unknown properties are errors, and numbers with units may be numbers or texts."""
     if isinstance(body, list):
         return [_close(each) for each in body]
     if not isinstance(body, dict):

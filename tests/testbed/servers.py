@@ -25,7 +25,7 @@ PACKAGES = "Debian packages prometheus and prometheus-alertmanager"
 
 
 def require(*programs: str) -> None:
-    """Skip where a program is missing; in CI everything is installed, so there it fails."""
+    """Skip the test if a program is missing; fail in CI, where everything is installed."""
     import os
 
     missing = [program for program in programs if shutil.which(program) is None]
@@ -51,7 +51,7 @@ class Prometheus:
         port: int | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        """`scrape_configs`: used in place of `targets` when given."""
+        """`scrape_configs`: used instead of `targets` if given."""
         require("prometheus")
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
@@ -142,10 +142,10 @@ def start_alertmanager(
     port: int | None = None,
     text: str = "",
 ) -> tuple[Running, str]:
-    """Alertmanager with our configuration, short waits and no office hours; the program and its host:port.
+    """Alertmanager with the project's configuration, short waits and no office hours; the program and its host:port.
 
-    `webhook` gets what owners are sent, also that it is over. `mail_port`: of an SMTP server; without one nobody is mailed.
-    `text`: of a configuration in place of the one in the project.
+    `webhook` gets the owners' notifications, including resolved alerts. `mail_port`: of an SMTP server; without it, no
+    mail is sent. `text`: a configuration that replaces the project's.
     """
     require("prometheus-alertmanager")
     directory.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ class Mailbox:
         return "250 kept"
 
     def to(self, address: str, subject: str = "") -> list[Message]:
-        """Mails to this address whose subject has this in it."""
+        """Mails to this address whose subject contains `subject`."""
         return [mail for mail in self.mails if mail["To"] == address and subject in mail["Subject"]]
 
     def close(self) -> None:

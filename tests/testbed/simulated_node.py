@@ -30,7 +30,7 @@ from gpu_exporter.sampling.sampler import DeviceSampler
 
 
 class SimulatedNode:
-    """`hung`: UUIDs of GPUs whose calls hang. `owners`: of the processes that are seen on each unit."""
+    """`hung`: UUIDs of GPUs whose calls hang. `owners`: owners of the processes that are seen on each unit."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SimulatedNode:
         host: HostWorks | None = None,
         make_source: Callable[[Clock], Source] | None = None,
     ) -> None:
-        """`make_source`: of the source of holders, where these are not the scenario's."""
+        """`make_source`: creates the source of holders, if it is not the scenario."""
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
@@ -57,14 +57,14 @@ class SimulatedNode:
         )
         self._rules = activity_rules(self.settings, driver_period_max_s)
         self.hung: set[str] = set()
-        self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory
+        self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # each owns one process with a GiB of memory
         self.inventory = Inventory()
-        self.offers: list[Grant] | None = None  # what a scheduler may give
+        self.offers: list[Grant] | None = None  # devices that a scheduler may allocate
         self._elapsed = 0.0
         self._begin(state)
 
     def _begin(self, state: StateFile | None) -> None:
-        """Everything that the exporter knows, from nothing but its state file."""
+        """Create the exporter's state from only its state file."""
         self.state = self._make_state(state)
         self.poller = Poller([self._source], self.clock, self.settings.attribution.keep_last)
         self.readings: dict[int, DeviceSnapshot] = {}
@@ -77,14 +77,14 @@ class SimulatedNode:
         ]
 
     def restart(self, away_s: float, state: StateFile | None = None) -> None:
-        """Killed, and started again after a while: what the exporter knew is gone but for the state file."""
+        """Kill the exporter and start it again after `away_s`: only the state file remains."""
         self.clock.advance(away_s)
         self._begin(state)
         reason = self.state.restore()
         assert state is None or not reason, reason
 
     def run(self, seconds: float, *, sample: bool = True) -> View:
-        """Let time pass, one sampling interval after the other."""
+        """Let time pass, in steps of one sampling interval."""
         interval = self.settings.sampling.interval
         for _ in range(round(seconds / interval)):
             self.clock.advance(interval)
@@ -98,7 +98,7 @@ class SimulatedNode:
         return self.view()
 
     def poll(self) -> None:
-        """Ask the source once."""
+        """Query the source once."""
         grants, owners = self.poller.poll(), self._seen_owners()
         ended = self.poller.take_ended()
         resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers, ended=ended)
@@ -117,7 +117,7 @@ class SimulatedNode:
             self.state.on_snapshot(self.readings[position])
 
     def placed(self) -> dict[str, Placed]:
-        """The GPUs as they are shown."""
+        """The GPUs as the exporter shows them."""
         known = self.state.known()
         return place(self._driver(), self.inventory, known, self.clock.monotonic(), self.clock.wall())
 

@@ -1,7 +1,7 @@
 """A throw-away Slurm cluster: real slurmctld and slurmd from Debian packages, GPUs as device nodes without a driver.
 
-Of the machine's own release, or of another one in a chroot. Needs root (slurmd, mknod). Loopback only: auth/none must
-never be used elsewhere.
+The Slurm is of the machine's own release, or of another release in a chroot. Needs root (slurmd, mknod). Loopback only:
+auth/none must never be used elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPUS = 4
 USER = "nobody"
 JWT_KEY = "jwt.key"
 COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "slurmrestd", "squeue", "srun")
-# In a mount namespace of its own, so that nothing stays mounted. /tmp holds configuration and state.
+# In its own mount namespace, so that nothing remains mounted. /tmp has configuration and state.
 IN_CHROOT = """#!/bin/sh
 exec unshare --mount --propagation private sh -c '
 root=$1; shift
@@ -43,13 +43,13 @@ PACKAGES = (
     "slurm-wlm-jwt-plugin",
     "munge",
 )
-DEBIAN = {"24.11": "trixie", "26.05": "forky"}  # the release of Debian that has it
-# Of a release that is still made: its lists are valid for a week, and a mirror may be older.
+DEBIAN = {"24.11": "trixie", "26.05": "forky"}  # the Debian release with this Slurm
+# For a Debian release in development: its package lists are valid for a week, and a mirror may be older.
 UNDATED = '--aptopt=Acquire::Check-Valid-Until "false"'
 
 
 def chroot_of(release: str) -> Path | None:
-    """Where Slurm of this release is, built once into the cache (about 20 s); None for that of the machine (22.05)."""
+    """The chroot with Slurm of this release, built once into the cache (about 20 s); None for the machine's (22.05)."""
     if release not in DEBIAN:
         return None
     require("mmdebstrap")
@@ -69,13 +69,14 @@ def chroot_of(release: str) -> Path | None:
 
 
 class Layout(NamedTuple):
-    """How a cluster's nodes have their GPUs. `{root}` stands for the cluster's directory in every text.
+    """The nodes of a cluster and their GPUs. `{root}` is replaced by the cluster's directory in every text.
 
-    `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
-    them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `tracking`: its ProctrackType;
-    `nodes`: how many, all on this host; `devices`: more device files, by name; `ahead_s`: by how many seconds the
-    nodes' clock is ahead of slurmctld's; `configless`: slurmd has its configuration from slurmctld, and before it has
-    that it knows of no other authentication than munge. Both take a chroot, for their files in /run.
+    `gres`: of each node in slurm.conf. `conf`: gres.conf. `files`: more files beside it, by name; slurmd reads
+    fake_gpus.conf as the GPUs that NVML found. `settings`: lines of slurm.conf. `tracking`: its ProctrackType. `nodes`:
+    number of nodes, all on this host. `devices`: more device files, by name. `ahead_s`: how many seconds the nodes'
+    clock is ahead of slurmctld's clock. `configless`: slurmd gets its configuration from slurmctld; before that it
+    supports only munge as authentication. Such a slurmd and munge need a chroot, for
+    their files in /run.
     """
 
     gres: str = f"gpu:h100:{GPUS}"
@@ -90,12 +91,12 @@ class Layout(NamedTuple):
 
 
 class Slurm:
-    """One running cluster of one node, `n0`, or of more, each with GPUS GPUs."""
+    """One running cluster with the node `n0`, or more nodes, each with GPUS GPUs."""
 
     def __init__(
         self, root: Path, environment: dict[str, str], in_chroot: bool, start_controller: Callable[[], Running]
     ) -> None:
-        """Starts the controller, and no node yet: `node` follows."""
+        """Start the controller, but no node yet: `node` follows."""
         self.root = root
         self._in_chroot = in_chroot
         self.environment = environment
@@ -106,7 +107,7 @@ class Slurm:
         self._jobs: list[str] = []
 
     def run(self, *command: str, user: str = "", environment: Mapping[str, str] | None = None) -> str:
-        """What a command prints, as root or as `user`, with `environment` on top; it must not fail."""
+        """The output of a command, run as root or `user`, with `environment` added; it must not fail."""
         done = self.attempt(*command, user=user, environment=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -114,7 +115,7 @@ class Slurm:
     def attempt(
         self, *command: str, user: str = "", environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command that may fail, as one does that asks for what is not there yet."""
+        """Run a command that may fail, for example because something does not exist yet."""
         environment, prefix = {**self.environment, **(environment or {})}, []
         if user and self._in_chroot:
             environment = {**environment, "SLURM_LAB_USER": user}
@@ -125,18 +126,20 @@ class Slurm:
         )
 
     def start_rest(self, processes: Processes) -> str:
-        """A slurmrestd that wants tokens; its address. The cluster's layout has a key for these."""
+        """Start a slurmrestd that requires tokens; returns its address. The cluster's layout has a key for tokens."""
         place = f"127.0.0.1:{free_port()}"
         environment = {**self.environment, "SLURM_JWT": "daemon", "SLURM_LAB_USER": USER}
         prefix = [] if self._in_chroot else ["runuser", "-u", USER, "--"]
-        pages = "openapi/slurmctld" if self._in_chroot else "openapi/v0.0.38"  # without slurmdbd's, which is not here
+        pages = (
+            "openapi/slurmctld" if self._in_chroot else "openapi/v0.0.38"
+        )  # without the pages of slurmdbd, which does not run here
         processes.start([*prefix, "slurmrestd", "-s", pages, "-a", "rest_auth/jwt", place], environment)
         return f"http://{place}"
 
     def submit(
         self, *flags: str, runs: bool = True, user: str = USER, environment: Mapping[str, str] | None = None
     ) -> str:
-        """A job that only sleeps; its id, once it runs unless that is not to be."""
+        """Submit a job that only sleeps, and wait until it runs unless told otherwise; returns its id."""
         job = self.submit_script(self.root / "job.sh", "-n1", *flags, user=user, environment=environment)
         if runs:
             self.wait_until_runs(job)
@@ -145,14 +148,14 @@ class Slurm:
     def submit_script(
         self, script: Path, *flags: str, user: str = USER, environment: Mapping[str, str] | None = None
     ) -> str:
-        """A job of that script, which its owner submits with `environment`; its id."""
+        """Submit a job with that script and `environment` as its owner; returns its id."""
         command = ("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", *flags, str(script))
         job = self.run(*command, user=user, environment=environment).strip()
         self._jobs.append(job)
         return job
 
     def minors(self) -> list[int]:
-        """Minor numbers of the device files in the order of IDX, as slurmd itself has logged them."""
+        """Minor numbers of the device files in the order of IDX, from slurmd's log."""
         pattern = r"gpu device number \d+\(\S*/nvidia(\d+)\):"
         return [int(minor) for minor in re.findall(pattern, self.node.log())][:GPUS]
 
@@ -163,38 +166,38 @@ class Slurm:
 
     @property
     def port(self) -> int:
-        """slurmctld's."""
+        """The port of slurmctld."""
         found = re.search(r"^SlurmctldPort=(\d+)$", (self.root / "etc" / "slurm.conf").read_text("utf-8"), re.MULTILINE)
         assert found is not None
         return int(found[1])
 
     def start_controller(self) -> None:
-        """Start slurmctld, again after `controller.stop()`, and wait until it answers."""
+        """Start slurmctld, also after `controller.stop()`, and wait until it answers."""
         self.controller = self._start_controller()
         wait_for(lambda: "UP" in self.attempt("scontrol", "ping").stdout, "slurmctld to answer", 30)
 
     def wait_until_registered(self) -> None:
-        """Wait until slurmctld has heard from node n0 since it started itself: until then it names no GPU of it."""
+        """Wait until node n0 has registered with the new slurmctld, which reports no GPU of the node before that."""
         text = ("scontrol", "show", "node", "n0")
-        found = re.compile(r"SlurmdStartTime=\d")  # "None" before
+        found = re.compile(r"SlurmdStartTime=\d")  # the value is "None" before
         wait_for(lambda: found.search(self.run(*text)), "the node to be registered", 60)
 
     def restart_slurmd(self, processes: Processes) -> None:
-        """slurmd of node n0 reads its configuration anew; steps live on, and slurmctld hears of it."""
+        """Restart slurmd of node n0, which reads its configuration again and registers; steps keep running."""
         self.node.stop()
         before = self.started()
         self.node = processes.start(["slurmd", "-D", "-N", "n0"], self.environment)
         wait_for(lambda: self.started() > before, "the new slurmd to be registered", 60)
 
     def started(self) -> int:
-        """When slurmd of node n0 started, in Unix seconds."""
+        """Start time of slurmd of node n0, in Unix seconds."""
         text = self.run("scontrol", "show", "node", "n0", environment={"SLURM_TIME_FORMAT": "%s"})
         found = re.search(r"SlurmdStartTime=(\d+)", text)
         assert found is not None, text
         return int(found[1])
 
     def requeue(self, job: str) -> None:
-        """End this run of a job; it waits until `run_again`."""
+        """End this run of a job; the job waits until `run_again`."""
         self.run("scontrol", "requeuehold", job)
 
     def run_again(self, job: str) -> None:
@@ -212,7 +215,7 @@ class Slurm:
 
 @contextmanager
 def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout | None = None) -> Iterator[Slurm]:
-    """Start controller and nodes, wait until they are idle; end them with everything they started.
+    """Start controller and nodes, and wait until they are idle; afterwards end them with all their processes.
 
     With a chroot, `environment` has a PATH on which Slurm's commands are those of the chroot.
     """
@@ -254,7 +257,7 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
 
 
 def _host_of_controller(root: Path, ahead_s: int) -> dict[str, str]:
-    """What gives slurmctld a clock that many seconds behind the nodes'."""
+    """Environment that sets slurmctld's clock this many seconds behind the nodes' clock."""
     if not ahead_s:
         return {}
     host = OddHost(root / "clock")
@@ -302,7 +305,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         "SlurmctldHost": f"{host}(127.0.0.1)",
         "SlurmUser": "slurm",
         "AuthType": "auth/none",
-        "AuthInfo": "cred_expire=5",  # a requeued job waits that long, two minutes by default
+        "AuthInfo": "cred_expire=5",  # how long a requeued job waits; two minutes by default
         "CredType": "cred/none",
         "SlurmctldPort": free_port(),
         "StateSaveLocation": root / "state",
@@ -316,7 +319,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         "JobAcctGatherType": "jobacct_gather/linux",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
-        # A scheduler that looks each two seconds: a new begin time waits for it.
+        # The scheduler runs every two seconds; a new begin time takes effect only then.
         "SchedulerParameters": "bf_interval=2,sched_interval=2",
         "ReturnToService": 2,
         "MpiDefault": "none",
@@ -339,10 +342,10 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         (root / "etc" / name).write_text(text.replace("{root}", str(root)), encoding="utf-8")
         if name.endswith(".sh"):
             (root / "etc" / name).chmod(0o755)
-        elif name == JWT_KEY:  # believed if nobody else may read it
+        elif name == JWT_KEY:  # accepted only if no other user may read it
             shutil.chown(root / "etc" / name, owner)
             (root / "etc" / name).chmod(0o600)
     own = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
-    cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 knows no "disabled"
+    cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 does not support "disabled"
     (root / "etc" / "cgroup.conf").write_text(cgroup, encoding="utf-8")
     return {**os.environ, "PATH": path, "SLURM_CONF": str(root / "etc" / "slurm.conf")}

@@ -1,4 +1,4 @@
-"""gRPC stubs from our .proto files, compiled when a test first needs them."""
+"""gRPC stubs from the .proto files of the tests, compiled when a test first needs them."""
 
 from __future__ import annotations
 

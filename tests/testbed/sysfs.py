@@ -1,4 +1,4 @@
-"""A PCI bus as /sys shows it, in a folder of our own."""
+"""A PCI bus as /sys shows it, in a folder of the test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add_function(
     runtime_status: str = "active",
     physfn: str = "",
 ) -> None:
-    """Put a function on the bus, or bind the one at that address to another driver ("" is none). `kind`: its class;
-    `physfn`: address of the function that it is a virtual one of.
+    """Add a function to the bus, or bind the function at that address to another driver ("" is no driver). `kind`: its
+    class. `physfn`: for a virtual function, the address of its physical function.
     """
     folder = sysfs / "bus/pci/devices" / address
     (folder / "power").mkdir(parents=True, exist_ok=True)
@@ -37,6 +37,6 @@ def add_function(
 
 
 def remove_function(sysfs: Path, address: str) -> None:
-    """Take a function off the bus."""
+    """Remove a function from the bus."""
     device = sysfs / "bus/pci/devices" / address
     shutil.rmtree(device)

@@ -1,9 +1,9 @@
-"""A GPU whose every moment is known, behind a driver that misbehaves: for the fuzzer of sampling and ledger.
+"""A GPU whose true work is known, behind a driver that misbehaves: for the fuzzer of sampling and ledger.
 
 Work is a list of intervals that do not overlap, each of one kind. The driver reports it as NVML would (a ring of
-periods, rates over the last complete period, moments, counters, GPM windows) and adds what drivers do wrong: entries
-that come late, twice or never, calls that fail or take long, values that are no values, GPM that stops or reads
-0, and clocks that differ. Each answer is drawn from the run's own random numbers.
+periods, rates over the last complete period, moments, counters, GPM windows), with the faults of real drivers: late,
+duplicate or lost entries, calls that fail or are slow, invalid values, GPM that stops or reads 0, and clocks that
+differ. Each answer is drawn from the run's own random numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -1.0)
 KINDS = ("kernel", "encoder", "copy")
 ENGINE_PERIOD_S = 1.0
 POWER_PERIOD_S = 1.0
-GLITCHES_APART = 3  # readings: of three in a row one is wrong at most
+GLITCHES_APART = 3  # readings: at most one of three in a row is wrong
 
 
 class Work(NamedTuple):
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """What this driver and board are like, and which faults they have until `calm_from`; shares are probabilities."""
+    """The properties of driver and board, and their faults until `calm_from`; shares are probabilities."""
 
     source: str  # ring, rate or mig
     period_s: float
@@ -72,7 +72,7 @@ class Driver(NamedTuple):
 
 
 class TrueDevice(Device):
-    """Answers from the truth."""
+    """A device whose answers are derived from the true work."""
 
     def __init__(self, work: Sequence[Work], driver: Driver, clock: ManualClock, random: Random) -> None:
         self.work, self.driver, self.clock, self.random = work, driver, clock, random
@@ -82,20 +82,20 @@ class TrueDevice(Device):
         )
         self._start = clock.monotonic()
         self._told: set[str] = set()
-        self._to_lose = 0  # entries after the one that was lost
-        self._steady = 0  # true readings of power since the last wrong one
-        # When an entry can be read, the entry, and the one of the encoder with the same stamp.
+        self._to_lose = 0  # entries that are still to be lost
+        self._steady = 0  # correct power readings since the last wrong reading
+        # The time from which an entry can be read, the entry, and the encoder's entry with the same stamp.
         self._ring: list[tuple[float, UtilizationSample, UtilizationSample]] = []
         self._periods = 0
         self._gpm_at: dict[str, float] = {}
         self._frozen_cycles: dict[str, float] = {}
-        self.gpm_windows: dict[str, tuple[float, float]] = {}  # the last that was read, by subject
+        self.gpm_windows: dict[str, tuple[float, float]] = {}  # the last window that was read, by subject
 
     def now(self) -> float:
         return self.clock.monotonic() - self._start
 
     def busy(self, start: float, end: float, *kinds: str) -> float:
-        """Seconds of work of these kinds (else of any kind) in (start, end]."""
+        """Seconds of work of these kinds (without kinds: of any kind) in (start, end]."""
         return sum(max(0.0, min(end, w.end) - max(start, w.start)) for w in self.work if not kinds or w.kind in kinds)
 
     def share(self, start: float, end: float, *kinds: str) -> float:
@@ -109,7 +109,7 @@ class TrueDevice(Device):
         return not self.calm() and self.random.random() < share
 
     def _answer(self, call: str, value: float) -> float:
-        """The value, unless the call fails or the value is no value."""
+        """The value, or a sentinel in its place, unless the call fails."""
         if self.chance(self.driver.fails):
             raise DeviceError(call, "NVML_ERROR_UNKNOWN", once_answered=call in self._told)
         self.answers += 1
@@ -117,7 +117,7 @@ class TrueDevice(Device):
         return float(self.random.choice(SENTINELS)) if self.chance(self.driver.nonsense) else value
 
     def advance_ring(self) -> None:
-        """Complete the periods that have ended by now; called often, so that each is stamped by the clock of its time."""
+        """Complete the periods that have ended by now. Called often, so that each period gets the stamp of its time."""
         period, wall_zero = self.driver.period_s, self.clock.wall() - self.now()
         while (self._periods + 1) * period <= self.now():
             self._periods += 1
@@ -151,7 +151,7 @@ class TrueDevice(Device):
         return [entry for _, entry in self._readable() if entry.wall > since_wall]
 
     def _readable(self) -> list[tuple[UtilizationSample, UtilizationSample]]:
-        """Entries up to the first that is late: later ones wait behind it."""
+        """Entries up to the first late entry: all later entries wait for it."""
         ready = itertools.takewhile(lambda entry: entry[0] <= self.now(), self._ring)
         return [(entry, engine) for _, entry, engine in ready]
 
@@ -171,7 +171,7 @@ class TrueDevice(Device):
         return self._answer(call, -int(-100.0 * share) / 100.0)
 
     def _draw(self, start: float, end: float) -> float:
-        """Mean watts."""
+        """Mean power in watts."""
         share = self.share(start, end, "kernel") if self.driver.kernels_draw_power else 0.0
         return self.driver.rest_w + (0.9 * self.driver.limit_w - self.driver.rest_w) * share
 
@@ -198,7 +198,7 @@ class TrueDevice(Device):
         return Pcie(Traffic(self._answer("nvmlDeviceGetFieldValues", moved), moved / 2), 0)
 
     def window(self, subject: str) -> Gpm | None:
-        """The GPM window of a subject since it was last read."""
+        """The GPM window of a subject since its last read."""
         now, begin = self.now(), self._gpm_at.get(subject)
         self._answer("nvmlGpmMetricsGet", 0.0)
         if begin is not None and now - begin <= 0.1:
@@ -242,7 +242,7 @@ class TrueDevice(Device):
 
 
 class TrueInstance:
-    """The one MIG instance of the board, on which all of its work is done."""
+    """The only MIG instance of the board, which does all of the board's work."""
 
     def __init__(self, device: TrueDevice) -> None:
         self.identity = InstanceIdentity("MIG-1", "1/0", "7g.80gb", 7, 8)

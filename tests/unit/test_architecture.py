@@ -21,8 +21,8 @@ from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.exposition.catalog import fixed_groups
+from gpu_exporter.sampling.activity.witnesses import ActivityRules, Moment
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules, Moment
 
 PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
 
@@ -332,7 +332,7 @@ MACHINE_TIME = {
     "commands.py",
     "devices/nvml/recording.py",  # how long a call takes is what it records
     "reconciler/evidence/exporters.py",
-    "reconciler/kubernetes/api.py",
+    "reconciler/kubernetes/client/api.py",
     "reconciler/evidence/promql.py",
     "sampling/manager.py",
     "web/crowd.py",

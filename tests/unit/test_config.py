@@ -15,7 +15,7 @@ from gpu_exporter.durations import parse_duration
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_no_file_is_the_defaults() -> None:
+def test_without_a_file_the_settings_are_the_defaults() -> None:
     assert load_settings(None) == Settings()
 
 
@@ -51,8 +51,8 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
         (
             "sampling:\n  interval: 100ms\n",
             [
-                "c.yaml:2: sampling.interval: must be at least 200ms: GPM compares two moments more than 100 ms apart, "
-                "else each second cycle is unknown"
+                "c.yaml:2: sampling.interval: must be at least 200ms: GPM compares two moments over 100 ms apart; "
+                "otherwise every second cycle is unknown"
             ],
         ),
         ("policy:\n  coverage_min: 90\n", ["c.yaml:2: policy.coverage_min: 90 is not a share between 0 and 1"]),
@@ -73,7 +73,7 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
         ("- a\n", ["c.yaml:1: expected sections, e.g. `sampling:`"]),
     ],
 )
-def test_every_fault_is_named_with_its_line(tmp_path: Path, text: str, faults: list[str]) -> None:
+def test_every_configuration_fault_is_reported_with_its_line(tmp_path: Path, text: str, faults: list[str]) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as error:
@@ -81,7 +81,7 @@ def test_every_fault_is_named_with_its_line(tmp_path: Path, text: str, faults: l
     assert str(error.value).splitlines() == [fault.replace("c.yaml", str(path)) for fault in faults]
 
 
-def test_what_check_config_prints_is_a_configuration(tmp_path: Path) -> None:
+def test_the_output_of_check_config_is_a_valid_configuration(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("policy:\n  candidate_after: 90m\n", encoding="utf-8")
     settings = load_settings(path)
@@ -92,12 +92,12 @@ def test_what_check_config_prints_is_a_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("15s", 15.0), ("1h30m", 5400.0), ("2d", 172_800.0)])
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed_to_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "15", "s", "1x", "1h 5m", "-1s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
@@ -111,14 +111,14 @@ def test_generated_files_are_up_to_date() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_collector_has_its_flag() -> None:
+def test_every_collector_has_a_flag() -> None:
     assert {collector.name: collector.default for collector in registry.ALL} == {
         name: on for name, (on, _) in COLLECTORS.items()
     }
 
 
-def test_every_setting_says_where_it_comes_from() -> None:
-    """Each key of defaults.yaml carries its reason on its line."""
+def test_every_setting_has_its_source_or_reason() -> None:
+    """Each key of defaults.yaml has its reason on the same line."""
     text = (ROOT / "exporter" / "gpu_exporter" / "defaults.yaml").read_text("utf-8")
     keys = [line for line in text.splitlines() if line.startswith("  ")]
     assert len(keys) == sum(len(section) for section in Settings())

@@ -1,4 +1,4 @@
-"""The files for systemd and Slurm that sites install: the health check does what it says, and fails no node by itself."""
+"""Files for systemd and Slurm that sites install: the health check works as documented, and its faults fail no node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTRIB = Path(gpu_exporter.__file__).parent / "contrib"
 
 
 def check(tmp_path: Path, status: int, drain: str = "", said: str = "") -> tuple[int, str, list[str]]:
-    """How the health check ends, what it says, and what scontrol was told, where gpu-exporter ends with `status`."""
+    """Exit code and output of the health check, and the calls of scontrol, if gpu-exporter ends with `status`."""
     (tmp_path / "said").write_text(said, "utf-8")
     programs = {
         "gpu-exporter": f'echo "$*" >{tmp_path}/asked; cat {tmp_path}/said >&2; exit {status}',
@@ -41,14 +41,14 @@ def check(tmp_path: Path, status: int, drain: str = "", said: str = "") -> tuple
         (
             4,
             "gpu-exporter: warning: old\ngpu-exporter: partial: gpu 0: fell off; $(reboot) 'x'\n"
-            "gpu-exporter: partial: slurm counts 4 GPUs here, and 3 answer\ngpu-exporter: partial: gpu 2: hung\n",
+            "gpu-exporter: partial: slurm counts 4 GPUs here, but 3 answer\ngpu-exporter: partial: gpu 2: hung\n",
             "gpu 0: fell off; $(reboot) 'x', and 2 more",
         ),
         (4, f"gpu-exporter: partial: gpu 0: {'x' * 999}\n", f"gpu 0: {'x' * 193}"),
         (4, "", "not all GPUs answer"),
     ],
 )
-def test_a_node_is_drained_for_the_gpu_and_what_is_wrong_with_it_where_the_site_says_so(
+def test_a_node_is_drained_with_the_gpu_and_its_fault_as_reason_if_the_site_configured_it(
     tmp_path: Path, status: int, said: str, reason: str
 ) -> None:
     assert check(tmp_path, status, said=said) == (0, said or "\n", [])
@@ -58,11 +58,11 @@ def test_a_node_is_drained_for_the_gpu_and_what_is_wrong_with_it_where_the_site_
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 127, 143])
-def test_a_check_that_fails_itself_drains_nothing(tmp_path: Path, status: int) -> None:
+def test_a_health_check_that_itself_fails_drains_no_node(tmp_path: Path, status: int) -> None:
     assert check(tmp_path, status, "yes") == (0, "", [])
 
 
-def test_the_unit_is_read_as_systemd_reads_it_and_keeps_its_promises() -> None:
+def test_the_systemd_unit_has_the_documented_settings() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(CONTRIB / "systemd" / "gpu-exporter.service", "utf-8")
@@ -70,11 +70,11 @@ def test_the_unit_is_read_as_systemd_reads_it_and_keeps_its_promises() -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes"
     assert service["StateDirectory"] == "gpu-exporter"  # /var/lib/gpu-exporter, the default of --state.directory
-    # Devices of the driver, slurmd's sockets and the processes of others must stay in reach.
+    # The driver's devices, slurmd's sockets and the processes of other users must remain accessible.
     assert not {"PrivateDevices", "ProtectProc", "PrivateNetwork", "PrivateUsers"} & service.keys()
 
 
-def test_every_script_is_posix_and_may_be_run() -> None:
+def test_every_script_is_posix_and_executable() -> None:
     scripts = sorted(CONTRIB.rglob("*.sh"))
     assert [script.name for script in scripts] == ["epilog.sh", "health.sh", "prolog.sh"]
     for script in scripts:

@@ -1,4 +1,4 @@
-"""Files that others read: whole or not at all, and never through what somebody else has put in their place."""
+"""Files that other programs read: written completely or not at all, and never through another user's link."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("umask")
-def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+def test_file_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.prom", b"up 1\n")
     write_atomically(tmp_path / "state", b"x", PRIVATE)
     assert (mode(tmp_path / "a.prom"), mode(tmp_path / "state")) == (0o644, 0o600)
 
 
-def test_nothing_kept_by_the_exporter_is_open_to_change_with_a_umask_of_0(tmp_path: Path) -> None:
+def test_with_a_umask_of_0_no_other_user_may_change_the_exporters_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         directory = tmp_path / "a" / "b"
@@ -64,7 +64,7 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("call", ["fchmod", "replace"])
-def test_when_a_step_fails_the_old_file_stays_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_if_a_step_fails_only_the_old_file_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     path = tmp_path / "a.prom"
     write_atomically(path, b"old")
 
@@ -78,7 +78,7 @@ def test_when_a_step_fails_the_old_file_stays_alone(tmp_path: Path, monkeypatch:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.prom"]
 
 
-def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_path_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
     secret, path = tmp_path / "secret", tmp_path / "a.prom"
     secret.write_text("secret")
     secret.chmod(0o600)
@@ -123,8 +123,8 @@ while True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
-def test_the_owner_of_the_directory_cannot_make_us_open_another_file() -> None:
-    """It exchanges each new file for a link as fast as it can; with a chmod by path the other file is opened in 8 s."""
+def test_the_owner_of_the_directory_cannot_make_the_exporter_change_another_file() -> None:
+    """The owner replaces each new file by a link at full speed; with a chmod by path the other file is opened in 8 s."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         place.chmod(0o755)

@@ -332,7 +332,7 @@ def test_unknown_is_never_shown_as_zero() -> None:
     [
         (fleet.HOLDER_COLUMNS, fleet.HOLDER_HIDDEN, "fleet", "Holders, longest idle first"),
         (fleet.TENANT_COLUMNS, ("Time",), "fleet", "GPU-hours by namespace, account and user"),
-        (fleet.SMALLER_COLUMNS, fleet.SMALLER_HIDDEN, "fleet", "Smaller would do"),
+        (fleet.SMALLER_COLUMNS, fleet.SMALLER_HIDDEN, "fleet", "Candidates for a smaller GPU"),
         (holder.UNIT_COLUMNS, holder.UNIT_HIDDEN, "holder", "Its GPUs"),
         (node.NODE_COLUMNS, ("Time",), "node", "Nodes"),
         (node.HEALTH_COLUMNS, ("Time", "cluster", "uuid"), "node", "Health"),

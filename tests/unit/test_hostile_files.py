@@ -1,4 +1,4 @@
-"""Files that were made to take all memory, all of the stack, or time without end: one clear line, and an exit code."""
+"""Files that try to exhaust memory, stack or time: the result is one clear line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Read = Callable[[Path], object]
 
 @pytest.mark.parametrize(("read", "error"), [(load_settings, ConfigError), (load_scenario, ScenarioError)])
 @pytest.mark.parametrize("text", [NESTED, "a: {b: " * 3000, "gpus: [{model: T4, seed: " + "9" * 5000 + "}]"])
-def test_yaml_that_is_nested_or_long_without_end(tmp_path: Path, read: Read, error: type[Exception], text: str) -> None:
+def test_extremely_nested_or_long_yaml_is_refused(
+    tmp_path: Path, read: Read, error: type[Exception], text: str
+) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(error, match="x.yaml"):
@@ -29,14 +31,14 @@ def test_yaml_that_is_nested_or_long_without_end(tmp_path: Path, read: Read, err
 
 
 @pytest.mark.parametrize("text", ["9" * 400 + "h", "8785h"])
-def test_a_duration_that_no_wait_can_take_is_refused(text: str) -> None:
+def test_a_duration_too_long_for_any_wait_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is longer than a year"):
         parse_duration(text)
     assert parse_duration("8784h") == 366 * 86400
 
 
 @pytest.mark.parametrize("read", [read_recording, recording.read_recording])
-def test_a_gzip_bomb_is_read_no_further_than_its_limit(tmp_path: Path, read: Read) -> None:
+def test_a_gzip_bomb_is_read_only_up_to_the_limit(tmp_path: Path, read: Read) -> None:
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb") as file:
         for _ in range(300):
@@ -47,7 +49,7 @@ def test_a_gzip_bomb_is_read_no_further_than_its_limit(tmp_path: Path, read: Rea
 
 
 @pytest.mark.parametrize("place", [2, 15, -1])
-def test_a_damaged_gzip_file_is_no_surprise(tmp_path: Path, place: int) -> None:
+def test_a_damaged_gzip_file_is_a_clear_error(tmp_path: Path, place: int) -> None:
     path = tmp_path / "x.gz"
     whole = bytearray(gzip.compress(b"0123456789" * 100))
     whole[place] ^= 0xFF
@@ -57,7 +59,7 @@ def test_a_damaged_gzip_file_is_no_surprise(tmp_path: Path, place: int) -> None:
     assert not recording.is_recording(path)
 
 
-def test_a_recording_of_deep_nests_is_refused(tmp_path: Path) -> None:
+def test_a_deeply_nested_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep.gz"
     path.write_bytes(gzip.compress(f'{{"format": "{recording.FORMAT}", "version": 1}}\n{"[" * 99_999}'.encode()))
     with pytest.raises(recording.RecordingError, match="deep.gz:"):

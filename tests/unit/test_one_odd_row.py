@@ -1,4 +1,4 @@
-"""Every answer of Slurm's commands that is read: one odd row among fifty, at any place, leaves the others as they were."""
+"""Every answer of Slurm's commands: one invalid row among fifty, at any position, does not affect the other rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DEEP = "[" * 300 + "]" * 300
 
 
 class Answer(NamedTuple):
-    """`good`: the row at a place, as text. `odd`: rows that are invalid. `whole`: an answer of rows. `read`: what is made
-    of it, by row.
+    """`good`: the valid row at a position, as text. `odd`: invalid rows. `whole`: makes an answer from rows. `read`: the
+    parsed result of an answer, by row.
     """
 
     good: Callable[[int], str]
@@ -49,7 +49,7 @@ def job(at: int) -> str:
     return json.dumps({"job_id": at + 1, "nodes": "n0", "gres_detail": ["gpu:1(IDX:0)"], "job_state": ["RUNNING"]})
 
 
-# Rows of JSON that no release writes.
+# JSON rows that no release writes.
 ROWS = ["7", "null", "[]", "{}", '"x"', DEEP, '{"job_id": "²"}', f'{{"job_id": {NINES}}}', '{"job_id": {"number": []}}']
 ANSWERS = {
     "squeue": Answer(
@@ -109,7 +109,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_an_odd_row_costs_itself(name: str, data: st.DataObject) -> None:
+def test_an_invalid_row_affects_no_other_row(name: str, data: st.DataObject) -> None:
     answer = ANSWERS[name]
     rows = [answer.good(at) for at in range(COUNT - 1)]
     honest = answer.read(answer.whole(rows))

@@ -1,4 +1,4 @@
-"""Numbers, amounts, times and names out of text from outside: what is taken, and nothing else, however long."""
+"""Numbers, amounts, times and names in text from outside: valid texts are read, all others are refused at any length."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() |
 
 
 @pytest.mark.parametrize("value", [*HOSTILE, *ODD])
-def test_what_is_no_whole_number(value: Any) -> None:
+def test_invalid_whole_numbers_are_refused(value: Any) -> None:
     assert outside.whole(value) is None
     with pytest.raises(ValueError, match="is not a whole number"):
         outside.need_whole(value)
 
 
 @given(st.integers(0, outside.COUNT_MAX))
-def test_a_whole_number_in_every_form(number: int) -> None:
+def test_a_whole_number_is_read_in_every_form(number: int) -> None:
     assert outside.whole(number) == outside.whole(str(number)) == outside.whole(f"{number:012d}") == number
     assert outside.whole(float(number)) == number
     assert outside.whole(number, number) == number
@@ -34,20 +34,20 @@ def test_a_whole_number_in_every_form(number: int) -> None:
 
 
 @pytest.mark.parametrize("value", [*(each for each in HOSTILE if each != "+1"), *(v for v in ODD if v != -1)])
-def test_what_is_no_number(value: Any) -> None:
+def test_invalid_numbers_are_refused(value: Any) -> None:
     assert outside.real(value) is None
     with pytest.raises(ValueError, match="is not a number"):
         outside.need_real(value)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_in_every_form(number: float) -> None:
+def test_a_number_is_read_in_every_form(number: float) -> None:
     assert outside.real(number) == number
     assert outside.real(repr(number)) == number
 
 
 @pytest.mark.parametrize(("text", "value"), [("NaN", math.nan), ("+Inf", math.inf), ("-Inf", -math.inf), ("1e3", 1e3)])
-def test_values_of_prometheus(text: str, value: float) -> None:
+def test_values_of_prometheus_are_read(text: str, value: float) -> None:
     found = outside.need_sample(text)
     assert found == value or (math.isnan(found) and math.isnan(value))
 
@@ -60,7 +60,7 @@ def test_values_of_prometheus(text: str, value: float) -> None:
         ("1E", 10**18), ("1Ei", 2**60), ("-2", -2), ("+2", 2), (".5", Decimal("0.5")), ("2.", 2), (3, 3), (0.5, 0.5),
     ],
 )  # fmt: skip
-def test_amounts_as_the_kubernetes_api_writes_them(text: Any, amount: Any) -> None:
+def test_amounts_of_the_kubernetes_api_are_read(text: Any, amount: Any) -> None:
     assert outside.quantity(text) == amount
 
 
@@ -68,12 +68,12 @@ def test_amounts_as_the_kubernetes_api_writes_them(text: Any, amount: Any) -> No
     "text",
     [*(each for each in HOSTILE if each != "+1"), "1kk", "1K", "k", "1e", "1e999", "1Gib", "1 k", None, [], {}, True],
 )
-def test_what_is_no_amount(text: Any) -> None:
+def test_invalid_amounts_are_refused(text: Any) -> None:
     assert outside.quantity(text) is None
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["", "k", "M", "Ki", "e3", "000m"]))
-def test_a_count_of_devices_is_whole_or_none(number: int, suffix: str) -> None:
+def test_a_count_of_devices_is_a_whole_number_or_refused(number: int, suffix: str) -> None:
     found = outside.whole(outside.quantity(f"{number}{suffix}"))
     scale = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "e3": 1000, "000m": 1}[suffix]
     assert found == (number * scale if number * scale <= outside.COUNT_MAX else None)
@@ -83,12 +83,12 @@ def test_a_count_of_devices_is_whole_or_none(number: int, suffix: str) -> None:
     "text", [*HOSTILE, "2026-02-31T00:00:00Z", "2026-13-01T00:00:00Z", "2026-01-01", "2026-01-01T00:00:00",
              "2026-01-01T00:00:00+99:99", "2026-W01-1T00:00:00Z", "20260101T000000Z", "٢٠٢٦-01-01T00:00:00Z", None, 3]
 )  # fmt: skip
-def test_what_is_no_time(text: Any) -> None:
+def test_invalid_times_are_refused(text: Any) -> None:
     assert outside.parse_timestamp(text) is None
 
 
 @given(st.datetimes(datetime(1971, 1, 1), datetime(9999, 1, 1)), st.sampled_from(["Z", "z", "+00:00", "-00:00"]))
-def test_a_time_in_every_form(moment: datetime, zone: str) -> None:
+def test_a_time_is_read_in_every_form(moment: datetime, zone: str) -> None:
     wall = moment.replace(microsecond=0, tzinfo=timezone.utc).timestamp()
     for part, more in (("", 0.0), (".5", 0.5), (".000001", 1e-6), (".123456789", 0.123456789)):
         found = outside.parse_timestamp(
@@ -98,7 +98,7 @@ def test_a_time_in_every_form(moment: datetime, zone: str) -> None:
 
 
 @given(ANYTHING)
-def test_anything_is_a_value_or_none_and_never_an_error(value: Any) -> None:
+def test_any_input_gives_a_value_or_none_and_never_an_error(value: Any) -> None:
     for parser in (
         outside.whole,
         outside.real,
@@ -111,5 +111,5 @@ def test_anything_is_a_value_or_none_and_never_an_error(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a/b", "a\nb", "\x1b[2J", "x" * 254, "\u202eabc", None, 7])
-def test_what_is_no_name(text: Any) -> None:
+def test_invalid_names_are_refused(text: Any) -> None:
     assert outside.object_name(text) is None

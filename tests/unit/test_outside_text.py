@@ -1,4 +1,4 @@
-"""Every parser of text from outside, on texts of the right outer form and any inner one: an answer, or its own error."""
+"""Every parser of text from outside, given a valid outer form with any content: a result, or the parser's own error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 from gpu_exporter.reconciler.evidence.vector import parse_vector
 from gpu_exporter.web.secure import Security, WebConfigError
@@ -49,7 +49,7 @@ BRIEF = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
         {"status": st.just("success"), "data": st.fixed_dictionaries({"resultType": st.just("vector"), "result": ROWS})}
     )
 )
-def test_answers_of_a_promql_api(answer: Any) -> None:
+def test_any_answer_of_a_promql_api_gives_a_result_or_the_parsers_error(answer: Any) -> None:
     text = json.dumps(answer)
     try:
         rows = parse_vector(text, "up")
@@ -61,7 +61,11 @@ def test_answers_of_a_promql_api(answer: Any) -> None:
         return text
 
     try:
-        PromQLSource("http://p", 3600.0, 7200.0, ManualClock(wall=1e9), "", fetch).read_evidence()
+        PromQLSource(
+            PromQLOptions(url="http://p", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+            clock=ManualClock(wall=1e9),
+            fetch=fetch,
+        ).read_evidence()
     except EvidenceError:
         return
 
@@ -84,7 +88,7 @@ LINE = st.builds(
 
 @BRIEF
 @given(st.text(max_size=200) | st.lists(LINE | st.text(max_size=30), max_size=6).map("\n".join))
-def test_pages_of_an_exporter(text: str) -> None:
+def test_any_page_of_an_exporter_gives_a_result_or_the_parsers_error(text: str) -> None:
     source = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=1e9), lambda _url: text)
     try:
         source.read_evidence()
@@ -94,19 +98,19 @@ def test_pages_of_an_exporter(text: str) -> None:
 
 @BRIEF
 @given(ANY | st.fixed_dictionaries({"boot_id": st.just("b"), "units": ANY, "holders": ANY, "numbers": ANY}))
-def test_state_files_with_a_right_checksum(tmp_path: Path, data: Any) -> None:
+def test_any_state_file_with_a_correct_checksum_is_handled(tmp_path: Path, data: Any) -> None:
     body = json.dumps(data)
     (tmp_path / "state").write_text(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}")
     ledger, state = Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0), StateFile(tmp_path, 10.0, "b")
     reason = state.restore(ledger)
     assert reason or not (ledger.units or ledger.holdings) or isinstance(data, dict)
-    state.commit(state.prepare(ledger))  # what was taken over can be written again
+    state.commit(state.prepare(ledger))  # the restored state can be written again
     ledger.charge_poll(1.0, 1e9, [])
 
 
 @BRIEF
 @given(ANY | st.fixed_dictionaries({"version": st.just(1), "boot_id": ANY, "devices": ANY}))
-def test_lists_of_devices(tmp_path: Path, data: Any) -> None:
+def test_any_list_of_devices_is_handled(tmp_path: Path, data: Any) -> None:
     (tmp_path / "devices.json").write_text(json.dumps(data))
     book = ExpectedDevices(tmp_path, "b")
     book.load()
@@ -115,7 +119,7 @@ def test_lists_of_devices(tmp_path: Path, data: Any) -> None:
 
 @BRIEF
 @given(ANY)
-def test_yaml_of_the_site(tmp_path: Path, data: Any) -> None:
+def test_any_yaml_of_a_site_gives_a_result_or_the_parsers_error(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump(data, allow_unicode=False))
     for read, error in ((load_settings, ConfigError), (Security, WebConfigError)):
@@ -132,7 +136,7 @@ def test_yaml_of_the_site(tmp_path: Path, data: Any) -> None:
         st.fixed_dictionaries({}, optional=dict.fromkeys(("uuid", "pod", "job", "user", "gpus"), ANY)), max_size=3
     )
 )
-def test_holders_from_a_file(data: Any) -> None:
+def test_any_file_of_holders_gives_a_result_or_the_parsers_error(data: Any) -> None:
     try:
         parse_static(data)
     except ValueError:
@@ -151,7 +155,7 @@ def test_holders_from_a_file(data: Any) -> None:
         }
     )
 )
-def test_scenarios(data: Any) -> None:
+def test_any_scenario_gives_a_result_or_the_parsers_error(data: Any) -> None:
     try:
         parse_scenario(data)
     except ScenarioError:

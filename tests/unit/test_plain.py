@@ -1,4 +1,4 @@
-"""Names that users and peers choose: whatever they hold, one line, one series, one label."""
+"""Names that users and peers choose: for any content, a name is one line, one series, one label."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_one_line_is_printable_and_of_the_same_length(text: str) -> None:
 
 
 @given(ANY, ANY, st.integers(20, 40))
-def test_two_texts_stay_two_however_they_are_written(one: str, other: str, most: int) -> None:
+def test_two_different_texts_remain_different_after_every_conversion(one: str, other: str, most: int) -> None:
     for change in (encodable, lambda text: shorten(text, most)):
         assert (change(one) == change(other)) == (one == other) or "\\u" in one + other
     encodable(one).encode()
@@ -40,7 +40,7 @@ def test_two_texts_stay_two_however_they_are_written(one: str, other: str, most:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_table_has_one_line_a_row(name: str) -> None:
+def test_a_table_has_one_line_per_row(name: str) -> None:
     (_, row) = layout(("HOLDER", "STATE"), [(name, "held_idle")])
     assert row.isprintable()
     assert row.endswith("held_idle")
@@ -60,7 +60,7 @@ def test_a_log_record_is_one_line_without_escapes(name: str, formatter: logging.
         assert json.loads(line)["msg"] == name
 
 
-def test_long_names_that_begin_alike_are_two_series() -> None:
+def test_long_names_with_the_same_beginning_are_two_series() -> None:
     names = ["x" * 300 + end for end in ("a", "b")]
     family = Family("a", "gauge", "h")
     text = TextRenderer().render([Series(family, ("pod",), [((name,), 1.0) for name in (*names, "\ud83d", "\ud83e")])])
@@ -72,7 +72,7 @@ def test_long_names_that_begin_alike_are_two_series() -> None:
 
 
 @pytest.mark.parametrize("wall", [4e11, 1e17, -1e17, math.inf, -math.inf, math.nan, -1e10])
-def test_a_clock_in_the_year_14000_ends_no_cycle_and_no_log(wall: float) -> None:
+def test_a_clock_in_the_year_14000_breaks_no_cycle_and_no_log(wall: float) -> None:
     assert utc(wall).year in (1970, 9999)
     assert len(timestamp(wall)) == len(format_time(wall)) == 20
     record = logging.LogRecord("gpu_exporter.x", logging.INFO, "", 0, "m", (), None)
@@ -80,5 +80,5 @@ def test_a_clock_in_the_year_14000_ends_no_cycle_and_no_log(wall: float) -> None
     assert "msg=m" in LogfmtFormatter().format(record)
 
 
-def test_a_date_is_that_of_the_clock() -> None:
+def test_a_date_in_range_is_that_of_the_clock() -> None:
     assert timestamp(1_800_000_000.4) == "2027-01-15T08:00:00Z"

@@ -1,4 +1,4 @@
-"""The ordered policies of a configuration file: every fault with its line, and what is printed reads back."""
+"""The ordered policies of a configuration file: every fault has its line, and printed policies can be read back."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_each_key_of_a_policy_is_read(tmp_path: Path) -> None:
     assert (others.match, others.exempt) == (Match(), "on trial: nothing is marked yet")
 
 
-def test_what_is_printed_reads_back_and_fits_the_published_schema(tmp_path: Path) -> None:
+def test_printed_policies_are_read_back_and_match_the_published_schema(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(FULL, "utf-8")
     config = load_config(path)
@@ -101,7 +101,7 @@ def test_what_is_printed_reads_back_and_fits_the_published_schema(tmp_path: Path
                 "c.yaml:3: policies[0].match.partition: unknown key, did you mean partitions?",
                 "c.yaml:3: policies[0].match.classes: 'bach' is not one of serving, interactive, batch, unclear",
                 "c.yaml:3: policies[0].match.mig: '1' is not true or false",
-                "c.yaml:3: policies[0].match.namespaces: is empty, so it matches nothing; leave it out to match all",
+                "c.yaml:3: policies[0].match.namespaces: is empty, so it matches nothing; omit it to match all",
             ],
         ),
         (
@@ -129,18 +129,18 @@ def test_what_is_printed_reads_back_and_fits_the_published_schema(tmp_path: Path
         ),
         (
             "policies:\n- name: a\n  exempt: trial\n  ceiling: candidate\n",
-            ["c.yaml:2: policies[0]: holders that are exempt are not judged, so the other keys say nothing"],
+            ["c.yaml:2: policies[0]: exempt holders are not judged, so the other keys have no effect"],
         ),
         (
             "policies:\n- name: a\n- name: a\n  match: {mig: true}\n",
             [
                 "c.yaml:3: policies[1]: the name a is given twice",
-                "c.yaml:3: policies[1]: is never reached, since a before it matches all",
+                "c.yaml:3: policies[1]: is never reached, since a before it matches all holders",
             ],
         ),
         (
             "policies:\n- name: policy\n",
-            ["c.yaml:2: policies[0]: the name policy is that of the section, which decides where no policy does"],
+            ["c.yaml:2: policies[0]: the name policy belongs to the section, which decides if no policy matches"],
         ),
         ("policies: []\npolicies: []", ["c.yaml:2: policies: given twice"]),
         ("policy: {}\npolicy: {}", ["c.yaml:2: policy: given twice"]),
@@ -153,13 +153,13 @@ def test_what_is_printed_reads_back_and_fits_the_published_schema(tmp_path: Path
         ),
     ],
 )
-def test_every_fault_of_a_policy_is_named_with_its_line(tmp_path: Path, text: str, faults: list[str]) -> None:
+def test_every_fault_of_a_policy_is_reported_with_its_line(tmp_path: Path, text: str, faults: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         rules_of(text, tmp_path)
     assert str(error.value).splitlines() == [f"{tmp_path / 'c.yaml'}{fault.removeprefix('c.yaml')}" for fault in faults]
 
 
-def test_the_example_of_the_docs_is_a_configuration(tmp_path: Path) -> None:
+def test_the_example_in_the_docs_is_a_valid_configuration(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "reconciler.md").read_text("utf-8")
     rules = rules_of(text.partition("```yaml\npolicies:")[2].partition("```")[0].join(["policies:", ""]), tmp_path)
     assert [rule.name for rule in rules] == ["teaching", "expensive", "debug", "others-are-only-warned"]
@@ -181,9 +181,7 @@ trees = st.recursive(
 
 
 @given(st.lists(st.dictionaries(keys, trees, max_size=5), max_size=3))
-def test_whatever_stands_there_is_read_or_refused_in_words(
-    tmp_path_factory: pytest.TempPathFactory, tree: object
-) -> None:
+def test_any_policies_are_read_or_refused_with_a_reason(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(yaml.safe_dump({"policies": tree}), "utf-8")
     try:

@@ -1,4 +1,4 @@
-"""Rules for rules: what a rule must not do, held on the parsed expression. The traps were measured (docs/decisions/0012)."""
+"""Checks of the parsed rules for mistakes that were measured (docs/decisions/0012)."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ RULES: list[dict[str, Any]] = [
 ]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
-# Of kube-state-metrics, of kube-prometheus, and of the site.
+# From kube-state-metrics, from kube-prometheus, and from the site.
 FOREIGN = re.compile(
     r"kube_\w+|(?:DCGM_FI|nvidia_smi)_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour"
 )
-INFO = ("pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row a key
+INFO = ("pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row per key
 PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
 
 
 @pytest.mark.parametrize("name", ["interval", "owners_interval"])
-def test_an_interval_at_which_recordings_would_be_forgotten_is_refused(name: str) -> None:
+def test_an_interval_beyond_the_lookback_of_prometheus_is_refused(name: str) -> None:
     read_parameters(Alerts(), {name: "4m"})
     with pytest.raises(BuildError, match=f"^{name}: must be below 300s: Prometheus forgets"):
         read_parameters(Alerts(), {name: "5m"})
 
 
 def own_types() -> dict[str, str]:
-    """Type by name of every metric that the exporter or the reconciler publishes."""
+    """The type of every metric that the exporter or the reconciler publishes, by name."""
     families = [family for _, _, group in fixed_groups() for family in group]
     families += [f for collector in registry.ALL for f in (*collector.families, *collector.instance_families)]
     types = {family.name: family.type for family in families}
@@ -70,13 +70,13 @@ TYPES = own_types()
 
 
 def name_of(rule: dict[str, Any]) -> str:
-    """Alert or recording; a recording that another exporter feeds with that exporter, e.g. `unit:gpu_known:bool, dcgm`."""
+    """The name of a rule, with the origin of another exporter's data, e.g. `unit:gpu_known:bool, dcgm`."""
     name, origin = str(rule.get("alert") or rule["record"]), rule.get("labels", {}).get("origin", "exporter")
     return name if origin == "exporter" else f"{name}, {origin}"
 
 
 def expressions(node: Any) -> Iterator[Any]:
-    """The expression and every one in it."""
+    """An expression and all its sub-expressions."""
     yield node
     match node:
         case promql.BinaryExpr():
@@ -103,18 +103,18 @@ each_rule = pytest.mark.parametrize("rule", RULES, ids=name_of)
 each_alert = pytest.mark.parametrize("rule", ALERTS, ids=name_of)
 
 
-def test_names_are_unique() -> None:
+def test_names_of_rules_are_unique() -> None:
     names = [name_of(rule) for rule in RULES]
     assert sorted(names) == sorted(set(names))
 
 
 @each_rule
-def test_every_series_of_ours_is_selected_by_job_and_exists(rule: dict[str, Any]) -> None:
-    """A foreign job with our names accuses nobody, and a misspelt name is silent for ever."""
+def test_every_series_of_gpu_exporter_exists_and_is_selected_by_job(rule: dict[str, Any]) -> None:
+    """A foreign job with the same metric names must fire no alert. A misspelt name would never fire."""
     for selector in selectors(rule):
         if re.match("DCGM_FI|nvidia_smi", selector.name):
             names = {matcher.name for matcher in selector.matchers.matchers}
-            assert names & {"job", "origin"}, f"{selector.name} of whom?"
+            assert names & {"job", "origin"}, f"{selector.name} has no job and no origin"
         if FOREIGN.fullmatch(selector.name) or selector.name in RECORDED:
             continue
         assert selector.name in TYPES, selector.name
@@ -127,7 +127,7 @@ def test_every_series_of_ours_is_selected_by_job_and_exists(rule: dict[str, Any]
 
 @each_rule
 def test_the_cluster_is_in_every_grouping_and_match(rule: dict[str, Any]) -> None:
-    """Two clusters behind one ruler have nodes of the same name. A model's price is one for all of them."""
+    """Two clusters behind one ruler may have nodes of the same name. The price of a model is the same in all clusters."""
     for each in expressions(promql.parse(rule["expr"])):
         if isinstance(each, promql.AggregateExpr):
             assert each.modifier is not None, f"{each} over everything"
@@ -137,7 +137,7 @@ def test_the_cluster_is_in_every_grouping_and_match(rule: dict[str, Any]) -> Non
 
 
 @each_rule
-def test_increases_are_of_counters(rule: dict[str, Any]) -> None:
+def test_rate_and_increase_read_only_counters(rule: dict[str, Any]) -> None:
     for each in expressions(promql.parse(rule["expr"])):
         if isinstance(each, promql.Call) and each.func.name in ("rate", "increase", "irate"):
             name = each.args[0].vector_selector.name
@@ -145,8 +145,8 @@ def test_increases_are_of_counters(rule: dict[str, Any]) -> None:
 
 
 @each_rule
-def test_no_recording_takes_a_name_of_ours(rule: dict[str, Any]) -> None:
-    """A rule that writes what it reads keeps a dead GPU alive for ever."""
+def test_no_recording_has_the_name_of_a_published_metric(rule: dict[str, Any]) -> None:
+    """A rule that writes the series that it reads would keep a lost GPU alive for ever."""
     if "record" in rule:
         assert ":" in rule["record"] or rule["record"].startswith("DCGM_FI_")
         assert rule["record"] not in TYPES
@@ -165,7 +165,7 @@ def test_info_series_are_joined_through_one_row(rule: dict[str, Any]) -> None:
             right = each.rhs
             while isinstance(right, promql.ParenExpr):
                 right = right.expr
-            while isinstance(right, promql.BinaryExpr):  # `or` a fallback with the same key
+            while isinstance(right, promql.BinaryExpr):  # `or` with a fallback for the same key
                 right = right.lhs
             if labels:
                 ok = isinstance(right, promql.AggregateExpr) or (
@@ -175,8 +175,8 @@ def test_info_series_are_joined_through_one_row(rule: dict[str, Any]) -> None:
 
 
 @each_alert
-def test_an_alert_outlives_a_restart_and_a_failed_scrape(rule: dict[str, Any]) -> None:
-    """Below 10m the state of `for` is not restored (--rules.alert.for-grace-period)."""
+def test_an_alert_survives_a_restart_and_a_failed_scrape(rule: dict[str, Any]) -> None:
+    """Prometheus does not restore a `for` below 10m (--rules.alert.for-grace-period)."""
     if "for" in rule:
         assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", rule["for"]), rule["for"]
         keeps = rule.get("keep_firing_for", "no keep_firing_for, which a rule with `for` needs")
@@ -184,7 +184,7 @@ def test_an_alert_outlives_a_restart_and_a_failed_scrape(rule: dict[str, Any]) -
 
 
 @each_alert
-def test_an_alert_compares(rule: dict[str, Any]) -> None:
+def test_every_alert_contains_a_comparison(rule: dict[str, Any]) -> None:
     found = list(expressions(promql.parse(rule["expr"])))
     compares = any(
         isinstance(each, promql.BinaryExpr) and str(each.op) in ("==", ">", "<", ">=", "<=") for each in found
@@ -193,29 +193,31 @@ def test_an_alert_compares(rule: dict[str, Any]) -> None:
 
 
 @each_alert
-def test_what_people_read_is_complete(rule: dict[str, Any]) -> None:
+def test_labels_and_annotations_of_an_alert_are_complete(rule: dict[str, Any]) -> None:
     labels, annotations = rule["labels"], rule["annotations"]
     assert set(labels) == {"severity", "audience"}
     assert labels["severity"] in ("info", "warning", "critical")
     assert labels["audience"] in ("owner", "operations")
     wanted = {"summary", "description", "runbook_url", "dashboard_url"}
     assert set(annotations) == (wanted | {"gpus"} if labels["audience"] == "owner" else wanted)
-    assert "{{" not in annotations["summary"], "a summary is the same for every alert of a group"
+    assert "{{" not in annotations["summary"], "the summary must be the same for every alert of a group"
     queries = sum(text.count("(query ") for text in annotations.values())
-    assert queries == ("gpus" in annotations), "one more query for each active alert and evaluation"
+    assert queries == ("gpus" in annotations), (
+        "each query in an annotation runs for each active alert in each evaluation"
+    )
     named = set(re.findall(r"\$labels\.(\w+)", annotations["description"]))
-    assert named <= set(re.findall(r"\w+", rule["expr"])), "a label that the result does not have"
+    assert named <= set(re.findall(r"\w+", rule["expr"])), "the result of the expression lacks the label"
 
 
 @each_alert
-def test_an_alert_has_its_page_in_the_runbook(rule: dict[str, Any]) -> None:
+def test_every_alert_has_a_section_in_the_runbook(rule: dict[str, Any]) -> None:
     page = re.search(rf"^## {rule['alert']}\n(.*?)(?=^## |\Z)", RUNBOOK, re.M | re.S)
     assert page is not None, f"alerts/runbook.md needs `## {rule['alert']}` with {', '.join(PARTS)}"
     assert rule["annotations"]["runbook_url"].endswith(f"/alerts/runbook.md#{rule['alert'].lower()}")
     assert [part for part in PARTS if f"**{part}.**" not in page[1]] == []
 
 
-def test_the_runbook_has_no_page_of_an_alert_that_is_gone() -> None:
+def test_the_runbook_has_no_section_of_a_removed_alert() -> None:
     assert set(re.findall(r"^## (\w+)$", RUNBOOK, re.M)) == {rule["alert"] for rule in ALERTS}
 
 
@@ -229,8 +231,8 @@ def test_queries_of_the_runbook_can_be_pasted(query: str) -> None:
             assert each.name in TYPES or each.name in RECORDED or FOREIGN.fullmatch(each.name), each.name
 
 
-def test_the_names_of_alerts_are_a_promise() -> None:
-    """Runbook, dashboards and other tools rely on the names."""
+def test_the_names_of_alerts_are_stable() -> None:
+    """The runbook, dashboards and other tools depend on the names."""
     assert {rule["alert"] for rule in ALERTS} == {
         *("GpuHolderIdle", "GpuHolderPartlyIdle", "GpuHolderLow"),
         "GpuNotAllocatable",
@@ -259,13 +261,13 @@ def test_the_names_of_alerts_are_a_promise() -> None:
         *("amd.com/gpu", "cpu", "example.com/nvidia.com/gpu"),
     ],
 )
-def test_a_gpu_resource_is_the_same_to_the_kubelets_devices_and_to_the_rules(name: str) -> None:
+def test_the_rules_and_the_kubelet_source_accept_the_same_gpu_resources(name: str) -> None:
     is_gpu = NVIDIA.resource.fullmatch(name) is not None
     in_kube_state_metrics = re.sub(r"[^a-zA-Z0-9_]", "_", name)
     assert (re.fullmatch(Alerts().resources, in_kube_state_metrics) is not None) == is_gpu
 
 
-def test_no_rule_names_a_resource_of_its_own() -> None:
+def test_no_rule_contains_a_fixed_resource_name() -> None:
     for path in (ROOT / "alerts" / "src").rglob("*.yaml"):
         text = path.read_text("utf-8")
         assert not re.search(r'resource=~?"(?!\$\{resources\})', text), path

@@ -1,4 +1,4 @@
-"""Shares of a board: what is held of it never comes to more than the board, whatever is divided and shared."""
+"""Shares of a board: the sum of all shares never exceeds the board, for every division and sharing."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ PROFILES = {
         ("NVIDIA H100 80GB HBM3", 7, 8),
     ],
 )
-def test_the_slices_of_a_board_go_by_the_whole_name_of_the_product(name: str, slices: int, memory_slices: int) -> None:
+def test_the_slices_of_a_board_follow_from_the_full_product_name(name: str, slices: int, memory_slices: int) -> None:
     identity = DeviceIdentity(0, "GPU-0", name, "580", "00000000:10:00.0", 0)
     assert (identity.mig_slices, identity.mig_memory_slices) == (slices, memory_slices)
 
 
 @st.composite
 def boards(draw: st.DrawFn) -> tuple[str, list[tuple[int, list[int]]], list[int]]:
-    """A product, its GPU instances as (slices, what each compute instance reports), and holders of each instance."""
+    """A product, its GPU instances as (slices, reported slices of each compute instance), and holders per instance."""
     product = draw(st.sampled_from(sorted(PROFILES)))
     left, profiles = PROFILES[product]
     layout: list[tuple[int, list[int]]] = []
@@ -73,7 +73,9 @@ def boards(draw: st.DrawFn) -> tuple[str, list[tuple[int, list[int]]], list[int]
         elif unreported == "all":
             parts = [0] * len(parts)
         elif unreported == "nonsense":
-            parts = [slices] * len(parts)  # as drivers reported the GPU instance's for each
+            parts = [slices] * len(
+                parts
+            )  # as drivers that reported the GPU instance's slices for each compute instance
         layout.append((slices, parts))
     count = sum(len(parts) for _, parts in layout)
     return product, layout, draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
@@ -103,7 +105,9 @@ def shares_of(product: str, layout: list[tuple[int, list[int]]], holders: list[i
 
 
 @given(boards())
-def test_the_shares_of_a_board_never_exceed_it(board: tuple[str, list[tuple[int, list[int]]], list[int]]) -> None:
+def test_the_shares_of_a_board_never_exceed_the_board(
+    board: tuple[str, list[tuple[int, list[int]]], list[int]],
+) -> None:
     product, layout, holders = board
     shares = shares_of(product, layout, holders)
     assert len(shares) == sum(holders)
@@ -112,7 +116,7 @@ def test_the_shares_of_a_board_never_exceed_it(board: tuple[str, list[tuple[int,
 
 
 @pytest.mark.parametrize("product", PROFILES)
-def test_each_profile_is_its_slices_of_the_board(product: str) -> None:
+def test_the_share_of_each_profile_is_its_slices_of_the_board(product: str) -> None:
     whole, profiles = PROFILES[product]
     for slices in profiles.values():
         assert shares_of(product, [(slices, [slices])], [1]) == pytest.approx([slices / whole])
@@ -124,7 +128,7 @@ def test_each_profile_is_its_slices_of_the_board(product: str) -> None:
     [
         (3, [1, 1, 1], [1.0, 1.0, 1.0]),
         (3, [1, 2], [1.0, 2.0]),
-        (3, [1], [1.0]),  # the rest of the GPU instance is not given to anybody
+        (3, [1], [1.0]),  # the rest of the GPU instance is not assigned to a holder
         (3, [0, 0, 0], [1.0, 1.0, 1.0]),
         (3, [1, 0], [1.5, 1.5]),
         (3, [3, 3, 3], [1.0, 1.0, 1.0]),
@@ -135,13 +139,13 @@ def test_compute_instances_divide_their_gpu_instance(slices: int, compute: list[
     assert divide_gpu_instance(slices, compute) == divided
 
 
-def test_more_instances_than_the_product_can_have_share_the_whole() -> None:
-    """A product of tomorrow with eight slices, under a name that we do not know."""
+def test_more_instances_than_a_product_can_have_share_the_whole_board() -> None:
+    """A future product with eight slices, whose name the exporter does not know."""
     assert shares_of("NVIDIA X", [(1, [1])] * 8, [1] * 8) == pytest.approx([1 / 8] * 8)
 
 
 @pytest.mark.parametrize("model", [name for name, product in PRODUCTS.items() if product.mig])
-def test_a_simulated_board_is_as_busy_as_its_instances_together(model: str) -> None:
+def test_a_simulated_board_is_as_busy_as_all_its_instances_together(model: str) -> None:
     slices = 4 if model == "A30" else 7
     mig = [{"profile": "1g.6gb", "gi": i, "load": {"kind": "constant", "value": 1}} for i in range(slices)]
     clock = ManualClock()
@@ -152,7 +156,7 @@ def test_a_simulated_board_is_as_busy_as_its_instances_together(model: str) -> N
     assert [i.identity.sm_slices for i in device.list_instances()] == [1] * slices
 
 
-def test_a_profile_of_a_compute_instance_names_its_own_slices() -> None:
+def test_a_compute_instance_has_the_slices_in_its_profile_name() -> None:
     mig = [{"profile": "1c.3g.40gb"}, {"profile": "2c.3g.40gb", "gi": 1, "ci": 1}]
     instances = parse_scenario({"gpus": [{"model": "H100", "mig": mig}]}).gpus[0].instances
     assert [(i.sm_slices, i.gpu_slices) for i in instances] == [(1, 3), (2, 3)]

@@ -1,4 +1,4 @@
-"""Several threads that read ahead: everything arrives, nothing hangs, and errors come out where they are waited for."""
+"""Several threads that read ahead: every item arrives, no call hangs, and errors are raised to the caller."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tests.testbed.processes import wait_for
 from gpu_exporter.threads import NoThread, run_ahead
 
 
-def test_every_item_arrives_once() -> None:
+def test_every_item_is_returned_once() -> None:
     assert sorted(run_ahead(lambda x: x * x, range(100), 3, "t")) == [x * x for x in range(100)]
     assert list(run_ahead(lambda x: x, (), 3, "t")) == []
 
 
-def test_no_more_is_read_ahead_than_there_is_room_for() -> None:
+def test_items_are_read_ahead_only_up_to_the_limit() -> None:
     begun: list[int] = []
     results = run_ahead(lambda x: begun.append(x) or x, range(100), 2, "t")
     next(results)
-    wait_for(lambda: len(begun) == 5 or None, "four in advance, and one in the room of that which was taken", 5.0)
+    wait_for(lambda: len(begun) == 5 or None, "four items in advance, and one in place of the item that was taken", 5.0)
     results.close()
     assert sum(thread.name == "t" and thread.is_alive() for thread in threading.enumerate()) <= 2
 
 
-def test_what_a_call_raises_is_raised_where_it_is_waited_for_and_ends_the_threads() -> None:
+def test_an_exception_of_a_call_is_raised_to_the_caller_and_ends_the_threads() -> None:
     def call(x: int) -> int:
         if x == 3:
             raise ValueError("three")
@@ -38,13 +38,13 @@ def test_what_a_call_raises_is_raised_where_it_is_waited_for_and_ends_the_thread
             assert not thread.is_alive()
 
 
-def test_calls_run_beside_each_other() -> None:
+def test_calls_run_in_parallel() -> None:
     meeting = threading.Barrier(3, timeout=5.0)
     assert len(list(run_ahead(lambda _: meeting.wait(), range(3), 3, "t"))) == 3
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_with_fewer_threads_it_goes_on_and_with_none_it_says_so(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+def test_fewer_threads_are_enough_but_no_thread_is_an_error(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
     left = [allowed]
     true_start = threading.Thread.start
 

@@ -36,14 +36,14 @@ from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
-PATIENCE_S = 2.0  # that one source of holders may keep the others' answers from being seen
+PATIENCE_S = 2.0  # how long one source of holders may delay the answers of the others
 STOP_S = 0.5  # how long all loops together may take to end
 
 
 class Host(NamedTuple):
-    """How the agent sees the host beside the driver. `sysfs`: the PCI bus, None if GPUs are not of this host.
-    `processes`: whose processes run on each GPU, None if that is unknown. `kmsg`: the kernel log, None to leave it
-    alone. `works`: what holders do beside their GPUs, None if that is unknown.
+    """How the agent reads the host beside the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
+    `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the kernel log,
+    None to leave it unread. `works`: reads what holders do beside their GPUs, None if that is unknown.
     """
 
     sysfs: Path | None = None
@@ -53,7 +53,7 @@ class Host(NamedTuple):
 
 
 class Publishing(NamedTuple):
-    """`note`: is shown on the status page. `interval_s`: how often a textfile is written, 0 without a textfile.
+    """`note`: text for the status page. `interval_s`: how often the exporter writes a textfile, 0 without a textfile.
     `driver_period_max_s`: longest sample period of the driver.
     """
 
@@ -140,13 +140,15 @@ class Agent:
         self._threads.append(thread)
 
     def stop(self) -> bool:
-        """End everything and save the state; false when a driver call hangs, so the driver was not closed."""
+        """Stop all threads and save the state. Returns false if a driver call hangs, because the driver is then not
+        closed.
+        """
         self._stop.set()
         if self._kernel_log is not None:
             self._kernel_log.ask_to_stop()
         ended = self.devices.stop(STOP_S)
         for thread in self._threads:
-            thread.join(STOP_S / 2)  # none must add to the final state
+            thread.join(STOP_S / 2)  # no thread may change the final state
         if self._state is not None:
             try:
                 self.node.write_state()
@@ -156,7 +158,7 @@ class Agent:
         return ended
 
     def _list_gpus(self) -> dict[str, str]:
-        """UUID by PCI slot of every GPU that is known by name, lost ones too."""
+        """UUID by PCI slot of every GPU whose name is known, lost GPUs included."""
         identities = [placed.snapshot.identity for placed in self._place(self.devices.observe()).values()]
         named = (identity for identity in identities if identity.uuid and identity.pci_bus_id)
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in named}
@@ -167,29 +169,32 @@ class Agent:
         return place(driver, self._inventory.value, known, self._clock.monotonic(), self._clock.wall())
 
     def _expects_gpus(self) -> bool:
-        """Whether a driver that does not answer is missed."""
+        """Whether a driver that does not answer is a fault: this node should have a GPU."""
         inventory = self._inventory.value
         expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
 
     def _attribute(self) -> None:
-        # Grants resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
+        # Grants are resolved against the first snapshots. If the driver hangs, attribution starts without snapshots.
         while not self._stop.is_set() and not (self.driver.is_silent or self.devices.is_ready()):
-            self._clock.wait(self.devices.progress, SOON_S)  # which also ends it at a stop
+            self._clock.wait(self.devices.progress, SOON_S)  # a stop ends this wait too
             self.devices.progress.clear()
         while not self._stop.is_set():
             try:
-                grants = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
+                # the poll comes first: a process that started after the answer is judged at the next poll
+                grants = self.poller.poll()
                 driver = self.devices.observe()
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
                 settle_poll(self.node, self.poller, grants, placed, expected, self._processes)
-            except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
+            except Exception:  # an error of the exporter must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
             self._first_poll.set()
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
     def is_complete(self) -> bool:
-        """True after the first complete cycle: driver asked, each GPU read or hung, attribution polled."""
+        """True after the first complete cycle: the driver was asked, each GPU was read or hangs, attribution was
+        polled.
+        """
         return self._first_poll.is_set()
 
     def readiness(self) -> tuple[bool, str]:
@@ -198,11 +203,11 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """Changes with every snapshot and poll, and each second, since ages grow."""
+        """Changes with every snapshot and poll, and every second, because ages grow."""
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:
-        """What is known at this moment. Changes nothing."""
+        """The node as it is known at this moment. Changes nothing."""
         driver = self.devices.observe()
         return self.node.view(self._place(driver), self._status(driver), self.diagnosis.findings)
 

@@ -1,4 +1,4 @@
-"""`slurm-collector`: one question to slurmctld in place of one from each node; by itself or inside the reconciler."""
+"""`slurm-collector`: one process asks slurmctld for all nodes. It runs by itself or inside the reconciler."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def collect(
     *,
     once: bool,
 ) -> int:
-    """Until a signal, or one round; the exit code. `slurmrestd`: its address and the file of a token, None to use
-    Slurm's commands. Raises OSError, ValueError.
+    """Collect until a signal, or for one round. Returns the exit code. `slurmrestd`: address of slurmrestd and the file
+    of its token, None to use Slurm's commands. Raises OSError, ValueError.
     """
     run = _build(slurmrestd, directory, each_s)
     if once:
@@ -55,19 +55,20 @@ def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: 
 
 
 def collect_beside(host: Site, registry: CollectorRegistry) -> tuple[CollectorSite, CollectorRun]:
-    """What is served, and what to start once the server knows who may read it."""
+    """The pages to serve, and the collector run to start when the server knows who may read them."""
     run = _build(None, None, EACH_S)
     registry.register(CollectorMetrics(run))
     return CollectorSite(run, host), run
 
 
 def collect_on(run: CollectorRun) -> None:
-    """Collect in a thread of its own for as long as the process lives. Raises NoThread."""
+    """Collect in a separate thread until the process ends. Raises NoThread."""
 
     def tick() -> None:
         try:
             run()
-        except Exception:  # a fault of ours must not end the rounds; the answers age meanwhile, which the nodes see
+        # an error of the exporter must not end the rounds; the answers age meanwhile, and the nodes see their age
+        except Exception:
             log.exception("a round of the collector failed")
 
     forever = threading.Event()

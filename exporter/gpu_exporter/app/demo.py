@@ -1,7 +1,7 @@
 """`demo`: a simulated node on a compressed clock, so that an idle allocation becomes underused within a minute.
 
-Everything but the driver, the holders and the clock is what production runs: sampling, ledger, attribution, server,
-and the reconciler reading /metrics over HTTP.
+Only the driver, the holders and the clock are simulated. Sampling, ledger, attribution and server are those of
+production, and so is the reconciler, which reads /metrics over HTTP.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
 ALONE = (
-    "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks have four hours "
-    "(docs/reconciler.md, Surroundings)."
+    "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks get a "
+    "mark only after four hours (docs/reconciler.md, Surroundings)."
 )
-FIRST_LOOK_S = 1020.0  # states are judged over ten minutes, and published when they have lasted five
-PERIOD_MAX_S = 2 * INTERVAL_S  # a reading stands for so long: on a busy machine a cycle of the fast clock comes late
+FIRST_LOOK_S = 1020.0  # a state is judged over ten minutes, and published after it has lasted five minutes
+PERIOD_MAX_S = 2 * INTERVAL_S  # how long a reading counts: on a busy machine, a cycle of the fast clock comes late
 
 
 def demo_settings() -> Settings:
-    """The defaults, but for sampling and polling at the pace of the compressed clock."""
+    """The defaults, with sampling and polling at the pace of the compressed clock."""
     settings = Settings()
     return settings._replace(
         sampling=settings.sampling._replace(interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
@@ -46,9 +46,10 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serve the simulated node, print its table, then each label as it would be written, then the decisions.
+    """Serve the simulated node, print its table, then each label that the reconciler would write, then the decisions.
 
-    Ends after `duration_s` seconds of real time, or never when None. Raises ValueError, OSError for a bad address.
+    Ends after `duration_s` seconds of real time, or never without `duration_s`. Raises ValueError, OSError for a bad
+    address.
     """
     clock = CompressedClock(speed)
     settings = demo_settings()

@@ -1,4 +1,6 @@
-"""`--once`: one body and an exit code. Loads nothing that serving needs, since prompts and cron jobs wait for it."""
+"""`--once`: prints one body and returns an exit code. Loads nothing that only serving needs, because prompts and cron
+jobs wait for it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
-GAPS_MAX = 8  # that are spelled out at the prompt
-ANSWER_MAX = 64 * 2**20  # bytes; the largest page of a node is some 2 MiB
+GAPS_MAX = 8  # gaps that are listed at the prompt
+ANSWER_MAX = 64 * 2**20  # bytes; the largest page of a node has about 2 MiB
 ANSWER_S = 10.0
 EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
-PATHS = {  # which no flag of the daemon changes
+PATHS = {  # no flag of the daemon changes these paths
     "prometheus": "/api/v1/metrics",
     "openmetrics": "/api/v1/metrics",
     "json": "/api/v1/status",
@@ -37,7 +39,7 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """The body in one of the forms of PATHS. Loads what that form needs."""
+    """The body in one of the forms of PATHS. Loads only what this form needs."""
     if form == "json":
         from gpu_exporter.exposition.json_format import render_json
 
@@ -57,11 +59,11 @@ def render(view: View, form: str) -> str:
 
 
 class DaemonUnreadable(Exception):
-    """There is a daemon beside us, but it does not answer us. The text says why and what to do."""
+    """A daemon runs on this node, but does not answer this process. The text contains the reason and the remedy."""
 
 
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
-    """The body of the daemon beside us, which has seen more than one cycle; None when there is none.
+    """The body of the daemon on this node, which has seen more than one cycle. None if no daemon runs.
 
     Raises DaemonUnreadable.
     """
@@ -77,7 +79,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
                 answer += data
                 if len(answer) > ANSWER_MAX or time.monotonic() > until:
                     raise OSError(f"its answer is longer than {ANSWER_MAX // 2**20} MiB, or takes {ANSWER_S:g} s")
-    except (FileNotFoundError, ConnectionRefusedError):  # none runs here, or one that was killed
+    except (FileNotFoundError, ConnectionRefusedError):  # no daemon runs here, or the daemon was killed
         return None
     except PermissionError as exc:
         raise DaemonUnreadable(
@@ -94,10 +96,10 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
 
 
 def _group_of(socket_path: Path) -> str:
-    """`, only for group NAME`, as far as that can be seen."""
+    """`, only for group NAME`, or "" if the group cannot be read."""
     try:
         return f", only for group {socket_path.group()}"
-    except (OSError, KeyError):  # a folder above is closed too, or the group has no name
+    except (OSError, KeyError):  # a parent folder is closed too, or the group has no name
         return ""
 
 
@@ -111,7 +113,7 @@ def run_once(
     *,
     devices_only: bool = False,
 ) -> int:
-    """Print or write one body. Returns the exit code, to which with `devices_only` no source of holders counts."""
+    """Print or write one body. Returns the exit code; with `devices_only`, the sources of holders do not affect it."""
     if socket_path is not None:
         try:
             body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
@@ -127,12 +129,12 @@ def run_once(
     def work() -> None:
         try:
             result.append(take_view())
-        except Exception as exc:  # handed to the thread that waits, which reports it
+        except Exception as exc:  # passed to the waiting thread, which reports it
             result.append(exc)
 
     worker = threading.Thread(target=work, name="once", daemon=True)
     start(worker)
-    # While the driver is waited for: an empty view loads what the real one will need.
+    # While this thread waits for the driver, an empty view loads the modules that the real view will need.
     render(View(0.0, AgentStatus(VERSION, backend_name, False, "", 0, 0, 0.0, None), (), ()), form)
     worker.join(timeout_s)
     if not result:
@@ -149,7 +151,7 @@ def run_once(
 
 
 def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
-    """The same for what a running exporter says, which may be of another version. `status`: its JSON."""
+    """As `_conclude`, for the answer of a running exporter, which may have another version. `status`: its JSON."""
     try:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
@@ -168,7 +170,9 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """The exit code, with the lines for the user at the prompt that go with it. `gaps`: what is missing, if partial."""
+    """Print the matching lines for the user at the prompt. Returns the exit code. `gaps`: what is missing, if the view
+    is partial.
+    """
     for warning in warnings:
         _say(f"warning: {warning}")
     if health == "no_data":
@@ -194,12 +198,12 @@ def _deliver(body: str, output: Path | None) -> None:
     try:
         sys.stdout.write(body)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, e.g. `| head`, has seen enough
+    except BrokenPipeError:  # the reader, e.g. `| head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
-    """One clear line; a textfile says it too, so that the old one does not stand for ever."""
+    """Print one clear line. A textfile gets the error too, so that its old values do not remain for ever."""
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
@@ -207,7 +211,7 @@ def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int
 
 
 def exit_now(code: int) -> NoReturn:
-    """End without waiting for a thread that hangs in the driver."""
+    """End the process without waiting for a thread that hangs in the driver."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

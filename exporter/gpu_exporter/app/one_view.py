@@ -1,4 +1,4 @@
-"""One cycle over everything, for `--once`: each GPU in its own thread, so that one that hangs costs only itself."""
+"""One cycle over all GPUs and sources, for `--once`. Each GPU has its own thread, so a hanging GPU delays no other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from gpu_exporter.node.state import NodeState
     from gpu_exporter.sampling.sampler import DeviceSampler
 
-PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
+PATIENCE = 0.8  # share of the time limit for the GPUs; the rest is for the view of the GPUs that answered
 
 
 def _status_without_driver(
     reason: DriverUnavailable, settings: Settings, backend: Backend, around: NodePlaces
 ) -> AgentStatus:
-    """What is known of this node while the driver does not answer: which GPUs should be here."""
+    """The status of this node while the driver does not answer: which GPUs should be here."""
     inventory = _read_inventory(backend.vendor, around)
     return AgentStatus(
         version=VERSION,
@@ -49,7 +49,7 @@ def _status_without_driver(
 
 
 def _read_inventory(vendor: Vendor, around: NodePlaces) -> Inventory:
-    """Which GPUs should be here."""
+    """The list of GPUs that should be here."""
     from gpu_exporter.inventory.expected import ExpectedDevices
     from gpu_exporter.inventory.inventory import InventoryKeeper
     from gpu_exporter.ledger.state import read_boot_id
@@ -75,8 +75,8 @@ def make_readers(settings: Settings, backend: Backend, clock: Clock, enabled: Co
 
 
 class NodePlaces(NamedTuple):
-    """What one view needs beside the GPUs. `state_directory`: None if nothing is kept. `sysfs`, `processes`: as in Host
-    of the agent.
+    """The places that one view reads beside the GPUs. `state_directory`: None if no state is kept. `sysfs`,
+    `processes`: as in Host of the agent.
     """
 
     state_directory: Path | None = None
@@ -96,7 +96,7 @@ def take_one_view(
     timeout_s: float,
     around: NodePlaces = ALONE,
 ) -> View:
-    """One view, of the GPUs and sources that answer well within `timeout_s`; empty on a node that has no GPU.
+    """One view of the GPUs and sources that answer well within `timeout_s`. The view is empty on a node without GPUs.
 
     `reading` may have been started already. Raises DriverUnavailable if a GPU is expected.
     """
@@ -137,7 +137,7 @@ def take_one_view(
     asking.join(max(0.0, deadline - clock.monotonic()))
     placed = place(driver, inventory, node.known(), clock.monotonic(), clock.wall())
     expected = count_expected(driver, inventory)
-    # A source without an answer yet is named.
+    # The status names a source that has not answered yet.
     settle_poll(node, poller, poller.grants(), placed, expected, around.processes)
     status = _describe(settings, backend, readers, poller, node, inventory, count_answering(driver), expected)
     diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)
@@ -158,7 +158,7 @@ def _describe(
     visible: int,
     expected: int,
 ) -> AgentStatus:
-    """How this reading fared."""
+    """The status of this reading."""
     from gpu_exporter.app.wiring import flatten_counts
     from gpu_exporter.sampling.driver import warn_of_persistence
 

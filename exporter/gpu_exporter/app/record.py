@@ -1,4 +1,4 @@
-"""`record`: the exporter's own reads for a while, with every answer of the driver written down."""
+"""`record`: runs the exporter's own reads for a while and writes down every answer of the driver."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
     except DriverUnavailable as exc:
         print(f"gpu-exporter: no GPU data: {exc}", file=sys.stderr)  # noqa: T201 - the user's one line
         return Exit.NO_DATA
-    if not path.parent.is_dir():  # known before the wait, and not after it
+    if not path.parent.is_dir():  # checked before the recording, not after it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, duration_s, path)
     stop = stop_on_signal()
@@ -54,7 +54,7 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
     stop.set()
     deadline = time.monotonic() + interval_s + 4 * EVENT_WAIT_S
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))  # one that hangs is recorded up to there
+        thread.join(max(0.0, deadline - time.monotonic()))  # a call that hangs is recorded up to this moment
     about = {
         "exporter": VERSION,
         "binding": metadata.version("nvidia-ml-py"),

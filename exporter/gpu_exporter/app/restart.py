@@ -1,7 +1,8 @@
-"""After the driver was replaced: a new process, since the loaded library no longer fits the kernel module.
+"""Restart after the driver was replaced, because the loaded library no longer fits the kernel module.
 
-In a container the library is mounted at its start, so the container must be restarted: we exit, the kubelet does it.
-On a host the process replaces itself, once; a second mismatch soon after is left to whoever supervises us.
+In a container, the library is mounted when the container starts, so the container must be restarted: the process exits,
+and the kubelet restarts the container. On a host, the process replaces itself once. After a second mismatch soon
+afterwards, it exits, and the service manager must restart it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from gpu_exporter.exits import Exit
 
 log = logging.getLogger(__name__)
 AGAIN_S = 600.0
-MARK = "GPU_EXPORTER_RESTARTED"  # in the environment of the process that took over: when
+MARK = "GPU_EXPORTER_RESTARTED"  # environment variable of the new process: the time of the restart
 CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
 def is_container() -> bool:
-    """Whether this process runs in a container: Kubernetes, Docker and Podman, or systemd-nspawn say so."""
+    """Whether this process runs in a container of Kubernetes, Docker, Podman or systemd-nspawn."""
     return (
         "KUBERNETES_SERVICE_HOST" in os.environ
         or "container" in os.environ
@@ -31,7 +32,9 @@ def is_container() -> bool:
 
 
 def restarted_lately(wall: float) -> bool:
-    """Whether this process took over from one that met a replaced driver, not long before `wall` (Unix seconds)."""
+    """Whether this process replaced a process that met a replaced driver less than AGAIN_S before `wall` (Unix
+    seconds).
+    """
     try:
         return 0 <= wall - float(os.environ.get(MARK, "")) < AGAIN_S
     except ValueError:
@@ -41,16 +44,18 @@ def restarted_lately(wall: float) -> bool:
 def restart_or_exit(action: str, wall: float) -> NoReturn:
     """Replace this process by a new one of itself, or exit.
 
-    `action`: "restart", "exit", or "auto" for what fits the place. `wall`: the time, Unix seconds.
+    `action`: "restart", "exit", or "auto" to exit in a container and restart elsewhere. `wall`: the time, Unix seconds.
     """
     if action == "exit" or (action == "auto" and is_container()) or restarted_lately(wall):
-        log.error("the driver was replaced: the exporter exits with status %d and must be started again", Exit.DRIVER_REPLACED)
+        log.error(
+            "the driver was replaced: the exporter exits with status %d and must be started again", Exit.DRIVER_REPLACED
+        )
         exit_now(Exit.DRIVER_REPLACED)
     log.warning("the driver was replaced: this process restarts")
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execve(  # noqa: S606 - ourselves, as we were started
+        os.execve(  # noqa: S606 - the same program with the same arguments
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(wall)}
         )
     except OSError as exc:

@@ -25,17 +25,17 @@ from gpu_exporter.web.server import HttpServer
 
 log = logging.getLogger(__name__)
 PROCESS_REFRESH_S = 5.0
-FIRST_CYCLE_S = 10.0  # a driver that hangs at its start must not keep the file from saying so
-LAST_TICK_S = 0.5  # for the tick that a signal finds at work; one that needs longer ends with the process
+FIRST_CYCLE_S = 10.0  # if the driver hangs at the start, the file is still written and contains the error
+LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick ends with the process
 SOCKET_NAME = "gpu-exporter.sock"
 
 
 class ProcessSeries:
-    """process_* as prometheus_client reports them, read now and then, so that no scrape touches /proc."""
+    """process_* as prometheus_client reports them. They are read every PROCESS_REFRESH_S, so no scrape reads /proc."""
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())
-        self.series = self._read()  # the first scrape has them too
+        self.series = self._read()  # the first scrape has these series too
 
     def refresh(self) -> None:
         self.series = self._read()
@@ -51,7 +51,7 @@ class ProcessSeries:
 
 
 class Ended(Enum):
-    """How a run came to its end."""
+    """How a run ended."""
 
     CLEAN = "clean"
     HUNG = "a driver call hangs, so the process must end by force"
@@ -67,24 +67,24 @@ def stop_on_signal() -> threading.Event:
 
 
 def hold_signals() -> None:
-    """Until `release_on_signal` these two, which end a process by default, mean nothing."""
+    """Ignore these two signals, which end a process by default, until `release_on_signal`."""
     for number in (signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def release_on_signal(agent: Agent) -> None:
-    """SIGUSR1 releases the driver, SIGHUP reopens it; in a thread, since a driver call may hang.
+    """SIGUSR1 releases the driver, SIGHUP opens it again. Both run in a thread, because a driver call may hang.
 
-    The thread is there before the signals: when one arrives, the host may have none left.
+    The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
     """
     actions = {signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may interrupt itself
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may be interrupted by another put()
 
     def act() -> None:
         while True:
             try:
                 actions[signal.Signals(arrived.get())]()
-            except Exception:  # a fault of ours must not make the next signal mean nothing
+            except Exception:  # an error of the exporter must not disable the next signal
                 log.exception("a request by signal failed")
 
     start(threading.Thread(target=act, name="signal", daemon=True))
@@ -93,7 +93,7 @@ def release_on_signal(agent: Agent) -> None:
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
-    """An event that is set when `stop` is, and when the driver was replaced under us."""
+    """An event that is set when `stop` is set, and when the driver was replaced."""
     either = threading.Event()
 
     def wait(event: threading.Event) -> None:
@@ -106,7 +106,9 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
 
 
 def _end(agent: Agent, stop: threading.Event) -> Ended:
-    """`stop` was somebody's wish, which a replaced driver does not overrule."""
+    """Stop the agent. `stop` is set if a user or the system asked for the end: then a replaced driver causes no
+    restart.
+    """
     clean = agent.stop()
     if agent.driver.replaced.is_set() and not stop.is_set():
         return Ended.CHANGED
@@ -121,9 +123,10 @@ def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event) -> 
 
 
 def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
-    """`repeat` in a thread of its own: whatever a tick waits for, the program ends soon after `stop`.
+    """Call `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
+    something.
 
-    Raises what ended the ticks.
+    Raises the exception that ended the ticks.
     """
     faults: list[BaseException] = []
 
@@ -153,7 +156,7 @@ def serve(
 ) -> Ended:
     """Serve until a signal, or until the driver was replaced.
 
-    Raises ValueError, OSError when the address cannot be listened on.
+    Raises ValueError, OSError if the server cannot listen on the address.
     """
     process = ProcessSeries()
     publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
@@ -164,7 +167,7 @@ def serve(
     stop = stop_on_signal()
     release_on_signal(agent)
     either = stop_on_change(agent, stop)
-    server.start()  # the last thread: what answers that it is ready has started everything
+    server.start()  # the last thread: when the server answers "ready", everything has started
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
     repeat(process.refresh, PROCESS_REFRESH_S, either)
     server.stop()
@@ -174,8 +177,9 @@ def serve(
 def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
     """Keep a textfile fresh without HTTP. Ends and returns as `serve` does.
 
-    Without process_* series: node_exporter publishes its own under these names, and refuses a second one.
-    The file of a run before stays until the first cycle is complete, so that no restart leaves some GPUs out of it.
+    The file has no process_* series, because node_exporter publishes its own series under these names and refuses
+    duplicates. The file of the previous run remains until the first cycle is complete, so that no GPU is missing after
+    a restart.
     """
     publisher = Publisher(agent.view, agent.version)
     agent.start()

@@ -1,4 +1,4 @@
-"""A scenario as a node: its GPUs as the backend, its holders as the attribution source."""
+"""A scenario as a node: its GPUs are the backend, its holders are the attribution source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving and `--once` share in putting the rooms together."""
+"""Functions that serving and `--once` share to connect the rooms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.defaults import Settings
-from gpu_exporter.sampling.witnesses import ActivityRules
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.poller import Poller
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
-    """The part of the settings that sampling needs; the period is the driver's (ActivityRules)."""
+    """The settings that sampling needs. `driver_period_max_s`: the driver's longest sample period (ActivityRules)."""
     ledger = settings.ledger
     return ActivityRules(
         interval_s=settings.sampling.interval,
@@ -40,7 +40,7 @@ def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, in
 
 
 def asks_slurm(sources: Iterable[Source]) -> bool:
-    """Whether Slurm itself says here which of its jobs have which GPU."""
+    """Whether Slurm itself is a source here."""
     return any(source.name == "slurm" for source in sources)
 
 
@@ -52,7 +52,7 @@ def settle_poll(
     expected: int,
     processes: ProcessOwners | None,
 ) -> None:
-    """Settle who holds what after one poll of the sources, and tell the poller what became of its grants.
+    """Settle the holders after one poll of the sources, and report the result for each grant to the poller.
 
     `grants`: of that poll. `placed`, `expected`: the GPUs as they are shown, and how many should answer.
     """

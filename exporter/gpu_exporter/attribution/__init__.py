@@ -1,1 +1,1 @@
-"""Who holds what. Yields grants in the words of the sources and resolves them to units; never guesses by position."""
+"""The holders of the units. Reads grants from the sources, and resolves each to a unit. Never guesses by position."""

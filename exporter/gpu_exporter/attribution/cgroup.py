@@ -1,14 +1,15 @@
-"""To whom a process belongs, by the path of its cgroup: a pod, a Slurm job, a container outside both, or none of them.
+"""The owner of a process, by the path of its cgroup: a pod, a Slurm job, a container outside both, or none of them.
 
 Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path as it can choose its
 name and environment. Forms (examples in the tests): cgroup v1, v2 and both together; systemd's slices
 (`kubepods-burstable-pod<uid, _ for ->.slice/cri-containerd-<id>.scope`) and plain folders (`kubepods/pod<uid>/<id>`);
 clusters inside a container (kind), where the outer container comes first; paths relative to the reader's own cgroup
 namespace (`/../..`); Slurm's `slurm/uid_N/job_N`, `slurm_<node>`, `slurmstepd.scope/job_N`, `<node>_slurmstepd.scope`,
-in any slice. Since Slurm 26.05 the job's part can be a SLUID, whose job number no path contains.
-What can be wrong: with proctrack/linuxproc a job's processes stay in slurmd's own cgroup and the job is not known; a
-process may be moved, so the answer holds for the moment. A cgroup that a privileged pod or job makes below its own adds
-to the path and takes nothing away: every pod of a path counts, and of jobs the outermost.
+in any slice. Since Slurm 26.05 the job's part can be a SLUID, and then no path contains the job number.
+
+Limits: with proctrack/linuxproc, a job's processes remain in slurmd's own cgroup, and the job is unknown. A process may
+be moved, so the answer holds only for this moment. A privileged pod or job can add a cgroup below its own cgroup. Such
+a cgroup adds to the path and removes nothing: every pod of a path counts, and of several jobs the outermost.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 JOB = re.compile(r"job_([0-9]{1,10})")
 STEP = re.compile(r"step_([0-9A-Za-z_+.-]{1,64})")
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")  # 13 digits of Crockford's base 32
-# slurm_NODE of builds with several slurmd; a service that is called slurm_something is none.
+# slurm_NODE of builds with several slurmd. A service whose name begins with slurm_ does not match.
 SLURM = re.compile(r"slurm(?:_.+(?<!\.service)(?<!\.scope)(?<!\.slice))?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
 
 
 class Owner(NamedTuple):
-    """Whose process it is. All empty: the system's, a login's, or of no owner that this module knows.
+    """The owner of a process. All fields are empty for the system, a login, or an owner of another kind.
 
-    `pods`: UIDs in the path, outermost first. `slurm`: it is Slurm's; `job` is "" where the path does not say which
-    job's, and `step` likewise. `container`: the innermost container's id.
+    `pods`: UIDs in the path, outermost first. `slurm`: the process belongs to Slurm; `job` and `step` are "" if the
+    path does not name them. `container`: the innermost container's id.
     """
 
     pods: tuple[str, ...] = ()
@@ -45,16 +46,16 @@ class Owner(NamedTuple):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether a scheduler started it."""
+        """Whether a scheduler started the process."""
         return bool(self.pods) or self.slurm
 
 
 def parse_cgroup(text: str) -> Owner:
-    """The owner that the content of /proc/PID/cgroup shows. Never raises: what is not understood names no owner.
+    """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that is not understood has no owner.
 
-    Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1 only some controllers have a
-    job's or pod's path, so the lines are taken together; two that name different jobs leave the job unknown. The kernel
-    allows no line feed in a path, but every other separator.
+    Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1, only some controllers have a
+    path with the job or pod, so all lines are read together. If two lines name different jobs, the job is unknown. The
+    kernel allows no line feed in a path, but every other separator.
     """
     owners = [_parse_path(path) for path in (line.split(":", 2)[-1] for line in text.split("\n")[:LINES_MAX])]
     jobs = {owner.job for owner in owners if owner.job}
@@ -84,7 +85,8 @@ def _parse_path(path: str) -> Owner:
         elif SLURM.fullmatch(part):
             slurm = True
         elif (match := JOB.fullmatch(part)) and (slurm or STEP.fullmatch(following)):
-            # Without a part of Slurm's before it: the reader itself is in Slurm's namespace, and sees a relative path.
+            # Without a part of Slurm before it: the reader itself is in Slurm's cgroup namespace, and sees a relative
+            # path.
             slurm, job = True, job or match[1]
         elif SLUID.fullmatch(part) and STEP.fullmatch(following):
             slurm = True

@@ -1,11 +1,12 @@
-"""Processes against the mapping: where a GPU runs the processes of another job or pod than its holder, one is wrong.
+"""Compares processes with the mapping of holders. If a GPU runs processes of another job or pod than its holder, one is
+wrong.
 
-A wrong mapping makes work look idle that is not, so the holder's time is unknown from then on. A grant is contradicted
-in two ways: processes of another pod or job run on the holder's unit; or the holder's own run on a unit that it does
-not hold, and none of them on this one. It stays contradicted until the holder's own processes, and no others, are seen
-on its unit: that the others have ended does not make the mapping right. What a previous holder left running counts only
-while it runs. Processes never say who holds a unit: a pod without a process holds its GPU all the same. Pure, but for
-the log.
+A wrong mapping makes a working holder look idle, so the holder's time is unknown from then on. A grant is contradicted
+in two cases. Case 1: processes of another pod or job run on the holder's unit. Case 2: the holder's own processes run
+on a unit that it does not hold, and none of them run on its own unit. The grant stays contradicted until only the
+holder's own processes are seen on its unit: the end of the other processes does not prove the mapping right. Processes
+that a previous holder left running contradict only while they run. Processes never show who holds a unit, because a pod
+without a process still holds its GPU. Pure, except for the log.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from gpu_exporter.model.units import UnitId
 from gpu_exporter.outside import WHOLE_MAX, whole
 
 log = logging.getLogger(__name__)
-NAMED_MAX = 3  # so many owners are named in a text
+NAMED_MAX = 3  # owners that a text names; it counts the others
 Relation: TypeAlias = Literal["own", "other", "unknown"]
 Who: TypeAlias = tuple[str, str]
-"""A pod ("pod", UID) or a Slurm job ("job", id): all containers and steps of it are one."""
+"""A pod ("pod", UID) or a Slurm job ("job", id). All its containers or steps count as one."""
 REMEDIES = {
     "slurm": "compare the order of gres.conf with `nvidia-smi -L` and with `scontrol show node -d`",
     "kubelet": "compare the device plugin's device ids with `nvidia-smi -L`, and restart it where a GPU was lost",
@@ -33,17 +34,17 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: Owner) -> Relation:
-    """Whether a process of `owner` is the holder's. Only what is positively another pod's or job's is "other"."""
+    """Whether a process of `owner` belongs to the holder. "other" means that another pod or job is proven."""
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
-        return "unknown"  # the system's, a login's, or of a container that no scheduler knows
+        return "unknown"  # the process belongs to the system, a login, or a container that no scheduler started
     if holder.key.scheduler == "slurm":
         if owner.job:
             return _compare(holder.job_id, [owner.job], lambda job: whole(job, WHOLE_MAX) is not None)
         return "unknown" if owner.slurm else "other"
     if owner.pods:
-        # A static pod's UID is a hash for the kubelet and another one for the API server: these cannot be compared.
+        # The kubelet's UID of a static pod is a hash, and the API server has another UID: these cannot be compared.
         return _compare(holder.pod_uid, owner.pods, lambda uid: ("-" in uid) == ("-" in holder.pod_uid))
     return "other"
 
@@ -53,28 +54,30 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
         return "own"
     if not held or not is_comparable(held):
         return "unknown"
-    for name in found:  # a loop, since this is asked of each holder and owner of each unit
+    for name in found:  # a loop, because this runs for each holder and owner of each unit
         if not is_comparable(name):
             return "unknown"
     return "other"
 
 
 def identify(holder: Holder) -> Who | None:
-    """The pod or job that holds, None when only its name is known."""
+    """The holder's pod or job, None if only its name is known."""
     if holder.key.scheduler == "slurm":
         return ("job", holder.job_id) if holder.job_id else None
     return ("pod", holder.pod_uid) if holder.pod_uid else None
 
 
 class _Finding(NamedTuple):
-    """A contradicted allocation: whose processes were seen (`others`; none when it is the holder's), and where."""
+    """A contradicted allocation. `names`: the owners of the processes. `others`: these owners, empty if they are the
+    holder. `place`: the unit that the holder uses without holding it.
+    """
 
     names: str
     place: str
     others: frozenset[Who]
     source: str
     holder: str
-    present: bool = True  # seen at the last look, and not only before
+    present: bool = True  # whether the last look saw the processes; otherwise an earlier look did
 
     def __str__(self) -> str:
         verb = "run" if self.present else "ran"
@@ -86,7 +89,7 @@ class _Finding(NamedTuple):
 class ProcessNet:
     """Remembers which allocations are contradicted.
 
-    `in_use`: for people, who uses each unit that has no holder.
+    `in_use`: text for people: who uses each unit without a holder.
     """
 
     def __init__(self) -> None:
@@ -94,14 +97,14 @@ class ProcessNet:
         self._found: dict[tuple[UnitId, HolderKey], _Finding] = {}
         self._logged: dict[tuple[UnitId, HolderKey], _Finding] = {}
         self._held: dict[UnitId, frozenset[Who]] = {}
-        self._before: dict[UnitId, frozenset[Who]] = {}  # who held the unit before its present holders
+        self._before: dict[UnitId, frozenset[Who]] = {}  # the previous holders of each unit
 
     def check(
         self, resolution: Resolution, owners: Mapping[UnitId, Sequence[Owner]], places: Mapping[UnitId, str]
     ) -> Resolution:
         """Mark the allocations that processes contradict, and count each as a conflict of its source.
 
-        `owners`: the owners of the processes on each unit; `places`: every unit of this node, as people call it.
+        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for people.
         """
         look = _Look(resolution, owners)
         self._note_changes(look.holders, places)
@@ -122,12 +125,12 @@ class ProcessNet:
         return resolution._replace(allocations=marked, conflicts=conflicts)
 
     def _keep(self, look: _Look, allocation: Allocation, before: _Finding | None) -> _Finding | None:
-        """What an earlier look found and this one neither finds nor refutes."""
+        """A finding of an earlier look that this look neither finds nor refutes."""
         if before is None or look.has_own(allocation):
             return None
         left = before.others & self._before.get(allocation.unit, frozenset())
         if before.others and left == before.others and not left & look.whos:
-            return None  # what the previous holder had left running has ended
+            return None  # the processes that the previous holder left running have ended
         return before._replace(present=False)
 
     def _note_changes(self, holders: Mapping[UnitId, Sequence[Holder]], places: Mapping[UnitId, str]) -> None:
@@ -136,13 +139,13 @@ class ProcessNet:
             last = self._held.get(unit, present)
             if last - present:
                 self._before[unit] = last - present
-            self._held[unit] = present  # a unit that is free for a while keeps its last holders
+            self._held[unit] = present  # a unit that is free for a while keeps its last holders here
         for known in (self._held, self._before):
             for unit in [unit for unit in known if unit not in places]:
                 del known[unit]
 
     def _log(self, key: tuple[UnitId, HolderKey], finding: _Finding | None, places: Mapping[UnitId, str]) -> None:
-        """Each finding once for an allocation, with what to do."""
+        """Log each finding once for an allocation, with the remedy."""
         if finding is None or self._logged.get(key) == finding._replace(present=True):
             return
         self._logged[key] = finding._replace(present=True)
@@ -155,7 +158,7 @@ class ProcessNet:
 
 
 class _Look:
-    """One look at all processes, against one mapping."""
+    """One look at all processes, compared with one mapping."""
 
     def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[Owner]]) -> None:
         self.holders: dict[UnitId, list[Holder]] = {}
@@ -169,10 +172,12 @@ class _Look:
         self._unresolved = {identify(grant.holder) for grant in unresolved}
         self._owners = owners
         self._strays = self._find_strays()
-        self._others: dict[UnitId, list[Owner]] = {}  # of processes of nobody who holds the unit, once asked for
+        self._others: dict[UnitId, list[Owner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """Holders that work on a unit that they do not hold, and that unit; an unresolved grant may mean just it."""
+        """Holders that work on a unit that they do not hold, and that unit. Holders with an unresolved grant are left
+        out, because the grant may mean this unit.
+        """
         strays: dict[Who, UnitId] = {}
         for unit, seen in self._owners.items():
             here = {identify(holder) for holder in self.holders.get(unit, ())}
@@ -183,11 +188,11 @@ class _Look:
         return strays
 
     def has_own(self, allocation: Allocation) -> bool:
-        """Whether a process of the holder is on the unit that it holds."""
+        """Whether a process of the holder runs on the unit that it holds."""
         return any(relate(allocation.holder, owner) == "own" for owner in self._owners.get(allocation.unit, ()))
 
     def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
-        """What this look finds against an allocation."""
+        """The finding of this look against an allocation, None without a finding."""
         unit, holder = allocation.unit, allocation.holder
         if unit not in self._others:
             self._others[unit] = [
@@ -206,13 +211,15 @@ class _Look:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """Who uses a unit that has no holder, "" when it is held or used by the system alone."""
+        """The users of a unit that has no holder, "" if the unit is held or only the system uses it."""
         users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
         if unit in self.holders or not users:
             return ""
         sources = sorted({self._known[who].source for owner in users for who in _whos(owner) if who in self._known})
         if sources:
-            return f"in use by {self._join(users)}, but {' and '.join(sources)} did not allocate it to {self._join(users)}"
+            return (
+                f"in use by {self._join(users)}, but {' and '.join(sources)} did not allocate it to {self._join(users)}"
+            )
         return f"in use by {self._join(users)}, which no source reports"
 
     def _join(self, owners: Iterable[Owner]) -> str:
@@ -232,7 +239,7 @@ class _Look:
 
 
 def _whos(owner: Owner) -> tuple[Who, ...]:
-    """Every pod and job that a process belongs to: a job's slurmd may itself be in a pod."""
+    """Every pod and job that a process belongs to: a job's slurmd may itself run in a pod."""
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods
 

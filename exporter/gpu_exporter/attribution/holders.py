@@ -1,10 +1,14 @@
-"""From one poll of the sources to the holders of every unit: the steps that follow each other, in one place.
+"""Turns one poll of the sources into the holders of every unit. All steps are here, in order.
 
 1. Pods that have ended, and pods that run slurmd, hold nothing (kubelet/ended.py, slurm/pods.py).
-2. Each grant becomes an allocation of a unit, or stays unresolved (resolve.py).
+
+2. Each grant becomes an allocation of a unit, or remains unresolved (resolve.py).
+
 3. A holder that the processes on its unit contradict is marked (contradict.py).
-4. Processes that no scheduler explains become undeclared holders (users.py).
-5. What each holder's processes use is measured (usage.py).
+
+4. Users of units without a holder become undeclared holders, known by their processes (users.py).
+
+5. The use of each holder's processes is measured (usage.py).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from gpu_exporter.model.units import UnitId
 
 
 class Poll(NamedTuple):
-    """What the sources said. `offers`: the devices that a scheduler may give, None if unknown. `ended`: grants of
+    """One answer of all sources. `offers`: the devices that a scheduler may give, None if unknown. `ended`: grants of
     holders that have ended since the last poll, `confirmed` at their end. `is_complete`: every source has answered
     lately.
     """
@@ -40,9 +44,9 @@ class Poll(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What the driver said. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why NVML
-    may number the GPUs otherwise than the schedulers, "" if it does not. `lists_processes`: the driver has listed some
-    process since the start, so an empty list means no process.
+    """The answers of the driver. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why
+    NVML may number the GPUs otherwise than the schedulers, "" if the numbers agree. `lists_processes`: the driver has
+    listed a process since the start, so an empty list means no process.
     """
 
     answered: Mapping[str, DeviceSnapshot]
@@ -51,9 +55,9 @@ class Devices(NamedTuple):
 
 
 class HolderUpdate(NamedTuple):
-    """The holders after one poll. `past`: allocations of holders that have ended since the last one. `in_use`: units
+    """The holders after one poll. `past`: allocations of holders that have ended since the last poll. `in_use`: units
     without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
-    what each holder's processes use.
+    the use of each holder's processes.
     """
 
     resolution: Resolution = Resolution([], [], [])
@@ -64,10 +68,10 @@ class HolderUpdate(NamedTuple):
 
 
 class HolderTracker:
-    """Remembers from poll to poll what one poll alone does not tell. One thread at a time."""
+    """Remembers between polls what one poll alone does not show. Not thread-safe."""
 
     def __init__(self, processes: ProcessOwners | None, slurm_pods: SlurmPods) -> None:
-        """`processes`: looks up whose processes run on each GPU, None if that is not known."""
+        """`processes`: looks up the owners of the processes on each GPU, None if owners are unknown."""
         self._ended = EndedPods(processes.list_pods) if processes is not None else None
         self._slurm_pods = slurm_pods
         self._numbers = NumberMemory()
@@ -83,17 +87,17 @@ class HolderTracker:
         return self._numbers.units()
 
     def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> HolderUpdate:
-        """The holders after this poll. `owners`: of the processes on each unit. `now`: monotonic seconds."""
+        """The holders after this poll. `owners`: the owners of the processes on each unit. `now`: monotonic seconds."""
         grants = poll.grants
         if self._ended is not None:
             grants = self._ended.apply(grants, owners, now)
         grants, owners = self._slurm_pods.apply(grants, owners)
-        # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
+        # The newest snapshot comes last: after the driver renumbered its list, an index means the GPU that has it now.
         inventory = sorted(devices.answered.values(), key=lambda snapshot: snapshot.monotonic)
         incomplete = devices.incomplete
         resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
         numbers = self._numbers.units()
-        past = [  # each by itself: one after the other they do not share a GPU
+        past = [  # each grant is resolved alone: holders that followed each other do not share a GPU
             pair
             for grant in poll.ended
             for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
@@ -116,7 +120,7 @@ class HolderTracker:
 
 
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
-    """Why a unit that a holder left when it ended is not free: the driver must list no process on it."""
+    """Why a unit is not free after its holder ended: it is free only if the driver lists no process on it."""
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}
     for unit, label in resolution.ended.items():
@@ -132,7 +136,7 @@ def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
 def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
     """How many processes the driver lists on a unit, None if that is unknown."""
     if unit.mig_uuid and not snapshot.instances_known:
-        return None  # an instance that could not be listed was not asked
+        return None  # the processes of an unlisted instance were not read
     if snapshot.processes is None:
         count = snapshot.facts.compute_processes
         return None if count is None else math.floor(count)
@@ -141,7 +145,7 @@ def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
-    """Every unit that a holder may have, as people call it: `gpu 3`, `gpu 3:1/0`."""
+    """Every unit that a holder may have, with its name for people: `gpu 3`, `gpu 3:1/0`."""
     places: dict[UnitId, str] = {}
     for snapshot in inventory:
         identity = snapshot.identity

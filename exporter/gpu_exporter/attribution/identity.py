@@ -1,9 +1,9 @@
-"""How users and accounts appear: by name, by number, by a keyed hash, or not at all (the setting `identity.user`).
+"""How users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting `identity.user`).
 
-Slurm's PrivateData hides jobs or users from other users; an open port must not undo that. `auto` therefore shows
-hashes as soon as one source says that its site hides them, and until every source has answered once. A hash is an
-HMAC-SHA-256 of the name, cut to 64 bits: the same user always has the same one, and without the key names cannot be
-tried. The key is a file in the state directory; copied to every node, a user has one hash on all of them.
+Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So `auto` shows hashes if
+a source reports that its site hides users, and until every source has answered once. A hash is an HMAC-SHA-256 of the
+name, cut to 64 bits. The same user always has the same hash, and without the key an attacker cannot test names. The key
+is a file in the state directory. If it is copied to every node, a user has the same hash on all nodes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gpu_exporter.model.holders import Holder
 
 log = logging.getLogger(__name__)
 Mode: TypeAlias = Literal["name", "uid", "hmac", "none"]
-MODES: dict[str, Mode] = {"name": "name", "uid": "uid", "hmac": "hmac", "none": "none"}  # the settings but `auto`
+MODES: dict[str, Mode] = {"name": "name", "uid": "uid", "hmac": "hmac", "none": "none"}  # the settings except `auto`
 KEY_FILE = "identity.key"
 KEY_BYTES = 32
-KEY_MIN_BYTES = 16  # of a key that a site made itself
-DIGITS = 16  # of a hash in hexadecimal, 64 bits: among a million users two share one with a chance of 3e-8
+KEY_MIN_BYTES = 16  # shortest key that a site may provide
+DIGITS = 16  # hexadecimal digits of a hash, 64 bits: among a million users, two share a hash with a chance of 3e-8
 
 
 class KeyUnusable(Exception):
-    """The key cannot be read or made. The text says where, why and what to do."""
+    """The key cannot be read or made. The text contains the path, the reason and the remedy."""
 
 
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
-    """The holder with its user and account as `mode` wants them, and never its `uid` beside them.
+    """The holder with user and account as `mode` requires. Its `uid` is always removed.
 
-    An account is not a person: in `uid` it keeps its name. `hmac` without a key shows neither.
+    An account is not a person, so mode `uid` keeps its name. Mode `hmac` without a key shows neither user nor account.
     """
     if mode == "name":
         return holder._replace(uid="")
@@ -48,8 +48,8 @@ def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
 
 
 def _hash(key: bytes, kind: str, name: str) -> str:
-    """Of a user and an account with one name two different hashes; of no name none."""
-    import hmac  # few sites need it, and `--once` is measured in milliseconds
+    """The hash of a name, "" for an empty name. A user and an account with the same name have different hashes."""
+    import hmac  # few sites need it, and `--once` must start within milliseconds
 
     return (
         hmac.new(key, f"{kind}\0{name}".encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:DIGITS] if name else ""
@@ -57,7 +57,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
 
 
 def load_key(directory: Path) -> bytes:
-    """The key in this directory, made when there is none yet. Raises KeyUnusable."""
+    """The key in this directory. A missing key is made. Raises KeyUnusable."""
     path = directory / KEY_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -77,12 +77,14 @@ def _read_key(path: Path) -> bytes:
     if stat.S_IMODE(mode) & 0o077:
         raise KeyUnusable(f"{path}: other users may read or change it (mode {stat.S_IMODE(mode):04o}); chmod 600 it")
     if len(key) < KEY_MIN_BYTES:
-        raise KeyUnusable(f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key")
+        raise KeyUnusable(
+            f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key"
+        )
     return key
 
 
 def _make_key(path: Path) -> None:
-    """Whole or not at all, and the first of two makers wins. Raises OSError."""
+    """Write a whole key or none. If two processes make a key, the first one is kept. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)  # mode 0600, whatever the umask is
     try:
         with os.fdopen(handle, "wb") as file:
@@ -96,17 +98,17 @@ def _make_key(path: Path) -> None:
 
 
 class Identity:
-    """The setting of one node with its key, which is read or made when it is first needed."""
+    """The setting of one node with its key. The key is read or made when it is first needed."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
-        """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None for nowhere."""
+        """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None if there is no directory."""
         self.problem = ""  # why users are not shown although hashes are wanted
         self._setting = setting
         self._directory = directory
         self._key: bytes | None = None
 
     def mode(self, hidden: bool) -> Mode:
-        """What holds now. `hidden`: some source hides its users, or has not said yet whether it does."""
+        """The mode now. `hidden`: a source hides its users, or has not reported yet whether it does."""
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:

@@ -1,4 +1,4 @@
-"""Asks the sources side by side and remembers their last answers for a bounded time."""
+"""Asks the sources in parallel and remembers their last answers for a limited time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from gpu_exporter.model.holders import Grant, SourceStatus
 from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
-GRANTS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
-MAX_TEXTS = 3  # unresolved grants that are spelled out
+GRANTS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more grants would slow down scrapes
+MAX_TEXTS = 3  # unresolved grants that a text lists
 
 
 class _Question:
-    """One poll of one source, in a thread of its own: a source that is slow must not make the others' answers old."""
+    """One poll of one source, in a separate thread, so that a slow source does not delay the other answers."""
 
     def __init__(self, source: Source, clock: Clock) -> None:
-        self.asked, self.asked_wall = clock.monotonic(), clock.wall()  # what it shows held at least until here
+        # the answer shows what is held at least until this time
+        self.asked, self.asked_wall = clock.monotonic(), clock.wall()
         self.answer: Answer | Exception = SourceError("not asked yet")
-        self.polls = 0  # that ended without an answer
+        self.polls = 0  # polls that ended without an answer
         self._source = source
         self._thread = threading.Thread(target=self._ask, name=f"poll-{source.name}", daemon=True)
         try:
@@ -36,11 +37,11 @@ class _Question:
     def _ask(self) -> None:
         try:
             self.answer = self._source.poll()
-        except Exception as exc:  # a fault of ours in one source must not end attribution
+        except Exception as exc:  # an error in one source must not end attribution
             self.answer = exc
 
     def is_answered(self, within_s: float | None) -> bool:
-        if self._thread.ident is not None:  # it was started
+        if self._thread.ident is not None:  # the thread was started
             self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -54,10 +55,10 @@ class _Memory:
     error: str = ""
     notice: str = ""
     unresolved: str = ""
-    has_lost: bool = False  # a grant that leads to no device
+    has_lost: bool = False  # a grant means no device
     answered: bool = False
     complete: bool = False
-    true_wall: float | None = None  # when what the source says was true
+    true_wall: float | None = None  # when the source's report was true
     incomplete: bool = False
     hides_users: bool = False
     devices: int | None = None
@@ -77,8 +78,8 @@ class Poller:
         identity: Identity | None = None,
         patience_s: float | None = None,
     ) -> None:
-        """`identity`: how users and accounts are shown; None for their names. `patience_s`: how long a poll waits for
-        answers; a later one counts at the next poll. None: until each source has answered, or given up by itself.
+        """`identity`: how users and accounts are shown, None to show their names. `patience_s`: how long a poll waits
+        for answers; a later answer counts at the next poll. None: wait until each source has answered or given up.
         """
         self._patience_s = patience_s
         self._sources = sources
@@ -88,10 +89,10 @@ class Poller:
         self._memory = {source.name: _Memory() for source in sources}
 
     def poll(self) -> list[Grant]:
-        """Ask every source once; what failed answers from memory while that is not too old."""
+        """Ask every source once. A source that fails is answered from memory, for a limited time."""
         for source in self._sources:
             memory = self._memory[source.name]
-            self._take_answer(source.name, memory, 0.0)  # one that came late
+            self._take_answer(source.name, memory, 0.0)  # an answer that came late
             memory.question = memory.question or _Question(source, self._clock)
         left_s, began = self._patience_s, time.monotonic()
         for name, memory in self._memory.items():
@@ -105,7 +106,7 @@ class Poller:
         return self.grants()
 
     def grants(self) -> list[Grant]:
-        """What is known now, without asking; users and accounts as they may be shown."""
+        """The grants that are known now, without asking a source. Users and accounts are as they may be shown."""
         now = self._clock.monotonic()
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         known: list[Grant] = []
@@ -117,7 +118,7 @@ class Poller:
         return known
 
     def take_ended(self) -> list[Grant]:
-        """The grants of holders that have ended, `confirmed` at their end; each is given once."""
+        """The grants of holders that have ended, `confirmed` at their end. Each grant is returned once."""
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         ended = [self._show(grant, hidden) for memory in self._memory.values() for grant in memory.ended]
         for memory in self._memory.values():
@@ -125,7 +126,7 @@ class Poller:
         return ended
 
     def offers(self) -> Sequence[Grant] | None:
-        """The devices that schedulers may give; None unless every source reports its own."""
+        """The devices that schedulers may give, None unless every source reports its devices."""
         offers: list[Grant] = []
         for memory in self._memory.values():
             if memory.offers is None:
@@ -137,7 +138,7 @@ class Poller:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
     def warnings(self) -> tuple[str, ...]:
-        """What people should know of attribution beside the sources' errors."""
+        """Warnings about attribution for people, beside the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
     def _take_answer(self, name: str, memory: _Memory, within_s: float | None) -> None:
@@ -153,7 +154,11 @@ class Poller:
             self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
             return
         if len(answer.grants) > GRANTS_MAX:
-            self._note(name, memory, f"{len(answer.grants)} held devices are more than {GRANTS_MAX}, so all of them are ignored")
+            self._note(
+                name,
+                memory,
+                f"{len(answer.grants)} held devices are more than {GRANTS_MAX}, so all of them are ignored",
+            )
             return
         self._note(name, memory, answer.problem)
         if answer.notice and answer.notice != memory.notice:
@@ -172,7 +177,7 @@ class Poller:
 
     @staticmethod
     def _note(name: str, memory: _Memory, problem: str) -> None:
-        """Log a problem when it changes, not at every poll. An answer with a problem is an answer all the same."""
+        """Log a problem when it changes, not at every poll. An answer with a problem still counts as an answer."""
         if problem != memory.error:
             if problem:
                 log.warning("attribution %s: %s", name, problem)
@@ -187,8 +192,8 @@ class Poller:
         unresolved: Sequence[tuple[Grant, str]],
         doubted: Sequence[tuple[Grant, str]] = (),
     ) -> None:
-        """Count grants that contradict a source of higher precedence. Say which ones led to no device, or to one that
-        the holder may only watch, and why.
+        """Count grants that contradict a source of higher precedence. Log grants that mean no device, and grants of a
+        holder that may only watch its device, with the reason.
         """
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)
@@ -214,7 +219,7 @@ class Poller:
             memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
-        """Whether what `grants` leaves out is really held by nobody: every source answered, lately enough."""
+        """Whether a device without a grant is really not held: every source has answered, recently enough."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
@@ -222,7 +227,7 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether a holder that no source names is in none: there is no source, or each has answered."""
+        """Whether a holder that no source names is really in none: there is no source, or each has answered."""
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:

@@ -1,8 +1,8 @@
-"""Whose processes run on which GPU: pids from the driver, owners from /proc.
+"""The owners of the processes on each GPU: pids come from the driver, owners from /proc.
 
-Of a process its cgroup is read, its start time, and whether it is NVIDIA's MPS server (procfs.py). A pid of the driver
-means a process of the host, so /proc must be the host's (hostPID in a pod, or the host's /proc mounted and named with
---path.procfs): kthreadd, which only the kernel starts, shows that it is.
+For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). A pid
+from the driver is a pid of the host, so /proc must be the host's: hostPID in a pod, or the host's /proc mounted and
+named with --path.procfs. The process kthreadd, which only the kernel starts, proves this.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod
 from gpu_exporter.model.units import UnitId
 
-UNIT_MAX = 256  # processes of one GPU that are looked at; the rest are not known
-# NVIDIA's MPS server runs the kernels of all its clients, and may be in a pod of its own. Linux keeps 15 bytes of it.
+UNIT_MAX = 256  # processes of one GPU that are read; the owners of more processes are unknown
+# NVIDIA's MPS server runs the kernels of all its clients, and may run in its own pod. Linux keeps 15 bytes of its name.
 MPS_SERVER = "nvidia-cuda-mps"
 
 
 class Use(NamedTuple):
-    """What some processes use of a unit. `memory_bytes` is None where the driver does not say it of each."""
+    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it for each process."""
 
     processes: int = 0
     memory_bytes: int | None = 0
@@ -36,9 +36,9 @@ class Use(NamedTuple):
 
 
 class UnitOwners(NamedTuple):
-    """The distinct owners of the processes on one unit, each with what it uses.
+    """The distinct owners of the processes on one unit, each with its use.
 
-    `is_complete`: every process there could be looked up.
+    `is_complete`: the owner of every process on the unit is known.
     """
 
     uses: Mapping[Owner, Use]
@@ -46,13 +46,14 @@ class UnitOwners(NamedTuple):
 
 
 Owners = Mapping[UnitId, UnitOwners]
-"""Of each unit whose processes the driver has listed. A unit that is missing is not known."""
+"""For each unit whose processes the driver has listed. The owners of a missing unit are unknown."""
 
 
 class OwnedPeriod(NamedTuple):
-    """What each owner's processes did on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
+    """The work of each owner's processes on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
 
-    `owner` is None where it could not be looked up; a share is None as in ProcessShare. `problem` as in ProcessPeriod.
+    `owner`: None if it could not be looked up. A share may lack a value, as in ProcessShare. `problem`: as in
+    ProcessPeriod.
     """
 
     start: float
@@ -62,12 +63,12 @@ class OwnedPeriod(NamedTuple):
 
 
 def without_owners(period: ProcessPeriod) -> OwnedPeriod:
-    """For a node where the owners of processes are not seen."""
+    """The period of a node on which the owners of processes are not visible."""
     return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
 class ProcessOwners:
-    """Looks the owners of processes up. `procfs` is where the host's /proc is."""
+    """Looks up the owners of processes. `procfs`: path of the host's /proc."""
 
     def __init__(
         self,
@@ -76,14 +77,14 @@ class ProcessOwners:
         since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
         pod_logs: Path | None = None,
     ) -> None:
-        """`pod_logs`: the kubelet's directory of pods' logs, whose names say which pod has a UID."""
+        """`pod_logs`: the kubelet's directory of pod logs. Its folder names map UIDs to pods."""
         self._pod_logs = pod_logs
         self._procfs = Procfs(procfs)
         self._clock = clock
         self._since_boot = since_boot
 
     def is_host(self) -> bool:
-        """Whether the processes of the host are seen."""
+        """Whether the host's processes are visible."""
         return self._procfs.is_host()
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
@@ -96,7 +97,7 @@ class ProcessOwners:
             has_mig = snapshot.identity.mig_mode == "enabled"
             units = {i.mig: UnitId(uuid, i.uuid) for i in snapshot.instances} if has_mig else {"": UnitId(uuid)}
             listed = snapshot.processes
-            # A process on an instance that is not listed, or on none, is on no unit that we know.
+            # A process on an unlisted instance, or on no instance, is on no known unit.
             nowhere = any(process.mig not in units for process in listed.processes)
             for mig, unit in units.items():
                 here = [process for process in listed.processes if process.mig == mig]
@@ -104,16 +105,16 @@ class ProcessOwners:
         return owners
 
     def list_pods(self) -> Set[str] | None:
-        """UIDs of all pods that have a process on this host, None where none is seen at all."""
+        """UIDs of all pods that have a process on this host, None if no pod's process is visible."""
         found: set[str] = set()
         for pid in self._procfs.list_pids():
             text = self._procfs.text(pid, "cgroup")
             if text is not None and "pod" in text:
                 found.update(parse_cgroup(text).pods)
-        return found or None  # without any, the exporter's own pod too, they are hidden from us
+        return found or None  # if even the exporter's own pod is missing, processes are hidden
 
     def name_pod(self, uid: str) -> tuple[str, str] | None:
-        """Namespace and name of the pod with this UID, None where the kubelet's directories do not say."""
+        """Namespace and name of the pod with this UID, None if the kubelet's directories do not show it."""
         if self._pod_logs is None:
             return None
         try:
@@ -124,7 +125,7 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """The owners of the processes that worked on a GPU; to be asked soon, while the processes live."""
+        """The owners of the processes that worked on a GPU. Call it soon, while the processes live."""
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
@@ -141,7 +142,8 @@ class ProcessOwners:
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, seen: float) -> Owner | None:
-        """None when the process is gone, another one has its pid, it may not be looked at, or it serves all.
+        """None if the process has ended, another process has its pid, it is unreadable, or it is the MPS server of many
+        clients.
 
         `seen`: when the driver saw the process (monotonic seconds).
         """

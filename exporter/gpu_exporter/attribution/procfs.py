@@ -1,4 +1,4 @@
-"""A /proc, read with a bound: two files of a process, `stat` and `cgroup`, never its command line or environment."""
+"""Reads /proc with limits: two files of a process, `stat` and `cgroup`, never its command line or environment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from gpu_exporter.outside import WHOLE_MAX, whole
 
-READ_MAX = 16384  # bytes of one file; a v1 host with deep paths needs some 2,000
+READ_MAX = 16384  # bytes of one file; a v1 host with deep paths needs about 2,000
 BOOT_MAX = 4 * 1024 * 1024  # bytes of /proc/stat, which has a line for each CPU and a number for each interrupt
 KTHREADD = 2
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-STOPPED = "T"  # by a signal, as `scontrol suspend` sends it; "t" is stopped by a debugger
+STOPPED = "T"  # stopped by a signal, as `scontrol suspend` does; "t" means stopped by a debugger
 
 
 class Stat(NamedTuple):
-    """The part of /proc/PID/stat that is used. `start_s`: seconds after boot, in steps of 10 ms."""
+    """The fields of /proc/PID/stat that are used. `start_s`: seconds after boot, in steps of 10 ms."""
 
     name: str
     state: str  # one letter
@@ -26,11 +26,11 @@ class Stat(NamedTuple):
 
 
 def parse_stat(text: str) -> Stat | None:
-    """The fields of one /proc/PID/stat, None when it is none. A process may have brackets and spaces in its name."""
+    """The fields of one /proc/PID/stat, None if the text is invalid. A process name may contain brackets and spaces."""
     head, bracket, rest = text.rpartition(")")
     fields = rest.split()
-    # Numbers of proc_pid_stat(5), less the two before the bracket and one since they count from 1: 3 state, 9 flags,
-    # 22 start.
+    # Indexes are the numbers of proc_pid_stat(5) minus 3, because the two fields before the bracket are cut off and the
+    # manual counts from 1. Used: 3 state, 9 flags, 22 start.
     if (
         not bracket
         or len(fields) < 20
@@ -42,25 +42,25 @@ def parse_stat(text: str) -> Stat | None:
 
 
 class Procfs:
-    """The /proc below `root`."""
+    """The /proc folder at `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def is_host(self) -> bool:
-        """Whether it shows the host's processes: only there pid 2 is the kernel's kthreadd."""
+        """Whether this /proc shows the host's processes: only then pid 2 is the kernel's kthreadd."""
         stat = self.stat(KTHREADD)
         return stat is not None and stat.name == "kthreadd" and bool(stat.flags & PF_KTHREAD)
 
     def list_pids(self) -> list[int]:
-        """Every process that is shown, empty where the folder cannot be read."""
+        """Pids of all visible processes, empty if the folder is unreadable."""
         try:
             return [pid for entry in self._root.iterdir() if (pid := whole(entry.name)) is not None]
         except OSError:
             return []
 
     def boot_wall(self) -> float | None:
-        """When the host was started, in Unix seconds by its clock of now; None where it is not said."""
+        """When the host was started, in Unix seconds by its present clock. None if unknown."""
         try:
             with (self._root / "stat").open("rb") as file:
                 lines = file.read(BOOT_MAX).decode("ascii", "replace").splitlines()
@@ -71,19 +71,20 @@ class Procfs:
         return None if seconds is None else seconds + 0.0
 
     def stat(self, pid: int) -> Stat | None:
-        """None as for `text`."""
+        """The parsed `stat` file. None as for `text`."""
         text = self.text(pid, "stat")
         return None if text is None else parse_stat(text)
 
     def text(self, pid: int, name: str) -> str | None:
-        """None for a process that has ended or that hidepid or missing rights hide: nothing is known then."""
+        """The text of one file. None if the process has ended, or if hidepid or missing rights hide it."""
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             data = os.read(descriptor, READ_MAX)
-            return data.decode("utf-8", "replace") if len(data) < READ_MAX else None  # cut off, 42 may be 4217
+            # in a truncated text, 4217 may look like 42
+            return data.decode("utf-8", "replace") if len(data) < READ_MAX else None
         except OSError:
             return None
         finally:
@@ -91,14 +92,14 @@ class Procfs:
 
 
 class NewestProcess:
-    """When the newest of the host's processes of one name started. All are looked at only after it has ended."""
+    """When the newest process with one name started. All processes are read again only after that process has ended."""
 
     def __init__(self, procfs: Procfs, name: str) -> None:
         self._procfs, self._name = procfs, name
         self._pid = 0
 
     def start_wall(self) -> float | None:
-        """Unix seconds; None where no such process is seen."""
+        """Unix seconds. None if no such process is visible."""
         boot = self._procfs.boot_wall()
         if boot is None or not self._procfs.is_host():
             return None

@@ -1,4 +1,4 @@
-"""The sources of holders, in their order of precedence; each is loaded where it is asked for or found."""
+"""The sources of holders, in order of precedence. A source is loaded only if a flag requests it or the host has it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.vendor import Vendor
 
-COLLECTED_EACH_S = 15.0  # to read a collector's answer costs slurmctld nothing
+COLLECTED_EACH_S = 15.0  # reading a collector's answer costs slurmctld nothing
 
 
 class SourceOptions(NamedTuple):
-    """What the admin chose. `kubelet`, `slurm`: None where this host decides. `resources`: regular expressions of
-    further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long an empty answer
-    of the kubelet is doubted. `slurm_interval_s`: how often this node asks slurmctld of its own accord, at most.
-    `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc. `monitors`: NAMESPACE/POD of
-    further pods whose resource claims only watch; `claims`: folder of the DRA driver's kubelet plugin, None to leave it
-    alone. `pod_uid`: of the exporter's own pod, "" where only its cgroup can show it; `find_pods`: which of some pods
-    have a cgroup, None where the host's are not seen. `state`: directory with what is remembered, None for none;
-    `keeps_state`: whether to write there.
+    """The choices of the administrator. `kubelet`, `slurm`: None to detect them on this host. `resources`: regular
+    expressions of further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long
+    an empty answer of the kubelet is doubted. `slurm_interval_s`: shortest interval at which this node asks slurmctld
+    without a change. `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc. `monitors`:
+    NAMESPACE/POD of further pods whose resource claims only watch. `claims`: folder of the DRA driver's kubelet plugin,
+    None to leave it unread. `pod_uid`: of the exporter's own pod, "" to read it from the cgroup. `find_pods`: finds
+    which of some pods have a cgroup, None if the host's cgroups are not visible. `state`: directory for remembered
+    state, None to remember nothing. `keeps_state`: whether to write there.
     """
 
     timeout_s: float
@@ -49,7 +49,7 @@ class SourceOptions(NamedTuple):
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
-    """The sources to ask, the one that is believed first. Raises ValueError for options that cannot be."""
+    """The sources to ask, highest precedence first. Raises ValueError for invalid options."""
     found = (make(options, clock, vendor) for make in REGISTRY)
     return [source for source in found if source is not None]
 
@@ -112,7 +112,7 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
     )
 
 
-# The admin's own list is believed before what a scheduler says.
+# The administrator's own list takes precedence over a scheduler.
 REGISTRY: tuple[Callable[[SourceOptions, Clock, Vendor], Source | None], ...] = (
     _make_static,
     _make_kubelet,
@@ -125,13 +125,13 @@ def _is_wanted(chosen: bool | None, is_present: Callable[[], bool]) -> bool:
 
 
 def is_slurm_node(procfs: Path = Path("/proc")) -> bool:
-    """Whether this host belongs to a Slurm cluster: it has a configuration of Slurm, or runs a slurmd that is seen."""
+    """Whether this host belongs to a Slurm cluster: it has a Slurm configuration, or a slurmd is visible."""
     places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
     return any(place and Path(place).is_file() for place in places) or runs_slurmd(procfs)
 
 
 def runs_slurmd(procfs: Path) -> bool:
-    """Whether a slurmd is among the processes that are seen."""
+    """Whether a slurmd is among the visible processes."""
     for entry in procfs.glob("[0-9]*/comm"):
         try:
             if entry.read_text("ascii", "replace").strip() == "slurmd":

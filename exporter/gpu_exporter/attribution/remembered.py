@@ -1,4 +1,4 @@
-"""What a source remembers over a restart of the exporter: one JSON file of the state directory each."""
+"""The memory of a source over a restart of the exporter: one JSON file in the state directory for each source."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VERSION = 1
 
 
 class Remembered:
-    """One file, of one node. One thread at a time."""
+    """One file of one node. Not thread-safe."""
 
     def __init__(self, directory: Path | None, name: str, node: str, loss: str, *, writes: bool) -> None:
-        """`directory`: None to remember nothing; `loss`: what a restart forgets where it cannot be written; `writes`:
-        whether to keep anything.
+        """`directory`: None to remember nothing. `loss`: what a restart forgets if the file cannot be written.
+        `writes`: whether to write the file.
         """
         self._path = directory / name if directory is not None else None
         self._node, self._loss = node, loss
@@ -28,7 +28,9 @@ class Remembered:
         self._problem = ""
 
     def read(self) -> Any:
-        """What was kept, None where that is nothing, of another node or version, or no JSON."""
+        """The remembered content. None if there is no content, or the file is of another node or version, or is not
+        JSON.
+        """
         if self._path is None:
             return None
         try:
@@ -41,11 +43,11 @@ class Remembered:
             return None
 
     def refuse(self, reason: Exception) -> None:
-        """Say that what was kept is not understood."""
+        """Log that the remembered content is not understood."""
         log.warning("%s is ignored: %s", self._path, reason)
 
     def write(self, body: Any, mode: int) -> None:
-        """Keep `body`; that it cannot be kept is said once."""
+        """Write `body`. A failure is logged once."""
         if self._path is None or not self.is_kept:
             return
         text = json.dumps({"version": VERSION, "node": self._node, "body": body})

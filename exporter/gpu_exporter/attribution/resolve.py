@@ -1,4 +1,4 @@
-"""From grants to units: one order of precedence, conflicts counted, nothing guessed."""
+"""Resolves grants to units, in one order of precedence. Conflicts are counted, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from gpu_exporter.model.units import UnitId
 from gpu_exporter.outside import need_wholes, whole
 from gpu_exporter.shares import board_share, count_slices
 
-NOT_IN_NAMES = re.compile(r"[^0-9a-z]")  # 2g.47gb is 2g47gb in the name of a device
+NOT_IN_NAMES = re.compile(r"[^0-9a-z]")  # the profile 2g.47gb is 2g47gb in a device's name
 NumberKey = tuple[HolderKey, str]
 
 
 class Resolution(NamedTuple):
-    """`allocations` in the order of the grants; `unresolved` grants name no device that answers here, and why.
+    """`allocations` are in the order of the grants. `unresolved`: grants that name no device that answers here, and
+    why.
 
-    `numbers`: the unit that each holder's number led to, for the next time. `ended`: units that were left by a holder
-    which has ended, each with the holder's name. `doubted`: grants by a claim that may only watch its device, and why.
+    `numbers`: the unit that each holder's number meant, for the next poll. `ended`: units whose holder has ended, each
+    with that holder's name. `doubted`: grants by a claim that may only watch its device, and why.
     """
 
     allocations: list[tuple[Allocation, Grant]]
@@ -42,14 +43,14 @@ def resolve(
 ) -> Resolution:
     """Turn grants into allocations of the devices that answer.
 
-    Two sources that grant the same unit to different holders contradict each other: the holder of the first source in
-    order is shown, contradicted, and the other grant is a conflict. Two holders of one source share the unit, unless
-    one has it by a resource claim that the other does not share: then a claim only watches, and each claim of which
-    that is not known is contradicted. A holder that has ended holds nothing.
+    If two sources grant the same unit to different holders, they contradict each other: the holder of the first source
+    in order is shown as contradicted, and the other grant is a conflict. Two holders of one source share the unit,
+    unless one of them has the unit by a resource claim that the other does not share. In that case a claim only watches
+    the unit, and each claim that may be the watching claim is contradicted. A holder that has ended holds nothing.
 
-    `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers have ("" when all GPUs that should
-    be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
-    that while its numbers lead nowhere; where they lead to another device now, neither is believed.
+    `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers, "" if all expected GPUs are here.
+    If it is set, no position counts. `numbers`: the unit that each holder's numbers meant before. A running holder
+    keeps this unit while its numbers mean no device. If they now mean another device, neither unit counts.
     """
     finder = _Finder(
         snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
@@ -72,7 +73,9 @@ def resolve(
 
 
 class _Assigned(NamedTuple):
-    """A grant that names a unit. `replica`: of a device that a device plugin shares. `basis`: what names the unit."""
+    """A grant that names a unit. `replica`: its replica of a device that a device plugin shares. `basis`: what names
+    the unit.
+    """
 
     grant: Grant
     replica: str
@@ -80,7 +83,7 @@ class _Assigned(NamedTuple):
 
 
 class _Found:
-    """The grants, by the unit that each names. `kept`: numbers that stay with their unit while the holder runs."""
+    """The grants, by the unit that each names. `kept`: numbers that keep their unit while the holder runs."""
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}
@@ -91,7 +94,7 @@ class _Found:
         self._contradicted: dict[UnitId, Grant] = {}
 
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
-        """Note which unit a grant names, if it does. `found`: its unit, replica, and the reason without a unit."""
+        """Note which unit a grant names, if any. `found`: its unit, its replica, and the reason if there is no unit."""
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
@@ -103,7 +106,7 @@ class _Found:
             self.unresolved.append((grant, reason))
             return
         elif before is not None and unit != before:
-            self.kept[number] = before  # neither is believed, for as long as the holder runs
+            self.kept[number] = before  # neither unit counts while the holder runs
             reason = f"it meant {before.uuid} when the holder began, and means {unit.uuid} now"
             self.unresolved.append((grant, reason))
             self.conflicts.append(grant)
@@ -121,7 +124,7 @@ class _Found:
     def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
         """The allocations of one unit. `doubts`: claims that may only watch, and why."""
         several = self.units[unit]
-        # Beside a holder that is certain a claim only watches: it has no part of this unit.
+        # If another holder is certain, a doubted claim only watches, and has no part of this unit.
         certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
         holders = certain or several
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
@@ -148,9 +151,10 @@ class _Found:
 
 
 def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
-    """The claims that may only watch their devices, and why: somebody else has one of these, and not by the same claim.
+    """The claims that may only watch their devices, and why: another holder has one of the devices, and not by the same
+    claim.
 
-    What is shown of one device is true of all of the claim's.
+    A doubt about one device applies to all devices of the claim.
     """
     doubts: dict[str, str] = {}
     for holders in units.values():
@@ -160,8 +164,8 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
                 continue
             which = "one of the two claims" if rival.claim and not rival.share else "this claim"
             doubts[grant.claim] = (
-                f"{rival.holder.label} also has a GPU of claim {grant.claim}, but not through this claim, so {which} only "
-                "watches it (adminAccess); name the pods that watch with --attribution.monitor"
+                f"{rival.holder.label} also has a GPU of claim {grant.claim}, but not through this claim, so {which} "
+                "only watches it (adminAccess); name the pods that watch with --attribution.monitor"
             )
     return doubts
 
@@ -169,7 +173,9 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """The units that a scheduler may give; None where one that it names may be any of them. `incomplete` as above."""
+    """The units that a scheduler may give. None if an offer is unresolved, because it may mean any unit. `incomplete`:
+    as above.
+    """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]
     return frozenset(unit for unit in units if unit is not None) if None not in units else None
@@ -178,7 +184,8 @@ def find_offered(
 def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
     """The instances that a name of dynamic resource allocation may mean.
 
-    By profile id and first slice where the driver says these (it needs rights for that), else by the profile's name.
+    They are found by profile id and first slice if the driver reports these (it needs rights for this), otherwise by
+    the profile's name.
     """
     placement = need_wholes((profile_id, start))
     exact = [instance for instance in instances if instance.placement == placement]
@@ -188,7 +195,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
 
 def _describe_basis(grant: Grant) -> str:
-    """How the words of the source lead to the device."""
+    """How the source's name of the device leads to the unit, as a text."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
@@ -199,20 +206,22 @@ def _describe_basis(grant: Grant) -> str:
 
 
 class _Finder:
-    """Looks devices up by what the sources call them."""
+    """Looks up devices by the names that the sources use."""
 
     def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str, placements: Set[str]) -> None:
-        """`placements`: every one that is asked for."""
-        self._wanted = Counter(tuple(placement.split("/")[:2]) for placement in placements)  # of each board and profile
+        """`placements`: every placement that the grants ask for."""
+        # count for each board and profile
+        self._wanted = Counter(tuple(placement.split("/")[:2]) for placement in placements)
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
         self._instances_of: dict[str, Sequence[InstanceReading]] = {}  # by minor number
         self._incomplete = incomplete
-        self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: the instance's, and the board's
+        self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: slices of the instance, and of the board
         known = list(snapshots)
-        # With MIG on, a number may mean an instance, or be shifted by one: guessing is not allowed.
+        # With MIG on, a number may mean an instance, or be shifted by one. It is never guessed.
         self._has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
-        # The newest last: of two GPUs that had one place in the driver's list, the one that has it now.
+        # The newest snapshot comes last: of two GPUs that had one place in the driver's list, the GPU that has it now
+        # counts.
         places = {snapshot.identity.index: snapshot for snapshot in known}
         self._order = [places[index].identity for index in sorted(places)]
         for snapshot in known:
@@ -231,7 +240,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """The unit, the replica number when the device id names one, and why there is no unit."""
+        """The unit, the replica number if the device id names one, and the reason if there is no unit."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
@@ -246,7 +255,7 @@ class _Finder:
         return unit, replica, reason
 
     def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
-        """The MIG instance of the GPU with a minor number, where only one can be meant."""
+        """The MIG instance of the GPU with a minor number, if exactly one instance is possible."""
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":
@@ -255,21 +264,24 @@ class _Finder:
         else:
             matching = _placed(listed, *which)
             if matching and matching[0].placement is None and self._wanted[minor, which[0]] > 1:
-                matching = [*matching, *matching]  # the one that is there may be another claim's
+                matching = [*matching, *matching]  # the only existing instance may belong to another claim
         if len(matching) == 1:
             return self._by_uuid[matching[0].uuid], ""
         many = "several MIG instances" if matching else "no MIG instance"
         return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
-        """The GPU at a position of NVML's order, and only where that order is proven."""
+        """The GPU at a position of NVML's order, only if this order is proven."""
         if self._has_mig:
             return None, "positions are not valid while a GPU of this node is in MIG mode"
         if self._incomplete:
             return None, f"positions may have changed: {self._incomplete}"
         order = [identity for identity in self._order if not grant.among or str(identity.minor) in grant.among]
         if grant.total and len(order) != grant.total:
-            return None, f"positions are not proven: NVML lists {len(order)} GPUs, but the scheduler counts {grant.total}"
+            return (
+                None,
+                f"positions are not proven: NVML lists {len(order)} GPUs, but the scheduler counts {grant.total}",
+            )
         if not grant.among and [identity.index for identity in order] != list(range(len(order))):
             return None, "positions are not proven: NVML's list has gaps"
         position = whole(device)

@@ -1,4 +1,4 @@
-"""What a source of holders is: it yields grants, each of one device to one holder."""
+"""The interface of a source of holders: it reports grants, each of one device to one holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from gpu_exporter.model.holders import Grant
 
 
 class SourceError(Exception):
-    """The source did not answer, or not believably. The text says where, why, and what to do."""
+    """The source did not answer, or its answer cannot be trusted. The text contains the place, the reason and the
+    remedy.
+    """
 
 
 class SlowSource(SourceError):
@@ -17,7 +19,7 @@ class SlowSource(SourceError):
 
 
 class CommandFailed(SourceError):
-    """A command ended with an error status. `out`: what it printed before, which may be a part of its answer."""
+    """A command ended with an error status. `out`: its output before that, which may be a part of the answer."""
 
     def __init__(self, text: str, out: str) -> None:
         super().__init__(text)
@@ -25,17 +27,17 @@ class CommandFailed(SourceError):
 
 
 class Answer(NamedTuple):
-    """What a source said.
+    """One answer of a source.
 
     `problem`: what was not understood, so that some grants may be missing; then a GPU without a grant is not known to
-    be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped since
-    the source itself contradicts them. `hides_users`: the scheduler hides who runs what. `offers`: every device that
-    the scheduler may give, held or not, as grants without a holder; None where that is not known. `is_late`: holders
-    have begun whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`: when what the
-    source says was true (monotonic seconds), None where that is this poll; `is_old`: it did not answer this time, and
-    that is why. `devices`: how many GPUs, or instances in their place, the scheduler counts for this node; None where
-    it does not say. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at their
-    end; `missed`: how many more have, of which it is not known what they held.
+    be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped
+    because the source itself contradicts them. `hides_users`: the scheduler hides users from other users. `offers`:
+    every device that the scheduler may give, held or not, as grants without a holder; None if unknown. `is_late`:
+    holders have started whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`:
+    when the answer was true (monotonic seconds), None for this poll. `is_old`: the source did not answer this time, so
+    the answer is an earlier one. `devices`: how many GPUs, or instances in their place, the scheduler counts for this
+    node; None if unknown. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at
+    their end. `missed`: how many more holders have ended whose devices are unknown.
     """
 
     grants: Sequence[Grant]
@@ -53,9 +55,9 @@ class Answer(NamedTuple):
 
 
 class Source(Protocol):
-    """One place that knows who holds devices. `name` is the label value of its series."""
+    """A place that reports holders of devices. `name` is the label value of its series."""
 
     name: str
 
     def poll(self) -> Answer:
-        """Every grant of this moment. Raises SourceError when there is no answer to believe."""
+        """Every grant of this moment. Raises SourceError if there is no answer that can be trusted."""

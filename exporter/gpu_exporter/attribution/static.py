@@ -1,9 +1,9 @@
-"""Holders that are given to us: by the scenario of a simulation, or by a file that a site's prolog writes.
+"""Holders that are given to the exporter: by the scenario of a simulation, or by a file that a site's prolog writes.
 
 The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
-user, account, partition, and `gpus`: how many GPUs the holder has in all, on every node. Without it that is known for
-pods only, and the reconciler does not judge a job of unknown size. A pod or job listed so has no provable incarnation,
-so its counters do not outlive us.
+user, account, partition, and `gpus`: how many GPUs the holder has in total, on all nodes. Without `gpus` this number is
+known only for pods, and the reconciler does not judge a job of unknown size. Nothing proves that a listed pod or job is
+the same incarnation, so its counters do not survive a restart of the exporter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
 
 class CallbackSource:
-    """Asks a function: how a simulation reports who holds what."""
+    """Calls a function: this is how a simulation reports its holders."""
 
     def __init__(self, name: str, read_grants: Callable[[], Sequence[Grant]]) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class StaticSource:
         self._path = path
 
     def poll(self) -> Answer:
-        import yaml  # only sites with such a file pay for the parser
+        import yaml  # only sites with such a file need the parser
 
         try:
             return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
@@ -49,9 +49,9 @@ class StaticSource:
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
-    """The grants, each holder knowing how many units it holds in all: here, as many as are named.
+    """The grants, with the total number of units of each holder: as many as the grants name here.
 
-    Several replicas (UUID::N) of a unit are one.
+    Several replicas (UUID::N) of a unit count as one.
     """
     held = Counter(key for key, _ in {(grant.holder.key, grant.device.partition("::")[0]) for grant in grants})
     return [
@@ -63,7 +63,7 @@ def count_units(grants: Sequence[Grant]) -> list[Grant]:
 
 
 def parse_static(data: object) -> list[Grant]:
-    """Entries to grants. Raises ValueError that names the entry and the fault."""
+    """Turn entries into grants. Raises ValueError that names the entry and the error."""
     if data is None:
         return []
     if not isinstance(data, list):
@@ -75,7 +75,7 @@ def parse_static(data: object) -> list[Grant]:
         unknown = sorted(set(map(str, entry)) - {*TEXT_KEYS, "gpus"})
         if unknown:
             raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
-        for key in TEXT_KEYS:  # str() of a list of lists that a file spells with anchors may be larger than any memory
+        for key in TEXT_KEYS:  # with YAML anchors, str() of nested lists may need more memory than the host has
             if not isinstance(entry.get(key, ""), (str, int)):
                 raise ValueError(f"[{position}]: {key}: expected a text, not {type(entry[key]).__name__}")
         texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
@@ -85,12 +85,13 @@ def parse_static(data: object) -> list[Grant]:
         if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
             raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
         grants.append(Grant("uuid", texts["uuid"], static_holder(texts, "static", "name")._replace(units=gpus)))
-    pods = count_units([grant for grant in grants if grant.holder.pod])  # a pod is on one node; a job may be on more
+    # a pod is on one node; a job may be on several nodes
+    pods = count_units([grant for grant in grants if grant.holder.pod])
     return [*pods, *(grant for grant in grants if not grant.holder.pod)]
 
 
 def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
-    """A holder from plain texts: `pod` is namespace/pod/container, else `job` is a job id. Raises ValueError."""
+    """A holder from plain texts: `pod` is namespace/pod/container, otherwise `job` is a job id. Raises ValueError."""
     user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
     if texts.get("job"):
         key = HolderKey("slurm", texts["job"])

@@ -1,8 +1,9 @@
-"""What the holders' own processes use of a unit, and do there, also where several holders share it.
+"""Measures what each holder's own processes use of a unit, and do on it, even if several holders share the unit.
 
-A value of the device is never a holder's where others use it too. What NVML says of each process is: with the pid's
-cgroup it has one owner, and an owner is one holder's or nobody's. Where a single process on the unit is not known to be
-one holder's or another's (MPS, whose server works for all; a pid that cannot be looked up), nothing is said. Pure.
+A value of the device never belongs to one holder if others use the device too. A value that NVML reports for each
+process does: the cgroup of the pid leads to one owner, and an owner belongs to one holder or to none. If the holder of
+a single process on the unit is unknown (MPS, whose server works for all; a pid that cannot be looked up), no value is
+reported. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
 
 
 def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
-    """The use of each allocation for which it is known, none of one that is contradicted."""
+    """The use of each allocation for which it is known. Units with a contradicted allocation are left out."""
     holders: dict[UnitId, list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(allocation.unit, []).append(allocation)
@@ -35,7 +36,7 @@ def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[Uni
 
 
 def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | None:
-    """None when some owner may be one holder or another."""
+    """None if an owner may belong to several holders."""
     uses = {holder.key: Use() for holder in holders}
     for owner, use in seen.uses.items():
         relations = [relate(holder, owner) for holder in holders]
@@ -47,20 +48,22 @@ def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | N
     return uses
 
 
-ROUNDING = 0.01  # NVML's shares are whole percent
-ROUNDING_MAX = 0.05  # of all processes together: what more of them hide may be a process that the driver leaves out
-# The device's own utilization and the sum over its processes are taken by the driver at moments of its own.
+ROUNDING = 0.01  # NVML's shares are in whole percent
+ROUNDING_MAX = 0.05  # for all processes together: a larger difference may be a process that the driver leaves out
+# The driver takes the device's utilization and the sum over its processes at different moments.
 SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """What the processes of each holder did on the unit that they share. What is not one holder's is others'."""
+    """The work of each holder's processes on the unit that they share. Work that belongs to no single holder counts as
+    `others`.
+    """
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None
     for owner, ratio in period.shares:
         own = [] if owner is None else [holder for holder in holders if relate(holder, owner) == "own"]
-        if ratio is None:  # drivers list pids that do not exist, too
+        if ratio is None:  # drivers also list pids that do not exist
             unclear.update(holder.key for holder in own)
         elif len(own) == 1:
             ratios[own[0].key] = ratios.get(own[0].key, 0.0) + ratio

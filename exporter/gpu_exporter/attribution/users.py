@@ -1,8 +1,8 @@
-"""Who uses a GPU that no scheduler has given to anybody: holders that only their processes show.
+"""Users of a GPU that no scheduler has allocated: holders that only their processes show.
 
-A container outside both schedulers (docker, podman, containerd), and a pod that sees GPUs without having asked for one
-(NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). They are shown and never judged: while none of their processes
-runs, nobody knows that they are there. Who is known to a source is never among them, wherever its processes run.
+A user is a container outside both schedulers (docker, podman, containerd), or a pod that sees GPUs without a request
+(NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). Users are shown and never judged: while none of their processes
+runs, the exporter cannot see them. A pod that a source reports is never a user, wherever its processes run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from gpu_exporter.model.units import UnitId
 
 log = logging.getLogger(__name__)
 ID_SHOWN = 12  # digits of a container's id, as docker ps shows it
-POD_WHY = "no scheduler allocated this GPU to the pod: the pod uses it without a request, and is seen only by its processes"
+POD_WHY = (
+    "no scheduler allocated this GPU to the pod: the pod uses it without a request, and is seen only by its processes"
+)
 OBSTACLE = "undeclared"
 CONTAINER_WHY = "a container outside the schedulers, seen only by its processes"
 REMEDY = (
@@ -31,16 +33,16 @@ PodName = tuple[str, str]
 
 
 class Users:
-    """Finds them at each poll, and logs each pod once."""
+    """Finds users at each poll, and logs each pod once."""
 
     def __init__(self, name_pod: Callable[[str], PodName | None]) -> None:
-        """`name_pod`: the pod with a UID, None where it is not known."""
+        """`name_pod`: the pod with a UID, None if unknown."""
         self._name_pod = name_pod
         self._names: dict[str, PodName | None] = {}
 
     def find(self, resolution: Resolution, owners: Owners, now: float, *, pods: bool) -> list[tuple[Allocation, Grant]]:
-        """An allocation for each user of a unit that nobody holds. `now`: monotonic seconds. `pods`: every source has
-        answered, so that a pod that none of them names is in none.
+        """An allocation for each user of a unit without a holder. `now`: monotonic seconds. `pods`: every source has
+        answered, so a pod that no source names is in none.
         """
         held = {allocation.unit for allocation, _ in resolution.allocations}
         grants = [grant for _, grant in resolution.allocations]
@@ -84,7 +86,7 @@ class Users:
 
     def _holder(self, owner: Owner) -> Holder | None:
         if owner.slurm:
-            return None  # a job's processes say less than Slurm does, whatever container they are in
+            return None  # Slurm reports more about a job than the job's processes do, in any container
         short = owner.container[:ID_SHOWN]
         if owner.pods:
             uid = owner.pods[-1]

@@ -12,7 +12,8 @@ DEFAULT_PORT = ":9836"
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 DEFAULT_LOGS = "/var/log/pods"
 DEFAULT_STATE = "/var/lib/gpu-exporter"
-# By name: on by default, and what it collects. A test compares with collectors.registry.ALL, which no parser loads.
+# By name: whether it is on by default, and what it collects. A test compares this with collectors.registry.ALL, which
+# no parser loads.
 COLLECTORS = {
     "utilization": (True, "share of time in which kernels ran, and memory was read or written"),
     "video": (True, "encoder and decoder utilization"),
@@ -35,7 +36,7 @@ COLLECTORS = {
 
 
 def add_agent_flags(parser: Parser) -> None:
-    """The settings that daemon, `--once` and `holders` share: where GPUs, holders and files are."""
+    """The settings that the daemon, `--once` and `holders` share: where GPUs, holders and files are."""
     table = "\n".join(f"  {name:16} {'on ' if on else 'off'}  {what}" for name, (on, what) in COLLECTORS.items())
     parser.section("collectors", f"--[no-]collector.NAME:\n{table}")
     for name, (on, _) in COLLECTORS.items():
@@ -196,7 +197,7 @@ def _add_slurm_sources(parser: Parser) -> None:
 
 
 def add_once_flags(parser: Parser) -> None:
-    """How one reading is printed. Verbs: no variable changes what a command does."""
+    """How one reading is printed. The flags are verbs: no variable sets them."""
     forms = ("prometheus", "openmetrics", "json", "table", "holders")
     parser.section("one reading (no variables)")
     parser.flag("--once", action="store_true", default=False, is_verb=True, help="print one reading and exit")
@@ -223,7 +224,7 @@ def add_once_flags(parser: Parser) -> None:
 
 
 def add_waiting_flags(parser: Parser) -> None:
-    """Where a reading goes, and how long it may take."""
+    """Where a reading is written, and how long it may take."""
     parser.flag("--output", dest="output", type=Path, default=None, is_verb=True, help="write to this file, by rename")
     parser.flag(
         "--timeout", dest="timeout", type=duration, default="10s", is_verb=True, help="longest wait (default 10s)"
@@ -231,7 +232,7 @@ def add_waiting_flags(parser: Parser) -> None:
 
 
 def add_daemon_flags(parser: Parser) -> None:
-    """How the daemon publishes."""
+    """How the daemon publishes its data."""
     parser.section("serving")
     parser.flag(
         "--web.listen-address",

@@ -1,6 +1,6 @@
 """Builds the parts of the exporter on a node from its flags: backend, sources, processes, cgroups.
 
-Each function imports what it builds, since `--once` is measured in milliseconds.
+Each function imports what it builds, because `--once` must start within milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
-    """The backend that the flags ask for, and the holders that a scenario brings along."""
+    """The backend that the flags request, and the holders of a scenario."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
     if options.scenario is not None:
@@ -45,7 +45,7 @@ def build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> 
 def build_sources(
     parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
 ) -> list[Source]:
-    """The attribution sources that the flags ask for, or that this host has."""
+    """The attribution sources that the flags request, or that this host has."""
     from gpu_exporter.attribution.registry import SourceOptions, find_sources
     from gpu_exporter.host.cgroups import Cgroups
 
@@ -80,7 +80,7 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """What looks up whose processes run on the GPUs, None where that is switched off or cannot be known."""
+    """The reader of the owners of processes on the GPUs, None if it is switched off or owners cannot be known."""
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
     from gpu_exporter.attribution.processes import ProcessOwners
@@ -97,7 +97,7 @@ def build_processes(
 
 
 def build_host(options: argparse.Namespace, backend: Backend, clock: Clock) -> HostWorks | None:
-    """What reads the holders' cgroups, None where none are mounted or the GPUs are not of this host."""
+    """The reader of the holders' cgroups, None if cgroups are not mounted or the GPUs are not in this host."""
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
     import os
@@ -114,7 +114,7 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
 
     with paths[0].open("rb") as file:
         begins_gzipped = file.read(2) == b"\x1f\x8b"
-    if begins_gzipped:  # only then can it be a recording, whose reader needs the NVML backend
+    if begins_gzipped:  # only a gzipped file can be a recording, whose reader needs the NVML backend
         from gpu_exporter.devices.nvml.backend import NvmlBackend
         from gpu_exporter.devices.nvml.recording import RecordedLibrary, is_recording
 
@@ -128,4 +128,4 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
 def list_enabled(options: argparse.Namespace) -> list[Collector]:
     from gpu_exporter.collectors import registry
 
-    return [c for c in registry.ALL if getattr(options, f"collector_{c.name}")]  # every flag has its collector
+    return [c for c in registry.ALL if getattr(options, f"collector_{c.name}")]  # every collector has a flag

@@ -1,4 +1,4 @@
-"""What the text after a flag means. Each function raises argparse.ArgumentTypeError with a remedy."""
+"""Converts the text after a flag. Each function raises argparse.ArgumentTypeError with a remedy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 
 
 def file_mode(text: str) -> int:
-    """`0660` to the permission bits of a file."""
+    """Converts `0660` to the permission bits of a file."""
     if not re.fullmatch("0?[0-7]{3}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file mode such as 0660")
     return int(text, 8)
 
 
 def duration(text: str) -> float:
-    """`90s` or `1h30m` to seconds, 0 or more."""
+    """Converts `90s` or `1h30m` to seconds, 0 or more."""
     from gpu_exporter.durations import parse_duration
 
     try:
@@ -32,7 +32,7 @@ def positive_duration(text: str) -> float:
 
 
 def moment(text: str) -> float:
-    """A time with its zone, or how long ago, to Unix seconds."""
+    """Converts a time with its zone, or how long ago it was, to Unix seconds."""
     from datetime import datetime
 
     from gpu_exporter.clock import SYSTEM_CLOCK
@@ -49,7 +49,7 @@ def moment(text: str) -> float:
 
 
 def one_host(text: str) -> str:
-    """A host name or address: one, since a flag that takes several is repeated."""
+    """One host name or address. A flag that takes several is repeated."""
     if "," in text:
         raise argparse.ArgumentTypeError(f"{text!r} has a comma: repeat the flag, or write one item a line")
     return text

@@ -1,4 +1,4 @@
-"""`gpu-exporter check-config`: checks a configuration file and prints what is in force."""
+"""`gpu-exporter check-config`: checks a configuration file and prints the effective configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command by its name. A new command is a line here and a file with `build_parser()` and `run(given)`."""
+"""All commands by name. To add a command, add a line here and a file with `build_parser()` and `run(given)`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """`module`: in this folder; it is loaded when the command runs. `summary`: for the list of commands."""
+    """`module`: a module of this folder, loaded when the command runs. `summary`: for the list of commands."""
 
     module: str
     summary: str

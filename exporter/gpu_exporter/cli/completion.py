@@ -1,4 +1,4 @@
-"""`gpu-exporter completion`: the completion of a shell, generated from the parsers (`make generate`)."""
+"""`gpu-exporter completion`: prints a shell's completion, generated from the parsers (`make generate`)."""
 
 from __future__ import annotations
 

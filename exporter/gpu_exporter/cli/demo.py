@@ -7,7 +7,7 @@ import sys
 from gpu_exporter.cli.arguments import duration
 from gpu_exporter.cli.parser import Parser, add_help
 
-PIPED_S = 60.0  # how long the demo lasts where nobody can press Ctrl-C
+PIPED_S = 60.0  # how long the demo lasts without a terminal, where no user can press Ctrl-C
 
 
 def build_parser() -> Parser:

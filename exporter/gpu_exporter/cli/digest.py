@@ -1,4 +1,4 @@
-"""`gpu-exporter digest`: what the GPUs of a period came to, from Prometheus."""
+"""`gpu-exporter digest`: reports the usage of GPUs in a period, from Prometheus."""
 
 from __future__ import annotations
 

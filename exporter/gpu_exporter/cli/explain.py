@@ -1,4 +1,4 @@
-"""`gpu-exporter explain`: why one holder has its stage, and what became of its marks."""
+"""`gpu-exporter explain`: why one holder has its stage, and the history of its marks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_parser() -> Parser:
 
 
 def add_question(parser: Parser) -> None:
-    """What is asked, beside the holder."""
+    """The flags of the question, beside the holder."""
     parser.flag("--gpu", default="", is_verb=True, metavar="UUID", help="the holders of this GPU or MIG instance")
     parser.flag(
         "--at",
@@ -92,7 +92,7 @@ def run(given: list[str]) -> int:
 
 
 def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
-    """What `explain` and `reconcile --once --explain` do."""
+    """Answers `explain` and `reconcile --once --explain`."""
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
     config = read_config(parser, options.config_file)

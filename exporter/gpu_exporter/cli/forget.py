@@ -1,4 +1,4 @@
-"""`gpu-exporter forget`: removes a GPU from the list of those that the node should have."""
+"""`gpu-exporter forget`: removes a GPU from the node's list of expected GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Remove it; the exit code."""
+    """Remove the GPU. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.inventory.expected import forget

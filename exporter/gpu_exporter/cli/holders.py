@@ -1,4 +1,4 @@
-"""`gpu-exporter holders`: who holds what, and by which evidence."""
+"""`gpu-exporter holders`: lists who holds which GPU, and by which evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_exporter.cli.serve import PREFIX, check_files
 
 
 def build_parser() -> Parser:
-    """Flags of `holders`, which reads what the daemon reads, and therefore takes the daemon's variables."""
+    """Flags of `holders`. The command reads the same data as the daemon, so it takes the daemon's variables."""
     parser = Parser(
         "holders",
         "List who holds which GPU, and by which evidence. Asks the exporter of this node, or reads the node itself if "
@@ -24,7 +24,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the list; ends the process."""
+    """Print the list and end the process."""
     parser = build_parser()
     options = parser.read(given)
     check_files(parser, options)

@@ -1,4 +1,4 @@
-"""Finds the command that was asked for and runs it."""
+"""Finds the requested command and runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_exporter.version import VERSION
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that this terminal cannot show must not end the command
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
         sys.stdout.reconfigure(errors="replace")
     if not given or given[0].startswith("-"):
         return _run(SERVE, given)
@@ -33,7 +33,7 @@ def _run(command: Command, given: list[str]) -> int:
 
 
 def _refuse(name: str) -> Command:
-    """End the process: there is no such command."""
+    """End the process, because the command does not exist."""
     import difflib
 
     near = difflib.get_close_matches(name, COMMANDS, n=1)

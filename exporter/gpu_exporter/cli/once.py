@@ -1,4 +1,4 @@
-"""One reading, printed: what `gpu-exporter --once` and `gpu-exporter holders` do."""
+"""Prints one reading, for `gpu-exporter --once` and `gpu-exporter holders`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.cli.agent_parts import build_backend, build_processes, build_sources
 from gpu_exporter.cli.parser import Parser, read_config
 
-SWITCH_INTERVAL_S = 0.0005  # a thread that comes back from the driver does not wait for 5 ms of imports
+SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wait 5 ms for an import in another thread
 
 
 def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
-    """Ends the process. Where there is no daemon to ask, the GPUs are read while the rest of the program is loaded."""
+    """Print one reading and end the process. Without a daemon to ask, the GPUs are read while the program's other
+    modules load.
+    """
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.app.one_view import NodePlaces, make_readers, take_one_view
     from gpu_exporter.clock import SYSTEM_CLOCK

@@ -1,8 +1,8 @@
-"""A command's parser: flags in named groups, and for a service a variable for each of its settings.
+"""A command's parser: flags in named groups, and for a service a variable for each setting.
 
-A variable becomes an argument before the flags are parsed (docs/commands.md, Environment): conversion, choices and
-lists are the same, a flag replaces what the variable said, and an empty variable counts as not set. A list takes one
-item a line, since an item may contain a comma.
+A variable becomes an argument before the flags are parsed (docs/commands.md, Environment). So conversion, choices and
+lists are the same for both. A flag replaces its variable, and an empty variable counts as not set. A list takes one
+item a line, because an item may contain a comma.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gpu_exporter.config.load import Config
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-FORMER_PREFIX = "GPU_EXPORTER_"  # of every command's variables before 0.1; read with a warning until 0.2
+FORMER_PREFIX = "GPU_EXPORTER_"  # prefix of all variables before 0.1; such variables are read with a warning until 0.2
 FLAG_WIDTH = 40  # columns of the flags in --help
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command. `prefix`: of its variables; a command without one takes none."""
+    """The flags of one command. `prefix`: of its variables; a command without a prefix has no variables."""
 
     def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
         name = f"gpu-exporter {command}".rstrip()
@@ -44,19 +44,19 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, argparse.Action] = {}
         """Flags that have a variable, by the variable's name."""
         self.verbs: dict[str, argparse.Action] = {}
-        """Flags that have none, by the name that it would have."""
+        """Flags without a variable, by the name that the variable would have."""
         self.more: dict[str, str] = {}
-        """What the reference adds to the help, by destination."""
+        """Text that the reference adds to the help, by destination."""
         self._group: argparse._ActionsContainer = self
-        self._variable = ""  # the one that is parsed now
+        self._variable = ""  # the variable that is being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
-        """The flags that follow stand under this title."""
+        """Begin a group: the following flags are listed under this title."""
         self._group = self.add_argument_group(title, text)
 
     def flag(self, name: str, *, is_verb: bool = False, more: str = "", **options: Any) -> None:
-        """One flag. `is_verb`: it says what to do now, so that no variable may say it. `more`: what the reference adds
-        to the help.
+        """Add one flag. `is_verb`: the flag says what to do now, so it has no variable. `more`: text that the reference
+        adds to the help.
         """
         if options.get("action") == "append":
             options = {"metavar": "ITEM", "default": [], **options, "action": _Items}
@@ -68,20 +68,22 @@ class Parser(argparse.ArgumentParser):
             (self.verbs if is_verb else self.settings)[self.prefix + _as_variable(name)] = action
 
     def table(self, name: str, **options: Any) -> None:
-        """A flag that a table in the text of its section explains."""
+        """Add a flag that a table in its section's text explains."""
         self.flag(name, help="see the table", **options)
         self._actions[-1].in_table = True  # type: ignore[attr-defined]
 
     def read(self, given: Sequence[str]) -> argparse.Namespace:
-        """The options: by flag, else by variable, else by default. Ends the process where one cannot be read."""
+        """The options: from the flag, otherwise the variable, otherwise the default. Ends the process if an option is
+        invalid.
+        """
         options, unknown = self.read_known(given)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options
 
     def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The options, and the arguments that are none of ours."""
-        if not {"-h", "--help", "--version"} & set(given):  # which a wrong variable must not break
+        """The options, and the arguments that this command does not have."""
+        if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
             self._read_environment(os.environ)
         return super().parse_known_args(given)
 
@@ -96,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         for variable, action in self.verbs.items():
             for name in dict.fromkeys((variable, FORMER_PREFIX + variable.removeprefix(self.prefix))):
                 if environment.get(name):
-                    self.warn(f"{name} is ignored: only the flag {action.option_strings[0]} says so")
+                    self.warn(f"{name} is ignored: use the flag {action.option_strings[0]}")
 
     def _parse_variable(self, variable: str, action: argparse.Action, text: str) -> object:
         flag = action.option_strings[0]
@@ -109,7 +111,8 @@ class Parser(argparse.ArgumentParser):
                 return word in TRUE
             arguments = [flag if word in TRUE else f"--no-{flag.removeprefix('--')}"]
         elif isinstance(action, _Items):
-            if "," in text and "\n" not in text:  # a list of before 0.1; a line break at the end ends this warning
+            # a list in the form before 0.1; a line break at the end avoids this warning
+            if "," in text and "\n" not in text:
                 self.warn(f"{variable}: a comma no longer separates items, so this is one item; write one item a line")
             arguments = [f"{flag}={line.strip()}" for line in text.splitlines() if line.strip()]
         self._variable = variable
@@ -120,16 +123,16 @@ class Parser(argparse.ArgumentParser):
         return getattr(found, action.dest)
 
     def warn(self, message: str) -> None:
-        """Say what will not be done as it was asked for, and go on."""
+        """Report a request that will not be followed, and continue."""
         sys.stderr.write(f"{self.prog}: warning: {message}\n")
 
     def fail(self, message: str) -> NoReturn:
-        """End: something other than the usage itself is wrong."""
+        """End the process for an error that is not an error of usage."""
         sys.stderr.write(f"{self.prog}: {message}\n")
         sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
-        """End: the usage is wrong."""
+        """End the process for an error of usage."""
         if self._variable:
             message = f"environment variable {self._variable}: {message.partition(': ')[2] or message}"
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -137,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Items(argparse.Action):
-    """A flag that is repeated: the first one replaces what default or environment said, the next ones add to it."""
+    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -147,7 +150,7 @@ class _Items(argparse.Action):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Flags in one column, without those that a table explains."""
+    """Prints flags in one column, without flags that a table explains."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=FLAG_WIDTH)
@@ -212,7 +215,7 @@ def add_help(parser: Parser) -> None:
 
 
 def add_web_config(parser: Parser) -> None:
-    """The flag of the web server's TLS and passwords."""
+    """The flag for TLS and passwords of the web server."""
     parser.flag(
         "--web.config.file",
         dest="web_config",
@@ -223,7 +226,7 @@ def add_web_config(parser: Parser) -> None:
 
 
 def add_resources(parser: Parser) -> None:
-    """One flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
+    """A flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
     parser.flag(
         "--attribution.resource",
         dest="resources",
@@ -234,7 +237,7 @@ def add_resources(parser: Parser) -> None:
 
 
 def read_config(parser: Parser, path: Path | None) -> Config:
-    """The configuration of --config.file; ends the process where it is wrong."""
+    """The configuration of --config.file. Ends the process if it is invalid."""
     from gpu_exporter.config.load import ConfigError, load_config
 
     try:

@@ -1,4 +1,4 @@
-"""`gpu-exporter pause`: begin, prolong, show or end a pause of the reconciler."""
+"""`gpu-exporter pause`: begins, extends, shows or ends a pause of the reconciler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Begin, prolong, show or end the pause; the exit code."""
+    """Begin, extend, show or end the pause. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     if bool(options.lease) == (options.pause_file is not None):

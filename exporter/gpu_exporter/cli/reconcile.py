@@ -1,6 +1,6 @@
-"""`gpu-exporter reconcile`: decide which holders are underused, and with --apply mark them.
+"""`gpu-exporter reconcile`: decides which holders are underused, and with --apply marks them.
 
-What only some of its forms need is imported there: the client of Kubernetes alone takes half a second.
+Imports that only some forms of the command need are inside functions: the kubernetes client alone takes half a second.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _add_verbs(parser: Parser) -> None:
     parser.flag(
         "--format", dest="format", choices=("table", "json"), default="table", is_verb=True, help="(default table)"
     )
-    # The former form of `explain`, which has these flags in its own help.
+    # The former form of `explain`, which lists these flags in its own help.
     parser.flag("--explain", default="", is_verb=True, help=argparse.SUPPRESS)
     parser.flag("--gpu", default="", is_verb=True, help=argparse.SUPPRESS)
     parser.flag("--at", type=moment, default=None, is_verb=True, help=argparse.SUPPRESS)
@@ -144,7 +144,7 @@ def _add_actions(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Decide once or until a signal, list marks, or explain; the exit code."""
+    """Decide once or until a signal, list marks, or explain. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     _check_combinations(parser, options)
@@ -169,7 +169,7 @@ def run(given: list[str]) -> int:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """A combination that cannot be honoured is an error, never ignored."""
+    """An invalid combination of flags is an error. It is never ignored."""
     explains = bool(options.explain or options.gpu)
     if options.apply and explains:
         parser.error("--explain and --gpu write nothing: leave --apply out")
@@ -226,7 +226,7 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 
 
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
-    """What runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
+    """The function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
     from gpu_exporter.app.reconciler import loops
     from gpu_exporter.app.reconciler.actions import ActionPlan, ProofPlaces, check_actions
     from gpu_exporter.app.reconciler.targets import (
@@ -250,7 +250,8 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     client, source = _build_evidence(options, book)
     telemetry = Telemetry()
     audit = _open_audit(options, book, telemetry) if options.apply else None
-    pauses = list_pauses(options, with_lease=not options.apply)  # one that writes reads the pause of its own Lease
+    # with --apply, the reconciler reads the pause from its own Lease
+    pauses = list_pauses(options, with_lease=not options.apply)
     preview = None if options.apply else build_preview(book.site, targets)
     lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
     texts = build_record_place(options.kubeconfig, options.lease, options.state_directory)
@@ -269,7 +270,9 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
-    """Of the PromQL API and of Alertmanager, which gets the credentials only if it is the same server."""
+    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if it is the same
+    server.
+    """
     from gpu_exporter.app.reconciler.actions import is_same_server
     from gpu_exporter.reconciler.evidence.client import Client
 

@@ -1,4 +1,4 @@
-"""Flags that several commands of the reconciler share, and what they ask for."""
+"""Flags that several commands of the reconciler share, and the parts that they configure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_prometheus(parser: Parser) -> None:
-    """Where evidence is asked for, and how the server is reached."""
+    """Where evidence is read, and how its server is reached."""
     parser.section("evidence")
     parser.flag("--source.prometheus", dest="prometheus", default="", metavar="URL", help="of a PromQL API")
     parser.flag(
@@ -67,7 +67,7 @@ def add_exporters(parser: Parser) -> None:
 
 
 def add_targets(parser: Parser) -> None:
-    """Where pods and jobs are read, and marked."""
+    """Where pods and jobs are read and marked."""
     parser.section("pods and jobs")
     parser.flag(
         "--kubernetes",
@@ -95,7 +95,7 @@ def add_targets(parser: Parser) -> None:
 
 
 def add_kubeconfig(parser: Parser) -> None:
-    """The way to the API server."""
+    """The kubeconfig of the API server."""
     parser.flag(
         "--kubernetes.kubeconfig",
         dest="kubeconfig",
@@ -124,7 +124,7 @@ def add_pause_places(parser: Parser) -> None:
 
 
 def build_client(options: argparse.Namespace, *addresses: str) -> Client:
-    """What asks the source of evidence at these addresses. Raises ValueError, OSError."""
+    """The client for the source of evidence at these addresses. Raises ValueError, OSError."""
     from gpu_exporter.reconciler.evidence.client import Client, Credentials
 
     credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
@@ -136,21 +136,22 @@ def build_client(options: argparse.Namespace, *addresses: str) -> Client:
 def build_evidence(
     options: argparse.Namespace, client: Client, book: Rulebook, at: float | None = None
 ) -> ExplainingSource:
-    """The source of evidence, as of now or of a past time (Unix seconds). Raises ValueError."""
+    """The source of evidence, for now or for a past time (Unix seconds). Raises ValueError."""
     from gpu_exporter.app.reconciler.targets import build_source
 
     return build_source(options.prometheus, options.exporters, options.matcher, book, client, at)
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
-    """Where pods and jobs are. `condition`: pods get one beside their label."""
+    """Where pods and jobs are read and marked. `condition`: pods get a condition beside their label."""
     from gpu_exporter.app.reconciler.targets import Targets
 
     return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)
 
 
 def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
-    """Where a pause may be kept. `with_lease`: nobody else reads that of the Lease.
+    """Where a pause may be kept. `with_lease`: include the Lease, because no other part of this process reads its
+    pause.
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """

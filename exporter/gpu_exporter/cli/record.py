@@ -1,4 +1,4 @@
-"""`gpu-exporter record`: what the driver answers, written down to be replayed elsewhere."""
+"""`gpu-exporter record`: writes down the driver's answers, to be replayed elsewhere."""
 
 from __future__ import annotations
 

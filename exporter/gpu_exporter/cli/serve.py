@@ -1,4 +1,4 @@
-"""`gpu-exporter` without a command: the daemon on a node, and with `--once` one reading."""
+"""`gpu-exporter` without a command: the daemon on a node, or one reading with `--once`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(given: list[str]) -> int:
 
 
 def check_files(parser: Parser, options: argparse.Namespace) -> None:
-    """End where a file that was named does not exist, or flags of the node contradict each other."""
+    """End the process if a named file does not exist, or if flags of the node contradict each other."""
     if options.process and not options.collector_processes:
         parser.error("--attribution.process needs the collector processes, which is switched off")
     if options.xid_kmsg and not options.collector_xid:
@@ -69,7 +69,7 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """A combination that cannot be honoured is an error, never ignored."""
+    """An invalid combination of flags is an error. It is never ignored."""
     if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
         parser.error("--output, --format and --check are for --once")
     if options.once and options.textfile is not None:
@@ -84,7 +84,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def describe_settings(settings: Settings) -> str:
-    """What differs from the defaults, one `section.key=value` each."""
+    """The settings that differ from the defaults, each as `section.key=value`."""
     from gpu_exporter.defaults import Settings as Defaults
 
     defaults = Defaults()
@@ -112,7 +112,7 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
     hold_signals()
-    os.umask(0o022)  # what is made here is neither writable for others nor out of reach for the socket's group
+    os.umask(0o022)  # new files are not writable for other users, and the socket's group can reach them
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
     names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"

@@ -1,4 +1,4 @@
-"""`gpu-exporter slurm-collector`: one question to slurmctld in place of one from each node."""
+"""`gpu-exporter slurm-collector`: one process asks slurmctld for all nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpu-exporter top`: the GPUs of one or several nodes on the terminal."""
+"""`gpu-exporter top`: shows the GPUs of one or several nodes on the terminal."""
 
 from __future__ import annotations
 

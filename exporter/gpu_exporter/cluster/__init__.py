@@ -1,1 +1,1 @@
-"""What one process asks a scheduler for a whole cluster, in place of each of its nodes."""
+"""Queries a scheduler from one process for a whole cluster, so that its nodes need not."""

@@ -1,7 +1,7 @@
-"""All nodes and jobs of a cluster, out of two answers of Slurm or slurmrestd. Pure.
+"""All nodes and jobs of a cluster, from two answers of Slurm or slurmrestd. Pure.
 
-`squeue --json` and `scontrol show node -d` are one message to slurmctld and two, however many nodes there are (measured
-on 22.05.8 and 24.11.5), and a job's owner can shape neither: a name in JSON cannot imitate another field.
+`squeue --json` costs slurmctld one message and `scontrol show node -d` two, however many nodes there are (measured on
+22.05.8 and 24.11.5). A job's owner cannot forge either answer: a name in JSON cannot imitate another field.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from gpu_exporter.attribution.slurm.parse import (
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.outside import load_json, need_real, need_whole
 
-# In a job's name a quotation mark has a backslash before it, so that no name can be taken for this key.
+# A quotation mark in a job's name is escaped with a backslash, so no name can be mistaken for this key.
 _CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
 _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
-# Of the flags that a state may have, those that squeue prints in place of RUNNING.
+# State flags that squeue prints in place of RUNNING, and RUNNING itself.
 _STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")
 
 
 class ClusterJob(NamedTuple):
-    """A job that may hold GPUs, with what it has on each of its nodes."""
+    """A job that may hold GPUs, with its GPUs on each of its nodes."""
 
     job: Job
     gpus: dict[str, JobGpus]
 
 
 def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
-    """By name, every node of `scontrol show node -d` that has GPUs. One that is not understood is left out.
+    """By name, every node of `scontrol show node -d` that has GPUs. A node that cannot be parsed is omitted.
 
-    Raises SourceError where that is all of them.
+    Raises SourceError if no node can be parsed.
     """
     nodes: dict[str, NodeRecord] = {}
     _, *records = _NODE.split(text)  # name, record, name, record ...
@@ -56,7 +56,7 @@ def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
 
 
 def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
-    """The same of slurmrestd's /nodes/, and the cluster's name, "" before Slurm 24.05, which does not say it."""
+    """The nodes of slurmrestd's /nodes/ in the same form, and the cluster's name, "" before Slurm 24.05."""
     nodes: dict[str, NodeRecord] = {}
     problem = ""
     try:
@@ -71,44 +71,44 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
                 name = str(row.get("name")) if isinstance(row, dict) else "without a name"
                 problem = f"node {name:.60}: {type(exc).__name__} {exc}"
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise SourceError(f"slurmrestd's nodes are not understood: {type(exc).__name__} {exc}") from exc
+        raise SourceError(f"cannot parse slurmrestd's nodes: {type(exc).__name__} {exc}") from exc
     if problem and not nodes:
-        raise SourceError(f"slurmrestd's nodes are not understood: {problem}")
+        raise SourceError(f"cannot parse slurmrestd's nodes: {problem}")
     return nodes, cluster
 
 
 def find_cluster(text: str) -> str:
-    """The name that the jobs of slurmrestd's /jobs/ say, "" where there is none."""
+    """The cluster's name in the jobs of slurmrestd's /jobs/, "" if there is no name."""
     match = _CLUSTER.search(text)
     return match[1] if match else ""
 
 
 def parse_cluster_jobs(text: str) -> list[ClusterJob]:
-    """Every job of `squeue --json` that runs, in whatever way. A job that is not understood is left out.
+    """Every running job of `squeue --json`, in any of the states of _STATES. A job that cannot be parsed is omitted.
 
-    Each job is reduced as soon as it is read: the parsed answer would take ten times the memory of its text. Raises
-    SourceError for anything but such an answer.
+    Each job is reduced as soon as it is read, because the parsed answer would take ten times the memory of its text.
+    Raises SourceError if the text is not such an answer.
     """
     try:
         answer: Any = load_json(text, _reduce)
         rows, errors = answer["jobs"], answer.get("errors") or ()
         jobs = [row for row in rows if isinstance(row, ClusterJob)]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise SourceError(f"squeue --json printed what is not understood: {type(exc).__name__}") from exc
-    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise SourceError(f"cannot parse the output of squeue --json: {type(exc).__name__}") from exc
+    if errors:  # 22.05 ends with status 0 and no jobs if the controller does not answer
         raise SourceError(f"squeue --json answered with errors: {str(errors)[:200]}")
     return jobs
 
 
 def _unpack(fields: dict[str, Any]) -> Any:
-    """A number of 23.02 and later is the number."""
+    """Replace a number object of Slurm 23.02 and later by the number."""
     if fields.keys() == {"set", "infinite", "number"}:
         return fields["number"] if fields["set"] and not fields["infinite"] else None
     return fields
 
 
 def _reduce(fields: dict[str, Any]) -> Any:
-    """A number is the number, a job is what is needed of it, None where it is not understood."""
+    """Replace a number object by the number, and a job by a ClusterJob; None if the job cannot be parsed."""
     number = _unpack(fields)
     if number is not fields:
         return number
@@ -124,7 +124,7 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
     states = row["job_state"]
     flags = set(states) if isinstance(states, list) else {str(states)}
     state = next((each for each in _STATES if each in flags), "")
-    if not state or "COMPLETING" in flags:  # then its GPUs are given back
+    if not state or "COMPLETING" in flags:  # the GPUs of a completing job are already returned
         return None
     task = row.get("array_task_id")
     array, leader = _number(row.get("array_job_id")), _number(row.get("het_job_id"))
@@ -148,11 +148,11 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
 
 
 def _number(value: Any) -> int:
-    """0 for what is not set. Raises ValueError, TypeError."""
+    """The number, 0 if it is not set. Raises ValueError, TypeError."""
     return need_whole(value or 0)
 
 
 def _word(value: Any) -> str:
     if value is not None and not isinstance(value, str):
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not a text")
     return value or ""

@@ -1,4 +1,4 @@
-"""Asks slurmctld for a whole cluster, in place of each of its nodes, and keeps an answer for each node."""
+"""Queries slurmctld for a whole cluster, so that its nodes need not, and keeps an answer for each node."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from gpu_exporter.files import READABLE, write_atomically
 
 log = logging.getLogger(__name__)
 MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
-PRIVATE = 0o640  # where PrivateData hides jobs or users: for the owner and the group only
-BETWEEN_S = 5.0  # a job that began so shortly before may be missing in the nodes' record
+PRIVATE = 0o640  # used if PrivateData hides jobs or users: readable only by owner and group
+BETWEEN_S = 5.0  # a job that began this recently may be missing in the nodes' record
 
 
 class Slurmctld(Protocol):
-    """A way to ask it. Each method raises SourceError."""
+    """A way to query slurmctld. Each method raises SourceError."""
 
     def read_nodes(self) -> dict[str, NodeRecord]:
         """By name, every node that has GPUs."""
 
     def read_jobs(self) -> list[ClusterJob]:
-        """Every job that runs, in whatever way."""
+        """Every running job, in any running state."""
 
     def read_config(self) -> SlurmConfig:
-        """Asked after the others."""
+        """The configuration; called after the other two."""
 
 
 class Collector:
-    """Asks for the cluster's configuration once an hour, and for nodes and jobs in each round."""
+    """Reads the cluster's configuration once an hour, and the nodes and jobs in every round."""
 
     def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
-        """`each_s`: seconds between two rounds, which each answer names."""
+        """`each_s`: seconds between two rounds; every answer contains it."""
         self._slurmctld = slurmctld
         self._clock = clock
         self._each_s = each_s
@@ -50,7 +50,7 @@ class Collector:
     def collect(self) -> dict[str, Picture]:
         """The picture of each node that has GPUs, by its name. Raises SourceError."""
         asked = self._clock.wall()
-        # A name becomes that of a file.
+        # The node's name becomes a file name.
         nodes = {name: node for name, node in self._slurmctld.read_nodes().items() if NODE_NAME.fullmatch(name)}
         jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
         for job, by_node in self._slurmctld.read_jobs():
@@ -70,33 +70,33 @@ class Collector:
 
 
 def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
-    """The node with these GPUs in use, too."""
+    """The node, with these GPUs in use as well."""
     used = node.used
     indexes = tuple(sorted({*used.indexes, *gpus.indexes}))
     return node._replace(used=used._replace(indexes=indexes, shared=tuple(sorted({*used.shared, *gpus.shared}))))
 
 
 def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
-    """NODE.json for each. Raises OSError, also where every user may write in `directory`."""
+    """Write NODE.json for each node. Raises OSError, also if every user may write in `directory`."""
     for name, text in answers.items():
         write_atomically(directory / f"{name}.json", text.encode(), mode)
 
 
 WITHHELD = (
-    "PrivateData hides jobs or users, but the port asks for no password or client certificate: set basic_auth_users, "
+    "PrivateData hides jobs or users, but the port requires no password or client certificate: set basic_auth_users, "
     "or client_auth_type "
-    "RequireAndVerifyClientCert, with --web.config.file, or leave --web.listen-address out"
+    "RequireAndVerifyClientCert, with --web.config.file, or omit --web.listen-address"
 )
 
 
 class CollectorRun:
-    """One round after the other; what fails is logged when it changes, and the answers age meanwhile."""
+    """Runs round after round. A new problem is logged once; the old answers remain and age."""
 
     def __init__(self, collector: Collector, directory: Path | None, clock: Clock) -> None:
-        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone."""
+        """`directory`: where NODE.json is written for each node; None if answers are served only over HTTP."""
         self.is_open: Callable[[], bool] = lambda: False
-        """Whether everybody may read the port now, which changes with its file: then nothing is answered where
-        PrivateData hides jobs or users.
+        """Whether every client may read the port now; this changes with the web configuration file. An open port serves
+        no answer while PrivateData hides jobs or users.
         """
         self._is_private = False
         self._answers: Mapping[str, str] = {}
@@ -110,20 +110,20 @@ class CollectorRun:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether there are answers that the port, as it is now, must not show."""
+        """Whether there are answers that the port must not serve at present."""
         return self._is_private and self.is_open()
 
     @property
     def answers(self) -> Mapping[str, str]:
-        """The newest answer for each node with GPUs, as far as the port may show them."""
+        """The newest answer for each node with GPUs; empty if the port must not serve answers."""
         return {} if self.is_withheld else self._answers
 
     def __call__(self) -> bool:
-        """Whether there are new answers."""
+        """Run one round; true if there are new answers."""
         problem = ""
         try:
             pictures = self._collector.collect()
-            # Before the answers: between the two a request must not find the new ones open.
+            # Set before the answers: otherwise a request in between could read private answers from an open port.
             self._is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
             self._answers = {name: render_picture(picture) for name, picture in pictures.items()}
             if self._directory is not None:
@@ -132,7 +132,7 @@ class CollectorRun:
             if self.is_withheld:
                 raise SourceError(f"the port serves no answer: {WITHHELD}")
         except (SourceError, OSError) as exc:
-            problem = str(exc) if self.is_withheld else f"nothing new for the nodes: {exc}"
+            problem = str(exc) if self.is_withheld else f"no new answers for the nodes: {exc}"
         self.rounds += 1
         self.failures += bool(problem)
         if problem and problem != self._problem:

@@ -1,4 +1,4 @@
-"""slurmctld asked by Slurm's own commands."""
+"""Queries slurmctld through Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATES = "RUNNING,CONFIGURING,SUSPENDED,STOPPED"
 
 
 class CommandLine:
-    """`run`: one command, with its timeout in seconds."""
+    """`run` runs one command with a timeout in seconds."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

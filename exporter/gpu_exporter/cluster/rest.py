@@ -1,7 +1,8 @@
-"""slurmctld asked by slurmrestd: for a collector without Slurm's commands, as in a container.
+"""Queries slurmctld through slurmrestd: for a collector without Slurm's commands, as in a container.
 
-slurmrestd serves one version of its API for each of some releases, under /slurm/v0.0.N. It wants a JSON Web Token
-(`scontrol token`), whose claim `sun` is the user. It does not tell PrivateData, so this counts as set.
+slurmrestd serves one API version for each of several releases, under /slurm/v0.0.N. It requires a JSON Web Token
+(`scontrol token`), whose claim `sun` is the user. It does not report PrivateData, so gpu-exporter assumes that
+PrivateData is set.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from gpu_exporter.cluster.answers import ClusterJob, find_cluster, parse_cluster
 from gpu_exporter.cluster.command_line import TIMEOUT_S
 from gpu_exporter.fetch import FetchError, fetch_text
 
-VERSIONS = range(48, 37, -1)  # 0.0.38 is of Slurm 22.05, 0.0.45 of 26.05; the newest that is served is asked
+VERSIONS = range(48, 37, -1)  # 0.0.38 is of Slurm 22.05, 0.0.45 of 26.05; the newest served version is used
 NO_SUCH_PAGE = 404
 MAX_TOKEN = 16 * 1024
 HINT = "write a new one with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
-    """`address`: of slurmrestd, http:// or https://. `token_file`: what `scontrol token` printed, read each time."""
+    """`address`: slurmrestd's, http:// or https://. `token_file`: the output of `scontrol token`, read every time."""
 
     def __init__(self, address: str, token_file: Path, most_bytes: int) -> None:
         self._address = address.rstrip("/")
@@ -44,11 +45,11 @@ class Rest:
         return parse_cluster_jobs(text)
 
     def read_config(self) -> SlurmConfig:
-        """What is known of it, after nodes and jobs were read."""
+        """The known part of the configuration, after nodes and jobs were read."""
         return SlurmConfig(self._cluster, "", "", frozenset(("jobs", "users")))
 
     def _get(self, what: str) -> str:
-        """Raises SourceError."""
+        """The text of one page. Raises SourceError."""
         headers = self._headers()
         versions = VERSIONS if self._version is None else (self._version,)
         for version in versions:
@@ -62,7 +63,7 @@ class Rest:
                 raise SourceError(f"slurmrestd: {exc}{hint}") from exc
             self._version = version
             return text
-        self._version = None  # it may be of another release when it is asked again
+        self._version = None  # slurmrestd may be of another release at the next call
         known = f"v0.0.{VERSIONS[-1]} to v0.0.{VERSIONS[0]}"
         raise SourceError(f"slurmrestd: {self._address}: serves none of /slurm/{known}; is it slurmrestd?")
 
@@ -76,7 +77,7 @@ class Rest:
         except OSError as exc:
             raise SourceError(f"{self._token_file}: {exc.strerror}; {HINT}") from exc
         except (ValueError, binascii.Error, LookupError, TypeError) as exc:
-            raise SourceError(f"{self._token_file}: no token of Slurm; {HINT}") from exc
+            raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}") from exc
         if len(text) == MAX_TOKEN or not token.isprintable() or not isinstance(user, str) or not user.isprintable():
-            raise SourceError(f"{self._token_file}: no token of Slurm; {HINT}")
+            raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}")
         return {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token}

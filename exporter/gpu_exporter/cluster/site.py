@@ -1,4 +1,4 @@
-"""What a collector serves: an answer for each node, its own metrics, and probes."""
+"""The HTTP pages of a collector: an answer for each node, its own metrics, and probes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpu_exporter.web.server import TEXT, Reply, Site
 
 
 class CollectorSite:
-    """Alive is a collector that serves; whether Slurm answers it, its metrics and the age of its answers say."""
+    """Healthy means only that the collector serves; its metrics and the age of its answers show if Slurm answers."""
 
     def __init__(self, run: CollectorRun, host: Site | None = None) -> None:
-        """`host`: where the collector runs inside of something that has a site, whatever else is asked for is there."""
+        """`host`: the site around a collector that runs inside another process; it answers all other requests."""
         self._run = run
         self._host = host
         self._registry = CollectorRegistry()
@@ -51,7 +51,7 @@ class CollectorSite:
 
 
 class CollectorMetrics(Collector):
-    """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until there was one."""
+    """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until a round succeeded."""
 
     def __init__(self, run: CollectorRun) -> None:
         self._run = run

@@ -1,1 +1,1 @@
-"""One concern a file: what it reads, and the families it publishes, as data."""
+"""Collectors, one subject per file: what it reads, and the families that it publishes, as data."""

@@ -1,4 +1,4 @@
-"""Clocks and performance state; shared by all MIG instances of a board."""
+"""Clocks and performance state. All MIG instances of a board share them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from gpu_exporter.model.metrics import Family
 GPU_SM_CLOCK = Family(
     "gpu_sm_clock_hertz",
     "gauge",
-    "SM clock",
+    "SM clock, in hertz",
     source="nvmlDeviceGetClockInfo",
     plausible=HERTZ,
 )
 GPU_MEMORY_CLOCK = Family(
     "gpu_memory_clock_hertz",
     "gauge",
-    "Memory clock",
+    "Memory clock, in hertz",
     source="nvmlDeviceGetClockInfo",
     plausible=HERTZ,
 )
 GPU_SM_CLOCK_MAX = Family(
     "gpu_sm_clock_max_hertz",
     "gauge",
-    "Highest SM clock of the product",
+    "Highest SM clock of the product, in hertz",
     source="nvmlDeviceGetMaxClockInfo",
     plausible=HERTZ,
 )

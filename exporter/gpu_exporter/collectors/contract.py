@@ -1,8 +1,8 @@
-"""What a collector is, and the cycle that it fills.
+"""The definition of a collector, and the cycle that collectors fill.
 
-Three outcomes, everywhere: a value, no data (NotSupported: quiet, the series is absent), failed (counted per call,
-the series is absent). A failure costs one field; a lost device or a changed driver, which most calls confirm, costs the
-device and passes through.
+Every read has one of three outcomes: a value, no data (NotSupported: not logged, the series is absent), or a failure
+(counted per call, the series is absent). A failure affects one field. If the device is lost or the driver has changed,
+and most calls confirm it, the exception is passed on and affects the whole device.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ T = TypeVar("T")
 
 
 class Totals:
-    """What collectors remember of one device from cycle to cycle: running sums, and last values of counters."""
+    """State of one device that collectors keep between cycles: running sums, and last values of counters."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, float] = {}
         self._last: dict[Hashable, float] = {}
 
     def grow(self, key: Hashable, amount: float) -> float:
-        """Add to a sum that starts at 0; the new sum."""
+        """Add to a sum that starts at 0, and return the new sum."""
         self._sums[key] = self._sums.get(key, 0.0) + amount
         return self._sums[key]
 
     def sum_of(self, key: Hashable) -> float | None:
-        """A sum, None when nothing was added to it yet."""
+        """A sum, None before anything was added to it."""
         return self._sums.get(key)
 
     def step(self, key: Hashable, value: float) -> float | None:
-        """How far a counter of the driver has gone since last time; None at first, and when it fell."""
+        """The increase of a driver counter since the last call; None at the first call, and if the counter fell."""
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 
     def last(self, key: Hashable) -> float | None:
-        """The value of the last step, None when there was none."""
+        """The value of the last step, None before the first step."""
         return self._last.get(key)
 
     def forget_step(self, *keys: Hashable) -> None:
-        """Drop the last values of these counters: their next step is a first one."""
+        """Drop the last values of these counters: their next step counts as the first."""
         for key in keys:
             self._last.pop(key, None)
 
     def lowest(self, key: Hashable, value: float) -> float:
-        """The lowest value so far."""
+        """The lowest value so far, including this one."""
         self._last[key] = min(value, self._last.get(key, value))
         return self._last[key]
 
     def forget_last(self) -> None:
-        """Drop the last values, but no sum: the next step of each counter is a first one."""
+        """Drop the last values, but keep the sums: the next step of each counter counts as the first."""
         self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
-        """Drop what belongs to somebody who is gone."""
+        """Drop the sums and values of every key for which `gone` is true."""
         for known in (self._sums, self._last):
             for key in [key for key in known if gone(key)]:
                 del known[key]
 
 
 class InstanceCycle(NamedTuple):
-    """What was read of one MIG instance. `gpm` is None without a source, and while its first window still grows.
+    """Values of one MIG instance. `gpm`: None without a source, and until the first window is complete.
 
-    `has_memory`: that of its samples is its own, and not shared with other compute instances.
+    `has_memory`: the memory in its samples is its own, not shared with other compute instances.
     """
 
     uuid: str
@@ -86,31 +86,33 @@ class InstanceCycle(NamedTuple):
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device: collectors put samples here, and the few raw facts that activity is made of.
+    """One pass over one device: collectors put samples here, and the few raw facts from which activity is derived.
 
-    A fact that stands for a stretch of time comes with the moment (`now()`) at which it was read: a later call of the
-    same cycle may have taken long.
+    A fact about a period comes with the time (`now()`) at which it was read, because a later call of the same cycle may
+    take long.
     """
 
     device: Device
-    samples_since: Mapping[str, float]  # wall time of the newest ring entry that is known, by "utilization" or engine
+    samples_since: Mapping[str, float]  # wall time of the newest known ring entry, by "utilization" or engine
     now: Callable[[], float]
     totals: Totals
-    begin: float | None = None  # when the first question was asked, monotonic; None: the cycle took no time
-    witnessed_at: float | None = None  # when the last witness was read, monotonic; None: the cycle took no time
+    begin: float | None = None  # monotonic time of the first question; None: the cycle took no time
+    witnessed_at: float | None = None  # monotonic time of the last witness; None: the cycle took no time
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
-    remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but not failures: values out of range
     answers: int = 0  # questions that did not fail
-    withdrawn: int = 0  # questions that failed now and were answered before
+    withdrawn: int = 0  # questions that failed now, but were answered before
     driver_samples: Sequence[UtilizationSample] = ()
     engine_samples: dict[str, Sequence[UtilizationSample]] = field(default_factory=dict)
     utilization: float | None = None
     utilization_at: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
-    gpm_stuck: set[str] = field(default_factory=set)  # the board ("") and instances whose cycle counters do not move
-    witness_missing: bool = False  # one that is available otherwise failed this time: quiet others prove nothing
+    gpm_stuck: set[str] = field(
+        default_factory=set
+    )  # the board ("") and instances whose cycle counters do not increase
+    witness_missing: bool = False  # an available witness failed this time, so other quiet ones prove nothing
     pcie: Traffic | None = None
     pcie_at: float = 0.0
     nvlink: Traffic | None = None
@@ -124,13 +126,13 @@ class Cycle:
     processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
-        """The answer, or None: quietly when the hardware does not have it, counted when the call failed."""
+        """The answer, or None. A failed call is counted; a value that the hardware does not have is not."""
         try:
             answer = ask()
         except (DeviceLost, DriverChanged) as exc:
             if not self.device.is_alive():
                 raise
-            self.note_failure(exc)  # one call says so, and the others answer: it costs what it was asked for
+            self.note_failure(exc)  # only this call reports it, other calls answer: it affects only this field
             return None
         except NotSupported:
             return None
@@ -146,14 +148,14 @@ class Cycle:
         self.withdrawn += exc.once_answered
 
     def value(self, family: Family) -> float | None:
-        """What this cycle publishes of a family without labels, or what still stands of an earlier one."""
+        """The value of a family without labels that this cycle publishes, or that remains from an earlier cycle."""
         return next((sample.value for sample in self.samples if sample.family is family), None)
 
     def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
-        """A value of the driver as far as it can be one of its family; None and NaN are no data.
+        """A value of the driver if it is plausible for its family, else None. None and NaN mean that it is missing.
 
-        What is out of the family's range is no data either, and counted. `witness`: idleness rests on it, so a value
-        that is none makes the moment unknown.
+        A value out of the family's range is counted. `witness`: idleness depends on the value, so an implausible value
+        makes this moment unknown.
         """
         if value is None or math.isnan(value):
             return None
@@ -163,12 +165,12 @@ class Cycle:
         return None
 
     def note_implausible(self, family: Family, *, witness: bool = False) -> None:
-        """Count a value that cannot be true, by the call that the family names as its source."""
+        """Count an implausible value, under the call that the family names as its source."""
         self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
         self.witness_missing |= witness
 
     def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
-        """Publish both directions of a witness; the traffic, unless one of them is no data."""
+        """Publish both directions of a witness. Return the traffic, or None if a direction is missing."""
         if traffic is None:
             return None
         rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
@@ -178,25 +180,25 @@ class Cycle:
         return None if rx is None or tx is None else traffic
 
     def sample(self, family: Family, value: float | None, *labels: str) -> list[Sample]:
-        """One value as a sample, none when it is no data."""
+        """One value as a list of one sample; an empty list if the value is missing or implausible."""
         admitted = self.admit(family, value)
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
     def add(self, family: Family, value: float | None, *labels: str) -> None:
-        """Publish one value of the GPU, unless it is no data."""
+        """Publish one value of the GPU, unless it is missing or implausible."""
         self.samples += self.sample(family, value, *labels)
 
 
-# What no witness of idleness rests on is read less often: a scrape each 15 s sees it as fresh.
+# Interval of values that are not witnesses of idleness: short enough for a scrape every 15 s.
 SLOW_INTERVAL_S = 5.0
 
 
 class Collector(NamedTuple):
-    """A named, switchable subject.
+    """A named group of families that can be switched off.
 
-    `collect` fills the cycle, every `every_s` seconds (0 is each cycle); in between its samples stand. None when what
-    it publishes does not come from a cycle. `default`: on, unless switched off. `witness`: idleness rests on it, so a
-    call of it that fails, and was answered before, makes the moment unknown.
+    `collect` fills the cycle every `every_s` seconds (0: in every cycle). Between two calls its samples remain. None
+    if the families do not come from a cycle. `default`: on, unless switched off. `witness`: idleness depends on it, so
+    a failed call that was answered before makes the moment unknown.
     """
 
     name: str

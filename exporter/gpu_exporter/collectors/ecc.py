@@ -9,7 +9,8 @@ from gpu_exporter.model.metrics import Family
 GPU_ECC_ERRORS = Family(
     "gpu_ecc_errors_total",
     "counter",
-    "Memory errors since the driver was loaded, by severity (corrected, uncorrected); absent while ECC is off",
+    "Number of memory errors since the driver was loaded, by severity (corrected, uncorrected). Absent while ECC is "
+    "off",
     ("severity",),
     source="nvmlDeviceGetTotalEccErrors",
     plausible=COUNT,

@@ -1,4 +1,4 @@
-"""What the ledger, diagnosis and people need of one reading, taken out of its samples: here, and nowhere by name."""
+"""The values of one reading that the ledger, diagnosis and people need. Only this module takes them out of samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.model.readings import Facts
 
 _FIELDS = {
     GPU_UTILIZATION.name: "utilization",
-    RATIOS["graphics"].name: "utilization",  # of an instance, which has no other
+    RATIOS["graphics"].name: "utilization",  # for an instance, which has no other utilization
     GPU_MEMORY_USED.name: "memory_used_bytes",
     GPU_MIG_MEMORY_USED.name: "memory_used_bytes",
     GPU_MEMORY_TOTAL.name: "memory_total_bytes",
@@ -33,7 +33,7 @@ _FIELDS = {
 
 
 def take_facts(samples: Iterable[Sample]) -> Facts:
-    """The facts that these samples of one GPU, or of one MIG instance, hold."""
+    """The facts in these samples of one GPU, or of one MIG instance."""
     found: dict[str, float] = {}
     throttle_s: dict[str, float] = {}
     for family, labels, value in samples:

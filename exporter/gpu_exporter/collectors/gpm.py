@@ -1,4 +1,4 @@
-"""GPU performance monitoring: what the SMs, tensor cores and memory did since the last cycle."""
+"""GPU performance monitoring: activity of SMs, tensor cores and memory since the last cycle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU_GRAPHICS_ACTIVE = Family(
 GPU_SM_ACTIVE = Family(
     "gpu_sm_active_ratio",
     "gauge",
-    "Share of the SMs that had work, over the time since the last cycle",
+    "Share of the SMs that had work, since the last cycle",
     source="nvmlGpmMetricsGet 248 and 249, else 2",
     generations=HOPPER,
     plausible=RATIO,
@@ -28,7 +28,7 @@ GPU_SM_ACTIVE = Family(
 GPU_SM_OCCUPANCY = Family(
     "gpu_sm_occupancy_ratio",
     "gauge",
-    "Warps that were resident, of the most that fit",
+    "Resident warps, as a share of the maximum",
     source="nvmlGpmMetricsGet 3",
     generations=HOPPER,
     plausible=RATIO,
@@ -36,7 +36,7 @@ GPU_SM_OCCUPANCY = Family(
 GPU_TENSOR_ACTIVE = Family(
     "gpu_tensor_active_ratio",
     "gauge",
-    "Share of time in which a tensor pipe was active",
+    "Share of the time in which a tensor pipe was active",
     source="nvmlGpmMetricsGet 5",
     generations=HOPPER,
     plausible=RATIO,
@@ -44,7 +44,7 @@ GPU_TENSOR_ACTIVE = Family(
 GPU_DRAM_ACTIVE = Family(
     "gpu_dram_active_ratio",
     "gauge",
-    "Memory bandwidth used, of the most there is",
+    "Memory bandwidth in use, as a share of the maximum",
     source="nvmlGpmMetricsGet 10",
     generations=HOPPER,
     plausible=RATIO,
@@ -60,7 +60,8 @@ INTEGRALS = {
     name: Family(
         f"gpu_{name}_active_seconds_total",
         "counter",
-        f"Integral of gpu_{name}_active_ratio since the exporter started; its rate is the mean over any window",
+        f"Integral of gpu_{name}_active_ratio, in seconds since the exporter started. Its rate is the mean over any "
+        "window",
         source=RATIOS[name].source,
         generations=HOPPER,
         unbounded="a sum of ratios that were checked",
@@ -69,17 +70,17 @@ INTEGRALS = {
 }
 OUT_OF_RANGE = ("nvmlGpmMetricsGet", errors.OUT_OF_RANGE)
 STUCK = ("nvmlGpmMetricsGet", "STUCK")
-TOLERANCE = 0.001  # rounding of the driver's, no fault
-CLAMPED = Range(-TOLERANCE, 2.0)  # what is beyond is not a share that came out too high, but a sentinel
+TOLERANCE = 0.001  # rounding by the driver, not a fault
+CLAMPED = Range(-TOLERANCE, 2.0)  # a value outside is a sentinel, not a ratio that is a little too high
 
 
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
     """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
 
-    Values above 1 are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted. What
-    is below 0 compares samples that do not belong together, and what is far above 1 is a sentinel: neither says
-    anything. Nor does a window over which the driver's
-    own counter of cycles did not move: both of its samples are the same one.
+    Values above 1 occur on real hardware (an SM activity of 1.29, NVIDIA/DCGM#152): they are clamped, and counted. A
+    value below 0 compares samples that do not belong together, and a value far above 1 is a sentinel: both are
+    discarded. A window in which the driver's cycle counter did not increase is discarded too: both of its samples are
+    the same.
     """
     elapsed = active = None
     if gpm.elapsed_cycles is not None:
@@ -88,12 +89,12 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
             cycle.remarks.append(STUCK)
             cycle.gpm_stuck.add(subject)
             return Gpm(gpm.span_s, missing=True)
-        if elapsed is None:  # nothing shows yet that the counter moves, so a quiet window proves nothing
+        if elapsed is None:  # nothing shows yet that the counter increases, so a quiet window proves nothing
             gpm = gpm._replace(missing=True)
     if gpm.active_cycles is not None:
         active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)
         if elapsed and active is not None:
-            # The counters may reach back further than the window: of the two the busier.
+            # The counters may cover more time than the window: the higher value counts.
             gpm = gpm._replace(sm=max(gpm.sm or 0.0, active / elapsed))
     for name in (*RATIOS, "engines"):
         value = getattr(gpm, name)
@@ -116,7 +117,7 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
 def collect_gpm(cycle: Cycle) -> None:
     answers, gpm = cycle.answers, cycle.read(cycle.device.read_gpm)
     if gpm is None:
-        cycle.witness_missing |= cycle.answers > answers  # available, but its window still grows
+        cycle.witness_missing |= cycle.answers > answers  # available, but its first window is not complete yet
         return
     cycle.gpm = gpm = refine(cycle, "", gpm)
     cycle.witness_missing |= gpm.missing

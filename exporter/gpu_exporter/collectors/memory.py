@@ -1,4 +1,4 @@
-"""Device memory. Memory in use does not prove activity: frameworks keep it while they idle."""
+"""Device memory. Memory in use does not prove activity: frameworks keep memory while they are idle."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _SOURCE = "nvmlDeviceGetMemoryInfo_v2"
 GPU_MEMORY_USED = Family(
     "gpu_memory_used_bytes",
     "gauge",
-    "Memory allocated by programs",
+    "Memory allocated by programs, in bytes",
     source=_SOURCE,
     plausible=MEMORY_BYTES,
 )
 GPU_MEMORY_FREE = Family(
     "gpu_memory_free_bytes",
     "gauge",
-    "Memory that can be allocated",
+    "Memory that can be allocated, in bytes",
     source=_SOURCE,
     plausible=MEMORY_BYTES,
 )
 GPU_MEMORY_RESERVED = Family(
     "gpu_memory_reserved_bytes",
     "gauge",
-    "Memory that driver and firmware keep",
+    "Memory reserved by driver and firmware, in bytes",
     source=_SOURCE,
     plausible=MEMORY_BYTES,
 )
 GPU_MEMORY_TOTAL = Family(
     "gpu_memory_total_bytes",
     "gauge",
-    "Memory of the board",
+    "Memory of the board, in bytes",
     source=_SOURCE,
     plausible=MEMORY_BYTES,
 )
@@ -45,7 +45,7 @@ def collect_memory(cycle: Cycle) -> None:
 
 
 def read_parts(cycle: Cycle, whole: tuple[Family, int], *parts: tuple[Family, int | None]) -> list[Sample]:
-    """Samples of a memory and of its parts; a part that is larger than the whole is no data, and counted."""
+    """Samples of a memory and of its parts. A part that is larger than the whole is discarded and counted."""
     total, samples = cycle.sample(*whole), []
     for family, size in parts:
         if total and size is not None and size > total[0].value:

@@ -1,7 +1,7 @@
-"""MIG instances, enumerated afresh each cycle, since a handle may be reused for another instance.
+"""MIG instances, listed again in each cycle, because the driver may reuse a handle for another instance.
 
-NVML measures power for the board alone. What an instance used of it is estimated so that nothing is lost or counted
-twice: the board's idle draw by slices (unassigned slices keep theirs), the rest by slices times activity.
+NVML measures power only for the whole board. The part of an instance is estimated so that no energy is lost or counted
+twice: the board's idle power by slices (unassigned slices keep their part), the remainder by slices times activity.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ GPU_MIG_INFO = Family(
 GPU_MIG_MEMORY_USED = Family(
     "gpu_mig_memory_used_bytes",
     "gauge",
-    "Memory used in the instance",
+    "Memory in use in the instance, in bytes",
     source="nvmlDeviceGetMemoryInfo_v2",
     plausible=MEMORY_BYTES,
 )
 GPU_MIG_MEMORY_TOTAL = Family(
     "gpu_mig_memory_total_bytes",
     "gauge",
-    "Memory of the instance",
+    "Memory of the instance, in bytes",
     source="nvmlDeviceGetMemoryInfo_v2",
     plausible=MEMORY_BYTES,
 )
 GPU_MIG_TEMPERATURE = Family(
     "gpu_mig_temperature_celsius",
     "gauge",
-    "Temperature of the board that the instance is on, its one sensor",
+    "Temperature of the board of the instance, in degrees Celsius. A board has one sensor for all its instances",
     source="nvmlDeviceGetTemperatureV",
     plausible=CELSIUS,
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
     "gpu_mig_activity_supported",
     "gauge",
-    "1 when the activity of this instance can be read, 0 when not",
-    unbounded="says what answered",
+    "Support for reading the activity of the instance: 1 yes, 0 no",
+    unbounded="depends on which calls answered",
 )
 RATIOS = {
     name: Family(
         f"gpu_mig_{name}_active_ratio",
         "gauge",
-        f"{text}; absent where the hardware has no source",
+        f"{text}. Absent where the hardware does not report it",
         source=source,
         generations=HOPPER,
         plausible=RATIO,
     )
     for name, text, source in (
-        ("graphics", "Share of time the instance's engine was active", "nvmlGpmMetricsGet 1"),
+        ("graphics", "Share of time in which the instance's engine was active", "nvmlGpmMetricsGet 1"),
         ("sm", "Share of the instance's SMs that had work", "nvmlGpmMetricsGet 248 and 249, else 2"),
         ("tensor", "Share of time in which a tensor pipe was active", "nvmlGpmMetricsGet 5"),
-        ("dram", "Memory bandwidth used, of the most there is", "nvmlGpmMetricsGet 10"),
+        ("dram", "Memory bandwidth in use, as a share of the maximum", "nvmlGpmMetricsGet 10"),
     )
 }
-SLOW_READ_S = 0.1  # the shortest GPM window
-METHODS = ("slices", "activity")  # without and with activity
+SLOW_READ_S = 0.1  # the shortest GPM window, in seconds
+METHODS = ("slices", "activity")  # without and with known activity
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 _DIVIDED = "a part of energy that was checked"
 GPU_MIG_POWER = Family(
     "gpu_mig_power_watts",
     "gauge",
-    "Estimate of the instance's part of the board's power, by method (activity, slices)",
+    "Estimated part of the board's power that the instance uses, in watts, by method (activity, slices)",
     ("method",),
     source=_ESTIMATE,
     unbounded=_DIVIDED,
@@ -84,8 +84,8 @@ GPU_MIG_POWER = Family(
 GPU_MIG_ENERGY = Family(
     "gpu_mig_energy_joules_total",
     "counter",
-    "Estimate of the instance's part of the board's energy since it was first seen, by method; with "
-    "gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
+    "Estimated part of the board's energy that the instance used since it was first seen, in joules, by method. "
+    "Together with gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
     ("method",),
     source=_ESTIMATE,
     unbounded=_DIVIDED,
@@ -93,7 +93,7 @@ GPU_MIG_ENERGY = Family(
 GPU_MIG_UNASSIGNED_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total",
     "counter",
-    "Energy of a board with MIG that no instance is charged with, since the exporter started",
+    "Energy of a board with MIG that is charged to no instance, in joules since the exporter started",
     source=_ESTIMATE,
     unbounded=_DIVIDED,
 )
@@ -102,10 +102,10 @@ GPU_MIG_UNASSIGNED_ENERGY = Family(
 def divide_energy(
     joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, float, float | None]]
 ) -> tuple[dict[str, float], float]:
-    """Joules by uuid of each (uuid, slices, activity), and what is left unassigned; together exactly `joules`.
+    """Joules by uuid of each (uuid, slices, activity), and the unassigned remainder; together exactly `joules`.
 
-    `idle_joules` is what the board would have used at rest. Without the activity of each instance, and while none is
-    active, all of it goes by slices.
+    `idle_joules`: energy that the board would have used at rest. If the activity of any instance is unknown, or no
+    instance is active, all energy is divided by slices.
     """
     whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
@@ -119,7 +119,7 @@ def divide_energy(
 
 
 class _Read(NamedTuple):
-    """What was asked of one instance. `supported`: its activity is available, now or in a moment."""
+    """Values read from one instance. `supported`: its activity can be read, now or in one of the next cycles."""
 
     identity: InstanceIdentity
     gpm: Gpm | None
@@ -135,9 +135,9 @@ def collect_mig(cycle: Cycle) -> None:
     read = [_read_instance(cycle, instance, temperature) for instance in listed or ()]
     energies: Mapping[str, float] = {}
     if cycle.device.identity.mig_mode == "enabled":
-        energies = _charge(cycle, read)  # all of it is unassigned while the instances cannot be listed
+        energies = _charge(cycle, read)  # all energy is unassigned while the instances cannot be listed
     else:
-        cycle.totals.forget_step("mig-time", "mig-energy")  # what is used until MIG is on again belongs to no instance
+        cycle.totals.forget_step("mig-time", "mig-energy")  # energy used until MIG is on again belongs to no instance
     for entry in read:
         identity = entry.identity
         cycle.instances.append(
@@ -164,10 +164,10 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     begin = cycle.now()
     before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
     at = cycle.now()
-    supported = (cycle.answers, len(cycle.errors)) != before  # a failed call is not a missing source
+    supported = (cycle.answers, len(cycle.errors)) != before  # a failed call does not mean that the source is missing
     if gpm is not None:
         gpm = refine(cycle, identity.uuid, gpm)
-        if at - begin > SLOW_READ_S:  # nobody knows when in it the sample was taken, so a quiet one proves nothing
+        if at - begin > SLOW_READ_S:  # the time of the sample is uncertain, so a quiet one proves nothing
             gpm = gpm._replace(missing=True)
     memory = cycle.read(instance.read_memory) if identity.memory != "none" else None
     slices = str(identity.memory_slices) if identity.memory_slices else ""
@@ -186,14 +186,14 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
 
 
 def _subject(key: Hashable) -> str:
-    """Sums and counters of an instance are kept under (its uuid, what)."""
+    """The instance of a key: sums and counters of an instance have keys (uuid, name). "" for other keys."""
     return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
 
 
 def _charge(cycle: Cycle, read: Sequence[_Read]) -> Mapping[str, float]:
-    """Book the board's energy since the last cycle on its instances; the running sum of each by uuid.
+    """Divide the board's energy since the last cycle among its instances; returns the running sum of each by uuid.
 
-    Each method has a sum of its own, so that a change of method counts nothing twice.
+    Each method has its own sum, so that no energy counts twice when the method changes.
     """
     if cycle.energy_j is None:
         return {}
@@ -201,9 +201,9 @@ def _charge(cycle: Cycle, read: Sequence[_Read]) -> Mapping[str, float]:
     joules = cycle.totals.step("mig-energy", cycle.energy_j)
     if joules is None or not span:
         return {}
-    # A counter that stood still was read twice within its own period and says nothing of the draw.
+    # A counter that did not increase was read twice within its own period: the reading shows no power.
     idle_w = cycle.totals.lowest("mig-idle-power", joules / span) if joules else 0.0
-    if cycle.power_limit_w is not None:  # instances that never rest together hide what rest is
+    if cycle.power_limit_w is not None:  # if the instances are never idle together, the true idle power is never seen
         idle_w = min(idle_w, REST_MAX_SHARE * cycle.power_limit_w)
     parts = [(r.identity.uuid, r.identity.sm_slices, r.gpm.graphics if r.gpm else None) for r in read]
     shares, rest = divide_energy(joules, idle_w * span, cycle.device.identity.mig_slices, parts)

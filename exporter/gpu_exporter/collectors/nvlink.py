@@ -10,14 +10,14 @@ _SOURCE = "nvmlDeviceGetFieldValues 138 and 139, on Blackwell 202 and 204"
 GPU_NVLINK_RX = Family(
     "gpu_nvlink_rx_bytes_total",
     "counter",
-    "Bytes to the GPU over NVLink",
+    "Bytes received by the GPU over NVLink, all links together",
     source=_SOURCE,
     plausible=MOVED_BYTES,
 )
 GPU_NVLINK_TX = Family(
     "gpu_nvlink_tx_bytes_total",
     "counter",
-    "Bytes from the GPU over NVLink",
+    "Bytes sent by the GPU over NVLink, all links together",
     source=_SOURCE,
     plausible=MOVED_BYTES,
 )

@@ -1,4 +1,4 @@
-"""Traffic over the bus, from the driver's counters: nvmlDeviceGetPcieThroughput would block for 20 ms each time."""
+"""Traffic over PCIe, from the driver's counters: each call of nvmlDeviceGetPcieThroughput would block for 20 ms."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from gpu_exporter.model.metrics import Family
 GPU_PCIE_RX = Family(
     "gpu_pcie_rx_bytes_total",
     "counter",
-    "Bytes to the GPU over PCIe; may wrap",
+    "Bytes received by the GPU over PCIe. The counter may wrap",
     source="nvmlDeviceGetFieldValues 198",
     plausible=MOVED_BYTES,
 )
 GPU_PCIE_TX = Family(
     "gpu_pcie_tx_bytes_total",
     "counter",
-    "Bytes from the GPU over PCIe; may wrap",
+    "Bytes sent by the GPU over PCIe. The counter may wrap",
     source="nvmlDeviceGetFieldValues 197",
     plausible=MOVED_BYTES,
 )
 GPU_PCIE_REPLAYS = Family(
     "gpu_pcie_replays_total",
     "counter",
-    "PCIe packets that had to be sent again; a steady rate is a bad link",
+    "Number of PCIe packets that were sent again. A steady rate means a bad link",
     source="nvmlDeviceGetFieldValues 94",
     plausible=COUNT,
 )

@@ -1,4 +1,4 @@
-"""Power and energy of the board. NVML has neither per MIG instance; mig.py estimates."""
+"""Power and energy of the board. NVML reports neither per MIG instance; mig.py estimates them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from gpu_exporter.model.metrics import Family
 GPU_POWER = Family(
     "gpu_power_watts",
     "gauge",
-    "Power draw of the board; a mean over one second on Ampere (except GA100) and newer, else a moment's value",
+    "Power draw of the board, in watts: a mean over one second on Ampere (except GA100) and newer, otherwise the "
+    "current value",
     source="nvmlDeviceGetPowerUsage",
     plausible=WATTS,
 )
 GPU_POWER_LIMIT = Family(
     "gpu_power_limit_watts",
     "gauge",
-    "Enforced power limit",
+    "Enforced power limit, in watts",
     source="nvmlDeviceGetEnforcedPowerLimit",
     plausible=WATTS,
 )
 GPU_ENERGY = Family(
     "gpu_energy_joules_total",
     "counter",
-    "Energy since the driver was loaded; rate() is the true mean power",
+    "Energy since the driver was loaded, in joules. Its rate() is the true mean power",
     source="nvmlDeviceGetTotalEnergyConsumption",
     generations="Volta and newer",
     plausible=JOULES,
 )
 
 
-SLACK_S = 1.0  # the counter moves in steps, each up to a second of draw
-SENTINEL_J = 0xFFFFFFFF / 1000.0  # all ones of 32 bits, in the driver's millijoules; a count can hardly be just that
+SLACK_S = 1.0  # the counter increases in steps of up to a second of power draw
+SENTINEL_J = (
+    0xFFFFFFFF / 1000.0
+)  # 32 bits of ones, in the driver's millijoules; a real count hardly has this exact value
 
 
 def collect_power(cycle: Cycle) -> None:
     cycle.power_w = cycle.admit(GPU_POWER, cycle.read(cycle.device.read_power), witness=True)
     limit = cycle.read(cycle.device.read_power_limit)
-    cycle.power_limit_w = cycle.admit(GPU_POWER_LIMIT, limit, witness=True)  # power is judged by it
+    cycle.power_limit_w = cycle.admit(GPU_POWER_LIMIT, limit, witness=True)  # power is judged against the limit
     joules = cycle.admit(GPU_ENERGY, cycle.read(cycle.device.read_energy), witness=True)
     cycle.energy_at = cycle.now()
     cycle.energy_j = None if joules is None else _judge_energy(cycle, joules)
@@ -47,11 +50,11 @@ def collect_power(cycle: Cycle) -> None:
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:
-    """The energy counter, unless it cannot have come to this since it was last believed; then no data, and counted.
+    """The energy counter, or None if it cannot have reached this value since the last accepted one; then it is counted.
 
-    A sentinel lies well within the range of a counter, above it or below. A fall is a driver that was loaded again only
-    when the next reading goes on from it: a sentinel does not, and the reading after it goes on from before. A board
-    that has never reported more than 0 has no counter, which is quiet.
+    A sentinel may lie within the range of the counter, above or below the true value. A lower value means that the
+    driver was loaded again only if the next reading continues from it: after a sentinel, the next reading continues
+    from the value before. A board that has never reported more than 0 has no counter; this is not counted.
     """
     believed = cycle.totals.last("energy")
     if believed is None and joules == 0.0:
@@ -65,7 +68,7 @@ def _judge_energy(cycle: Cycle, joules: float) -> float | None:
         is_believed = True
     elif joules >= believed:
         since = cycle.energy_at - (cycle.totals.last("energy-time") or 0.0)
-        # What was not believed and has not moved since is the same nonsense, however long the board may have drawn.
+        # A rejected value that has not changed since is still the same sentinel, however much time has passed.
         is_believed = _can_be_drawn(joules - believed, since) and (last_read == believed or last_read != joules)
     else:
         is_believed = bool(goes_on) and _can_be_drawn(goes_on or 0.0, span or 0.0)

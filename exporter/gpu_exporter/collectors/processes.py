@@ -1,6 +1,6 @@
-"""Which processes have a context on the GPU. What is published is their number: no pid, no name.
+"""Processes with a context on the GPU. Only their number is published, no pid and no name.
 
-The list itself goes to attribution, which looks up to which pod or job each process belongs.
+The list itself goes to attribution, which looks up the pod or job of each process.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from gpu_exporter.model.readings import ProcessList
 GPU_COMPUTE_PROCESSES = Family(
     "gpu_compute_processes",
     "gauge",
-    "Processes with a compute context; absent while it is not proven that processes can be seen from here",
+    "Number of processes with a compute context. Absent until the exporter has proof that it can see processes",
     source="nvmlDeviceGetComputeRunningProcesses",
     plausible=PROCESS_COUNT,
 )
 GPU_GRAPHICS_PROCESSES = Family(
     "gpu_graphics_processes",
     "gauge",
-    "Processes with a graphics context; absent while it is not proven that processes can be seen from here",
+    "Number of processes with a graphics context. Absent until the exporter has proof that it can see processes",
     source="nvmlDeviceGetGraphicsRunningProcesses",
     plausible=PROCESS_COUNT,
 )
@@ -35,7 +35,7 @@ def collect_processes(cycle: Cycle) -> None:
             cycle.processes = ProcessList(cycle.now(), processes.listed)
 
 
-# Listing processes is by far the slowest call of all (4.5 ms measured on a laptop): now and then is enough.
+# Listing processes is by far the slowest call (4.5 ms measured on a laptop), so it is made less often.
 PROCESSES = Collector(
     "processes", (GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES), collect_processes, every_s=SLOW_INTERVAL_S
 )

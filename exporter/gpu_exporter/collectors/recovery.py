@@ -1,4 +1,4 @@
-"""What the driver itself asks for after a fault."""
+"""The recovery action that the driver asks for after a fault."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from gpu_exporter.model.metrics import Family
 GPU_RECOVERY_ACTION = Family(
     "gpu_recovery_action",
     "gauge",
-    "0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot",
+    "Recovery action that the driver asks for: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and "
+    "reset, 5 restart IMEX, 6 bus reset, 7 system reboot",
     source="nvmlDeviceGetFieldValues 230",
     plausible=ACTION,
 )

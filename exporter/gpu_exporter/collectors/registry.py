@@ -1,6 +1,6 @@
-"""Every collector, in the order in which they run: MIG comes last, since it divides what others have read.
+"""Every collector, in the order in which they run. MIG is last, because it divides values that others have read.
 
-A collector can be switched off by name and has its own success and duration.
+Each collector can be switched off by name, and has its own success and duration.
 """
 
 from __future__ import annotations

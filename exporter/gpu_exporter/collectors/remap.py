@@ -1,4 +1,4 @@
-"""Memory that was taken out of service: rows on Ampere and newer, pages before."""
+"""Memory that was taken out of service: rows on Ampere and newer, pages on older GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SOURCE = "nvmlDeviceGetRemappedRows"
 GPU_REMAPPED_ROWS = Family(
     "gpu_remapped_rows",
     "gauge",
-    "Memory rows that were remapped, by cause (corrected or uncorrected errors)",
+    "Number of remapped memory rows, by cause (corrected or uncorrected errors)",
     ("cause",),
     source=_SOURCE,
     generations=AMPERE,
@@ -20,7 +20,7 @@ GPU_REMAPPED_ROWS = Family(
 GPU_REMAPPED_ROWS_PENDING = Family(
     "gpu_remapped_rows_pending",
     "gauge",
-    "1 while a remap waits for a reset of the GPU",
+    "Pending row remap: 1 if it waits for a reset of the GPU, 0 otherwise",
     source=_SOURCE,
     generations=AMPERE,
     plausible=SWITCH,
@@ -28,7 +28,7 @@ GPU_REMAPPED_ROWS_PENDING = Family(
 GPU_REMAPPED_ROWS_FAILED = Family(
     "gpu_remapped_rows_failed",
     "gauge",
-    "1 when a remap failed: the board is to be replaced",
+    "Failed row remap: 1 if the board must be replaced, 0 otherwise",
     source=_SOURCE,
     generations=AMPERE,
     plausible=SWITCH,
@@ -36,7 +36,7 @@ GPU_REMAPPED_ROWS_FAILED = Family(
 GPU_RETIRED_PAGES = Family(
     "gpu_retired_pages",
     "gauge",
-    "Memory pages taken out of service, by cause (single_bit, double_bit)",
+    "Number of memory pages taken out of service, by cause (single_bit, double_bit)",
     ("cause",),
     source="nvmlDeviceGetFieldValues 29, 30",
     generations="before Ampere",

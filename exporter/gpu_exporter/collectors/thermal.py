@@ -1,4 +1,4 @@
-"""Temperatures, and how far it is to where the GPU slows down."""
+"""Temperatures, and the margin until the GPU slows down."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpu_exporter.model.metrics import Family
 GPU_TEMPERATURE = Family(
     "gpu_temperature_celsius",
     "gauge",
-    "Temperature of the GPU, the board's one sensor for all MIG instances",
+    "Temperature of the GPU, in degrees Celsius. A board has one sensor for all its MIG instances",
     source="nvmlDeviceGetTemperatureV, else nvmlDeviceGetTemperature",
     plausible=CELSIUS,
 )
 GPU_MEMORY_TEMPERATURE = Family(
     "gpu_memory_temperature_celsius",
     "gauge",
-    "Temperature of the memory",
+    "Temperature of the memory, in degrees Celsius",
     source="nvmlDeviceGetFieldValues 82",
     generations="boards with HBM",
     plausible=CELSIUS,
@@ -24,7 +24,7 @@ GPU_MEMORY_TEMPERATURE = Family(
 GPU_TEMPERATURE_MARGIN = Family(
     "gpu_temperature_margin_celsius",
     "gauge",
-    "Degrees left until the GPU slows down; negative when it is past that",
+    "Degrees Celsius left until the GPU slows down, negative beyond that point",
     source="nvmlDeviceGetMarginTemperature",
     generations="Ada and newer",
     plausible=CELSIUS,
@@ -32,7 +32,8 @@ GPU_TEMPERATURE_MARGIN = Family(
 GPU_TEMPERATURE_LIMIT = Family(
     "gpu_temperature_limit_celsius",
     "gauge",
-    "Temperature at which the GPU slows down or shuts down; newer boards report a margin instead",
+    "Temperature at which the GPU slows down or shuts down, in degrees Celsius. Absent on newer boards, which "
+    "report a margin instead",
     ("limit",),
     source="nvmlDeviceGetTemperatureThreshold",
     generations="before Ada",

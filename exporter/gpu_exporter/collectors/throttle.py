@@ -1,4 +1,4 @@
-"""Why the clocks are low. Seconds come from the driver's nanosecond counters only, never from a sampled bit."""
+"""Reasons for low clocks. The seconds come only from the driver's nanosecond counters, never from a sampled bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_exporter.model.metrics import Family
 GPU_THROTTLE_SECONDS = Family(
     "gpu_throttle_seconds_total",
     "counter",
-    "Time spent in each throttle reason; reasons overlap, so they do not add up",
+    "Time spent in each throttle reason, in seconds. Reasons overlap, so do not add them up",
     ("reason",),
     source="nvmlDeviceGetFieldValues 74-79, 269-271",
     plausible=SECONDS,
@@ -17,7 +17,7 @@ GPU_THROTTLE_SECONDS = Family(
 GPU_THROTTLE_ACTIVE = Family(
     "gpu_throttle_active",
     "gauge",
-    "1 while the reason holds at the moment of the read, 0 while not; reasons overlap",
+    "State of the throttle reason at the time of reading: 1 if active, 0 if not. Reasons overlap",
     ("reason",),
     source="nvmlDeviceGetCurrentClocksEventReasons, else nvmlDeviceGetCurrentClocksThrottleReasons",
     plausible=SWITCH,
@@ -35,7 +35,7 @@ def collect_throttle_active(cycle: Cycle) -> None:
 
 
 THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=SLOW_INTERVAL_S)
-# Eight series a GPU that say less than the counters: only for those who ask.
+# Off by default: eight series per GPU with less information than the counters.
 THROTTLE_ACTIVE = Collector(
     "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=SLOW_INTERVAL_S, default=False
 )

@@ -1,4 +1,4 @@
-"""How busy the GPU is: the driver's utilization and its sample ring."""
+"""Utilization of the GPU: the driver's current value, and its ring of samples."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gpu_exporter.model.readings import UTILIZATION as SUBJECT
 GPU_UTILIZATION = Family(
     "gpu_utilization_ratio",
     "gauge",
-    "Share of the driver's last sample period (1/6 to 1 s) with a kernel running; absent while MIG is on",
+    "Share of the driver's last sample period (1/6 to 1 s) in which a kernel was running. Absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
     plausible=RATIO,
 )
 GPU_MEMORY_BUSY = Family(
     "gpu_memory_busy_ratio",
     "gauge",
-    "Share of that period in which memory was read or written; absent while MIG is on",
+    "Share of the driver's last sample period in which memory was read or written. Absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
     plausible=RATIO,
 )
 
 
 def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequence[UtilizationSample]:
-    """All entries of a ring. One that is not a share is counted; its time is unknown, and its stamp keeps another entry
-    from covering it.
+    """All entries of a ring. An entry that is not a ratio is counted and stays in the list: its time is then unknown,
+    because no other entry covers it.
     """
     nonsense = {ratio for ratio in {sample.ratio for sample in samples} if not RATIO.holds(ratio)}
     if nonsense:
@@ -44,7 +44,7 @@ def collect_utilization(cycle: Cycle) -> None:
     rates = cycle.read(device.read_utilization)
     cycle.utilization_at = cycle.now()
     if rates is not None:
-        # 255 percent was seen with zombie processes: no measurement, and it contradicts a ring that says 0.
+        # 255 percent was seen with zombie processes. It is not a measurement, but it contradicts a ring of zeros.
         cycle.utilization = cycle.admit(GPU_UTILIZATION, rates.gpu, witness=True)
         cycle.add(GPU_UTILIZATION, cycle.utilization)
         if cycle.utilization is not None:

@@ -1,7 +1,7 @@
 """The fixed-function engines: video encoder and decoder, JPEG, optical flow. All are witnesses of idleness.
 
-A reading is of the driver's last sample period; where the driver keeps a ring of them, nothing between two cycles is
-lost.
+A reading covers the driver's last sample period. If the driver keeps a ring of samples, no activity between two cycles
+is lost.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gpu_exporter.model.metrics import Family
 GPU_ENCODER = Family(
     "gpu_encoder_utilization_ratio",
     "gauge",
-    "Share of time the video encoder was busy",
+    "Share of time in which the video encoder was busy",
     source="nvmlDeviceGetEncoderUtilization",
     plausible=RATIO,
 )
 GPU_DECODER = Family(
     "gpu_decoder_utilization_ratio",
     "gauge",
-    "Share of time the video decoder was busy",
+    "Share of time in which the video decoder was busy",
     source="nvmlDeviceGetDecoderUtilization",
     plausible=RATIO,
 )
-# JPEG and optical flow have no series: they are read for what they say about idleness.
+# JPEG and optical flow have no series: they are read only as witnesses of idleness.
 FAMILIES = {
     "encoder": GPU_ENCODER,
     "decoder": GPU_DECODER,

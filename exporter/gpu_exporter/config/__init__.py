@@ -1,1 +1,1 @@
-"""The configuration file: sections of settings over the defaults, and the ordered policies of the reconciler."""
+"""The configuration file: sections of settings that override the defaults, and the reconciler's ordered policies."""

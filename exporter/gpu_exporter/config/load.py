@@ -1,4 +1,4 @@
-"""Settings from a YAML file over the defaults. Unknown keys are refused with file, line and the key."""
+"""Settings: the defaults, overridden by a YAML file. Unknown keys are refused with file, line and key."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from gpu_exporter.durations import format_duration
 if TYPE_CHECKING:
     from gpu_exporter.config.rules import PolicyRule
 
-RULES = "policies"  # the key of what is no section: a list, in its order
+RULES = "policies"  # the only key that is not a section: an ordered list
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong. The text lists every fault, one a line."""
+    """The configuration is invalid. The text lists every fault, one per line."""
 
 
 class Config(NamedTuple):
-    """A configuration file: the settings, and the ordered policies of the reconciler."""
+    """A configuration file: the settings, and the reconciler's ordered policies."""
 
     settings: Settings = Settings()
     rules: tuple[PolicyRule, ...] = ()
 
 
 def load_settings(path: Path | None) -> Settings:
-    """The settings of `load_config`."""
+    """The settings part of `load_config`."""
     return load_config(path).settings
 
 
 def load_config(path: Path | None) -> Config:
-    """The defaults, with the file's keys over them. Raises ConfigError."""
+    """The defaults, overridden by the keys of the file. Raises ConfigError."""
     if path is None:
         return Config()
-    import yaml  # heavy, and only wanted when a file is given
+    import yaml  # slow to import, and needed only if a file is given
 
     try:
         node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
@@ -68,7 +68,7 @@ def load_config(path: Path | None) -> Config:
         faults = [f"{path}: {fault}" for fault in _check_order(settings)]
     rules: tuple[PolicyRule, ...] = ()
     if RULES in nodes:
-        from gpu_exporter.config.rules import RuleFaults, read_rules  # only the reconciler wants them
+        from gpu_exporter.config.rules import RuleFaults, read_rules  # only the reconciler needs them
 
         try:
             rules = read_rules(str(path), nodes[RULES], settings.policy)
@@ -80,7 +80,7 @@ def load_config(path: Path | None) -> Config:
 
 
 def _check_order(settings: Settings) -> list[str]:
-    """Settings that make sense one by one, but not together."""
+    """Faults of settings that are valid one by one, but not together."""
     pairs = (
         (
             "policy.candidate_after",
@@ -104,7 +104,7 @@ def _check_order(settings: Settings) -> list[str]:
 
 
 def render_config(config: Config) -> str:
-    """What is in force, as a configuration file; what differs from the defaults is marked."""
+    """The effective configuration, as a configuration file; values that differ from the defaults are marked."""
     settings, defaults = config.settings, Settings()
     lines: list[str] = []
     for section, values in settings._asdict().items():

@@ -1,6 +1,6 @@
-"""The ordered `policies` of a configuration file: whom each is about, and what it changes in the section `policy`.
+"""The ordered `policies` of a configuration file: which holders each matches, and what it changes in section `policy`.
 
-The first policy that matches a holder decides; a holder that none matches is judged by the section `policy` alone.
+The first policy that matches a holder decides. A holder that matches no policy is judged by the section `policy` alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpu_exporter.defaults import DURATIONS, Policy
 from gpu_exporter.durations import format_duration
 
 RULES_MAX = 200
-SECTION = "policy"  # names what decides where none of these does
-NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # as Kubernetes names things: it becomes the value of a label
+SECTION = "policy"  # the section that decides if no policy matches
+NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # as Kubernetes object names: the name becomes a label value
 PATTERN_MAX = 200  # characters
 CLASSES = ("serving", "interactive", "batch", "unclear")
-CEILINGS = ("candidate",)  # stages above which a policy may keep its holders from rising
-CHANGES = (  # keys of the section `policy` that may differ from one holder to another
+CEILINGS = ("candidate",)  # highest stages to which a policy may limit its holders
+CHANGES = (  # keys of the section `policy` that a policy may change for its holders
     "candidate_after",
     "underused_after",
     "interactive_after",
@@ -34,10 +34,12 @@ LISTS = (*POD_LISTS, "classes", "models", *JOB_LISTS)
 
 
 class Match(NamedTuple):
-    """Whom a policy is about: every criterion that is given must hold, of each list one pattern (`*`, `?`, `[abc]`).
+    """The holders that a policy matches: all given criteria must match, and of each list at least one pattern (`*`,
+    `?`, `[abc]`).
 
-    `labels`: of the pod itself, all of them. `owner_kinds`: of any controller above the pod, KIND or GROUP/KIND, `Pod`
-    for one that has none. `models`, `mig`: of one of the GPUs at least. None and () ask for nothing.
+    `labels`: labels of the pod itself, all of which must match. `owner_kinds`: kinds of any controller above the pod,
+    KIND or GROUP/KIND, or `Pod` for a pod without a controller. `models`, `mig`: at least one of the GPUs must match.
+    None and () set no criterion.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -53,8 +55,8 @@ class Match(NamedTuple):
 
 
 class PolicyRule(NamedTuple):
-    """One of the policies. `changes`: pairs of a key of CHANGES and its value. `ceiling`: one of CEILINGS, "" for none.
-    `exempt`: why its holders are never marked, "" when they are.
+    """One policy. `changes`: pairs of a key of CHANGES and its value. `ceiling`: one of CEILINGS, "" for no limit.
+    `exempt`: why its holders are never marked, "" if they may be marked.
     """
 
     name: str
@@ -64,13 +66,13 @@ class PolicyRule(NamedTuple):
     exempt: str = ""
 
     def over(self, policy: Policy) -> Policy:
-        """The policy with what this one changes."""
+        """The given policy settings with the changes of this policy."""
         changes: dict[str, Any] = dict(self.changes)
         return policy._replace(**changes)
 
 
 class RuleFaults(ValueError):
-    """Policies that cannot be read: `faults` has one line for each, with its place."""
+    """The policies are invalid: `faults` has one line per fault, with its file and line."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
@@ -78,7 +80,7 @@ class RuleFaults(ValueError):
 
 
 def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
-    """The policies of a node of yaml.compose in the file `place`. Raises RuleFaults."""
+    """The policies in a node of yaml.compose, from the file `place`. Raises RuleFaults."""
     faults: list[str] = []
     reader = _Reader(place, faults)
     rules: list[PolicyRule] = []
@@ -95,23 +97,23 @@ def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
 
 
 def _check_list(rules: Sequence[PolicyRule], places: Sequence[str]) -> list[str]:
-    """What is wrong with one of them because of those before it; `places`: of each, its file and line."""
+    """Faults of a policy that result from the policies before it; `places`: file and line of each policy."""
     faults = [f"{places[RULES_MAX]}: more than {RULES_MAX} policies"] if len(rules) > RULES_MAX else []
     names: set[str] = set()
     for rule, place in zip(rules, places, strict=True):
         if rule.name in names:
             faults.append(f"{place}: the name {rule.name} is given twice")
         if rule.name == SECTION:
-            faults.append(f"{place}: the name {SECTION} is that of the section, which decides where no policy does")
+            faults.append(f"{place}: the name {SECTION} belongs to the section, which decides if no policy matches")
         names.add(rule.name)
     for (rule, _), (_, place) in pairwise(zip(rules, places, strict=True)):
         if rule.match == Match():
-            faults.append(f"{place}: is never reached, since {rule.name} before it matches all")
+            faults.append(f"{place}: is never reached, since {rule.name} before it matches all holders")
     return faults
 
 
 def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:
-    """What makes sense key by key, but not together."""
+    """Faults of keys that are valid one by one, but not together."""
     over, faults = rule.over(policy), []
     if over.candidate_after > over.underused_after:
         first, then = (format_duration(each) for each in (over.candidate_after, over.underused_after))
@@ -122,12 +124,12 @@ def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:
             f"{where}: nothing matches: {', '.join((*POD_LISTS, 'labels'))} are of pods, {', '.join(JOB_LISTS)} of jobs"
         )
     if rule.exempt and (rule.changes or rule.ceiling):
-        faults.append(f"{where}: holders that are exempt are not judged, so the other keys say nothing")
+        faults.append(f"{where}: exempt holders are not judged, so the other keys have no effect")
     return faults
 
 
 class _Reader:
-    """Reads nodes; what is wrong becomes a fault with its line."""
+    """Reads nodes; every error becomes a fault with its line."""
 
     def __init__(self, path: str, faults: list[str]) -> None:
         self._path = path
@@ -146,7 +148,7 @@ class _Reader:
         return []
 
     def pairs(self, node: Any, name: str, known: Sequence[str]) -> dict[str, Any]:
-        """Nodes by key; with `known` empty, every key is allowed."""
+        """The nodes by key; if `known` is empty, every key is allowed."""
         found: dict[str, Any] = {}
         if node.id != "mapping":
             self.fault(node, name, "expected keys below it")
@@ -195,7 +197,7 @@ class _Reader:
         except ValueError as exc:
             self.fault(node, name, str(exc))
             return []
-        assert not isinstance(value, str)  # of CHANGES, all are numbers
+        assert not isinstance(value, str)  # the values of all CHANGES are numbers
         return [(key, value)]
 
     def match(self, node: Any, name: str) -> Match:
@@ -213,7 +215,7 @@ class _Reader:
             else:
                 found[key] = tuple(self.pattern(each, place) for each in self.items(value, place))
             if found[key] == ():
-                self.fault(value, place, "is empty, so it matches nothing; leave it out to match all")
+                self.fault(value, place, "is empty, so it matches nothing; omit it to match all")
         return Match(**found)
 
     def pattern(self, node: Any, name: str) -> str:
@@ -221,7 +223,7 @@ class _Reader:
 
 
 def plain_rules(rules: Sequence[PolicyRule]) -> list[dict[str, Any]]:
-    """The policies as a configuration file writes them, for yaml or json."""
+    """The policies in the form of a configuration file, for yaml or json."""
     found: list[dict[str, Any]] = []
     for rule in rules:
         match: dict[str, Any] = {key: value for key, value in rule.match._asdict().items() if value not in ((), None)}

@@ -1,4 +1,4 @@
-"""Single values of the configuration file: how each is read, and what it may be."""
+"""Single values of the configuration file: how each value is parsed and checked."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from gpu_exporter.defaults import DURATIONS, Settings
 from gpu_exporter.durations import format_duration, parse_duration
 
-CHOICES = {  # settings that are words, with those they may be
+CHOICES = {  # settings that are words, with their allowed values
     "identity.user": ("auto", "name", "uid", "hmac", "none"),
     "actions.mode": ("none", "shadow", "act"),
     "actions.demand": ("needed", "ignored"),
 }
-ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # what can be done to a holder (docs/actions.md)
-MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
+ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # actions on a holder (docs/actions.md)
+MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # PromQL, without escapes
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
 ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
 LABEL = r"[A-Za-z_]\w*"
 POD = r"[\w.*?-]+/[\w.*?-]+"
-PATTERNS = {  # settings that are texts: what they must look like, and what that is called
+PATTERNS = {  # settings that are texts: their format, and its description for errors
     "attribution.slurm_pods": (
         f"(?:{POD}(?:, ?{POD})*)?",
         "pods as NAMESPACE/POD with * and ?, such as slurm/*-worker-*",
@@ -51,17 +51,18 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     ),
 }
 
-MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))  # durations of which 0s means never
-MOST = {  # numbers that may not be larger, and why
-    "actions.hour_max": (16, "so many acts are kept in the journal"),
+# Durations that may be 0s, which switches them off.
+MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))
+MOST = {  # upper limits of numbers, with the reason
+    "actions.hour_max": (16, "the journal keeps this many actions"),
 }
-LEAST = {  # durations that may not be shorter, in seconds, and why
-    "sampling.interval": (0.2, "GPM compares two moments more than 100 ms apart, else each second cycle is unknown"),
+LEAST = {  # lower limits of durations in seconds, with the reason
+    "sampling.interval": (0.2, "GPM compares two moments over 100 ms apart; otherwise every second cycle is unknown"),
 }
 
 
 def parse_value(section: str, key: str, text: str) -> float | str:
-    """The value of a setting. Raises ValueError, with what is wrong in words."""
+    """The value of a setting. Raises ValueError with the reason as text."""
     kind = type(getattr(getattr(Settings(), section), key))
     is_duration = f"{section}.{key}" in DURATIONS
     try:
@@ -75,7 +76,7 @@ def parse_value(section: str, key: str, text: str) -> float | str:
 
 
 def check_value(section: str, key: str, value: float | str) -> str:
-    """Why a value is out of range, "" when it is not. Numbers that are neither durations nor counts are shares."""
+    """Why a value is invalid, "" if it is valid. Numbers that are neither durations nor counts are shares."""
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             if not re.fullmatch(pattern[0], value):
@@ -100,8 +101,8 @@ def check_value(section: str, key: str, value: float | str) -> str:
 
 
 def unknown_key(place: str, key: str, known: Sequence[str]) -> str:
-    """What to say of a key that is none, with the one that was probably meant."""
-    import difflib  # only wanted for an error
+    """The error for an unknown key, with the known key that was probably meant."""
+    import difflib  # needed only for an error
 
     close = difflib.get_close_matches(key, known, 1)
     return f"{place}: unknown key" + (f", did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")

@@ -1,1 +1,1 @@
-"""What the hardware says. Knows nothing of intervals, pods, jobs or HTTP."""
+"""Reads the hardware. Independent of intervals, pods, jobs and HTTP."""

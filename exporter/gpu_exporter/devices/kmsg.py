@@ -1,17 +1,18 @@
-"""XIDs in the kernel's log: NVIDIA's driver prints each of them there, also those for which NVML has no event.
+"""XIDs in the kernel's log: NVIDIA's driver prints every XID there, also those for which NVML has no event.
 
-/dev/kmsg (Documentation/ABI/testing/dev-kmsg) gives one record a read(2):
+One read(2) of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) returns one record:
 
     4,2031,8123456789,-;NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000
 
-first priority and facility, sequence, microseconds since boot and flags, then the text, in which the kernel escapes
-control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address (krcReportXid in NVIDIA's
-open kernel modules). Only the address, the number and, of errors of NVLink 5, the word Fatal or Nonfatal are taken: the
-rest names processes of users. A GPU that has fallen off the bus is at times told of without a number: that is XID 79.
+A record begins with priority and facility, sequence, microseconds since boot and flags. The text follows, in which the
+kernel escapes control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address (krcReportXid
+in NVIDIA's open kernel modules). The exporter uses only the address, the number, and for errors of NVLink 5 the word
+Fatal or Nonfatal: the rest names processes of users. A GPU that fell off the bus is sometimes reported without a
+number; this is XID 79.
 
-Users cannot forge an XID: what a process writes to /dev/kmsg never has facility 0, which is the kernel's own, and a
-record is believed only when it begins with NVIDIA's words, while the kernel's other messages put at most 15
-characters of a process's name first.
+Users cannot forge an XID. A record that a process writes to /dev/kmsg never has facility 0, which only the kernel uses.
+And a record is accepted only if it begins with NVIDIA's text; other kernel messages begin with at most 15 characters of
+a process's name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import NamedTuple
 
 from gpu_exporter.model.units import normalize_pci
 
-RECORD_MAX = 8192  # the kernel's own bound of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
-BATCH = 1000  # records of one look, so that a noisy log does not keep the reader from everything else
+RECORD_MAX = 8192  # the kernel's limit of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
+BATCH = 1000  # records per read, so that a noisy log does not block the reader's other work
 OLD_MAX = 100_000  # records that are read at the start; a ring of 16 MiB has no more
-PROBES_MAX = 256  # addresses that are remembered
+PROBES_MAX = 256  # number of addresses that are remembered
 KERNEL_FACILITY = 0
 PREFIX = re.compile(rb"(\d{1,4}),\d{1,20},\d{1,20},[^;\n]{0,200};")
 ADDRESS = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
@@ -36,12 +37,12 @@ XID = re.compile(rb"NVRM: Xid \((?:PCI:)?(" + ADDRESS + rb")(?: GPU-I:\d{1,3})?(
 SEVERITY = re.compile(rb" [A-Z0-9_]+ (Nonfatal|Fatal)\b")
 
 
-# The kernel's own words, before and since 6.8, where a driver could not start a device.
+# The kernel's message, before and since 6.8, if a driver could not start a device.
 PROBE = re.compile(
     rb"nvidia(?:: probe of (" + ADDRESS + rb") failed with error|"
     rb" (" + ADDRESS + rb"): probe with driver nvidia failed with error)"
 )
-# The driver refuses a board that it does not support, in a record of two lines or in two records.
+# The driver refuses a board that it does not support, in one record of two lines or in two records.
 REFUSED = re.compile(
     rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb") \(PCI ID|ignoring the legacy GPU (" + ADDRESS + rb"))"
 )
@@ -54,15 +55,15 @@ NVLINK5 = range(144, 151)
 
 
 class XidLine(NamedTuple):
-    """An XID of the GPU at `address`, spelled as `slot_of` does."""
+    """An XID of the GPU at `address`, in the notation of `slot_of`."""
 
     address: str
     xid: int
 
 
 class Report(NamedTuple):
-    """`severity`: what the text says of the XID, "fatal" or "nonfatal"; "" where it says nothing. `has_number`: the XID
-    is in the text.
+    """`severity`: the severity in the text, "fatal" or "nonfatal"; "" without a severity. `has_number`: whether
+    the text contains the XID.
     """
 
     line: XidLine
@@ -71,8 +72,8 @@ class Report(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one look found. `lost`: records were overwritten before they were read. `full`: there may be more. `probes`:
-    addresses of GPUs that the driver could not start.
+    """The result of one read. `lost`: records were overwritten before they were read. `full`: more records may follow.
+    `probes`: addresses of GPUs that the driver could not start.
     """
 
     reports: list[Report]
@@ -93,7 +94,7 @@ def parse_record(record: bytes) -> XidLine | None:
 
 
 def parse_report(record: bytes) -> Report | None:
-    """The same with what else the record says of it."""
+    """As `parse_record`, with all information of the record about the XID."""
     begin = _begin_of(record)
     if begin is None:
         return None
@@ -118,7 +119,7 @@ def parse_probe(record: bytes) -> tuple[str, bool] | None:
 
 
 def _begin_of(record: bytes) -> int | None:
-    """Where the text of a record of the kernel's own begins; None for another one."""
+    """Start of the text in a record of the kernel itself; None for other records."""
     prefix = PREFIX.match(record)
     return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
 
@@ -128,10 +129,10 @@ def _slot(address: bytes) -> str:
 
 
 class KernelLog:
-    """An open /dev/kmsg, from its present end on. Never blocks."""
+    """An open /dev/kmsg, read from its present end on. Never blocks."""
 
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
-        """Raises OSError: it is not there, or this process may not read it."""
+        """Raises OSError if the log does not exist or this process may not read it."""
         self._read = read
         self._failed: set[str] = set()
         self._refused: set[str] = set()
@@ -139,7 +140,7 @@ class KernelLog:
         try:
             os.lseek(self._handle, 0, os.SEEK_END)
         except OSError as exc:
-            if exc.errno != errno.ESPIPE:  # a pipe, which stands in for the device in tests, begins at its end
+            if exc.errno != errno.ESPIPE:  # a pipe, which replaces the device in tests, begins at its end
                 self.close()
                 raise
 
@@ -147,9 +148,9 @@ class KernelLog:
         os.close(self._handle)
 
     def read_past(self) -> frozenset[str]:
-        """Addresses of GPUs that the driver could not start, by what is in the log already. Raises OSError.
+        """Addresses of GPUs that the driver could not start, from the present content of the log. Raises OSError.
 
-        XIDs of the past count no more: who was told of them has forgotten them.
+        Old XIDs are not counted: after a restart, they would be counted a second time.
         """
         os.lseek(self._handle, 0, os.SEEK_SET)
         probes: set[str] = set()
@@ -162,7 +163,7 @@ class KernelLog:
         return frozenset(probes)
 
     def read(self) -> Batch:
-        """The XIDs since the last look. Raises OSError."""
+        """The XIDs since the last read. Raises OSError."""
         reports: list[Report] = []
         lost = False
         for _ in range(BATCH):
@@ -171,14 +172,14 @@ class KernelLog:
             except BlockingIOError:
                 return Batch(reports, lost, False, self._take_probes())
             except OSError as exc:
-                if exc.errno == errno.EPIPE:  # overwritten; the next read goes on with the oldest that is left
+                if exc.errno == errno.EPIPE:  # overwritten; the next read continues with the oldest record that is left
                     lost = True
                 elif exc.errno != errno.EINVAL:  # EINVAL: longer than RECORD_MAX, and skipped by the kernel
                     raise
                 continue
             if not data:
                 return Batch(reports, lost, False, self._take_probes())
-            # A pipe may give several records at once. Further lines of a record, its properties, begin with a space.
+            # A pipe may return several records at once. Further lines of a record, its properties, begin with a space.
             for record in data.split(b"\n"):
                 if (report := parse_report(record)) is not None:
                     reports.append(report)
@@ -187,7 +188,7 @@ class KernelLog:
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:
-        """Since the last look. A board that the driver refuses has failed, too, and is missed by nobody."""
+        """The addresses since the last read, without boards that the driver refuses: those are not expected to work."""
         probes = frozenset(self._failed - self._refused)
         self._failed.clear()
         return probes

@@ -1,7 +1,7 @@
 """Load curves of a scenario: utilization as a function of time, with its exact integral.
 
-Time is seconds since the scenario's start. Integrals are closed forms, so a test can compare what the exporter
-integrated from samples with the truth.
+Time is seconds since the scenario's start. Integrals are closed forms, so a test can compare the exporter's integral
+from samples with the exact value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def mean(load: Load, start: float, end: float) -> float:
 
 
 class Constant:
-    """The same load for ever."""
+    """A constant load."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -50,7 +50,7 @@ class Square:
 
 
 class Curve:
-    """Straight lines between (time, value) points; the first and last values hold outside. Equal times are steps."""
+    """Straight lines between (time, value) points; the first and last value apply outside. Equal times are steps."""
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self.times = [t for t, _ in points]

@@ -1,8 +1,8 @@
-"""The few facts about GPU products that a simulation needs.
+"""The facts about GPU products that a simulation needs.
 
-Sources: NVIDIA's public data sheets (memory, board power, maximum SM clock, PCIe generation); idle power of V100 to
-H100 from measurements in the SC'24 power study (arXiv 2312.02741) rounded to 5 W, of the others an assumption; what
-each generation reports through NVML from the API reference (see docs/metrics.md).
+Sources: NVIDIA's public data sheets (memory, board power, maximum SM clock, PCIe generation). The idle power of V100 to
+H100 is from measurements in the SC'24 power study (arXiv 2312.02741), rounded to 5 W; the idle power of the others is
+an assumption. The values that each generation reports through NVML are from the API reference (see docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ GIB = 1024**3
 class Product(NamedTuple):
     """`memory` in bytes, power in watts, clocks in hertz, `pcie` and `nvlink` in bytes per second and direction.
 
-    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: temperatures come as a margin (Ada and newer)
-    and not by absolute limits. `remap`: memory rows are remapped (Ampere and newer), pages retired before.
-    `link_bytes`: NVLink counts bytes of each link (Blackwell) and no longer KiB over all. `memory_slices`: of a board
-    with MIG.
+    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: temperature limits are reported as a margin (Ada and
+    newer) instead of absolute limits. `remap`: memory rows are remapped (Ampere and newer); older products retire
+    pages. `link_bytes`: NVLink counts bytes of each link (Blackwell) instead of KiB of all links. `memory_slices`: of a
+    board with MIG.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The one contract between collectors and backends.
+"""The contract between collectors and backends.
 
-A backend counts its devices and finds each by its position; a device answers single questions. Every method may raise
-DeviceError and its subclasses; NotSupported means that this hardware has no such value. Units are base units: the
-backends convert at the border.
+A backend counts its devices and finds each by its position. A device answers single questions. Every method may raise
+DeviceError and its subclasses; NotSupported means that this hardware has no such value. All units are base units; the
+backends convert the driver's units.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gpu_exporter.model.readings import GpuProcess
 from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.vendor import Vendor
 
-ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines that have a utilization of their own
+ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines with their own utilization
 
 
 class UtilizationSample(NamedTuple):
     """One entry of the driver's sample ring: mean over the driver's own period that ends at `wall` (Unix seconds).
 
-    `span_s`: length of that period in seconds; None where the driver does not say.
+    `span_s`: length of that period in seconds; None if the driver does not report it.
     """
 
     wall: float
@@ -37,7 +37,7 @@ class Rates(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes. `reserved` is the driver's own share and part of neither `used` nor `free`; None where `used` has it."""
+    """Bytes. `reserved` is the driver's share, outside of `used` and `free`; None if `used` includes it."""
 
     total: int
     used: int
@@ -46,9 +46,9 @@ class Memory(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """How many processes have a context on the device. The numbers are only as good as our sight of processes.
+    """How many processes have a context on the device, as far as the exporter can see processes.
 
-    `listed` are the processes themselves, of both kinds; None where the driver gives their number alone.
+    `listed`: the processes themselves, of both kinds; None if the driver reports only their number.
     """
 
     compute: int
@@ -57,12 +57,13 @@ class Processes(NamedTuple):
 
 
 class ProcessUtilization(NamedTuple):
-    """What one process has used of the device since it was last asked about.
+    """The use of the device by one process since a given time.
 
     `wall`: Unix seconds of its newest sample. `ratio`: mean share of the time that its kernels ran. `is_active`: it has
-    used anything, an engine too. Both are as the driver says: a share above 1 is none.
+    used the device, including the engines. `ratio` and `is_active` are raw values of the driver: a share above 1 is
+    invalid.
 
-    The pid serves to find the process's cgroup on this host, and nothing else.
+    The pid is used only to find the process's cgroup on this host.
     """
 
     pid: int
@@ -75,7 +76,7 @@ class ProcessUtilization(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """Hertz; None where it is not reported."""
+    """Hertz; None if not reported."""
 
     sm: float | None
     memory: float | None
@@ -83,26 +84,26 @@ class Clocks(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes received and sent since the driver was loaded, over all links together. May wrap."""
+    """Bytes received and sent since the driver was loaded, sum of all links. May wrap."""
 
     rx: float
     tx: float
 
 
 class Pcie(NamedTuple):
-    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None where unknown)."""
+    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None if unknown)."""
 
     traffic: Traffic | None
     replays: int | None
 
 
 class Gpm(NamedTuple):
-    """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None where not available.
+    """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None if not available.
 
-    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: something that is available otherwise is
-    missing this time (an error, NaN, a value that is not a share): quiet values then prove nothing. `pcie` and `nvlink`
-    are bytes per second in both directions together. `elapsed_cycles` and `active_cycles` are monotonic SM counters,
-    on drivers that have them.
+    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: a value that is normally available is
+    missing this time (an error, NaN, a value that is not a share); quiet values then prove nothing. `pcie` and `nvlink`
+    are bytes per second, sum of both directions. `elapsed_cycles` and `active_cycles` are monotonic SM counters, on
+    drivers that have them.
     """
 
     span_s: float
@@ -120,7 +121,7 @@ class Gpm(NamedTuple):
 
 
 class RowRemaps(NamedTuple):
-    """Memory rows that were remapped, by cause, and whether a remap waits for a reset or has failed: 0 or 1."""
+    """Number of remapped memory rows by cause, and whether a remap waits for a reset or has failed: 0 or 1."""
 
     corrected: int
     uncorrected: int
@@ -131,9 +132,9 @@ class RowRemaps(NamedTuple):
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
-    `sm_slices`: its own compute slices; a fraction where compute instances share a GPU instance and report none.
-    `placement` as in model.InstanceReading. `memory`: "own"; where several compute instances are on one GPU instance,
-    "first" of the one that its memory is counted with, "none" of the others.
+    `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
+    slices. `placement` is as in model.InstanceReading. `memory`: "own"; if several compute instances share a GPU
+    instance, "first" for the one that the memory is counted with, and "none" for the others.
     """
 
     uuid: str
@@ -146,21 +147,22 @@ class InstanceIdentity(NamedTuple):
 
 
 class Instance(Protocol):
-    """One MIG instance of a device, valid for the present cycle only: handles may be reused for another instance."""
+    """One MIG instance of a device, valid only in the present cycle: handles may be reused for another instance."""
 
     identity: InstanceIdentity
 
     def read_memory(self) -> Memory: ...
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the instance was read before; None at first sight, and when that was too long ago."""
+        """Activity since the last read of the instance; None for the first read, and if the last read is too old."""
 
 
 class Device:
-    """One physical GPU. What a backend does not override is a value that it does not have.
+    """One physical GPU. A method that a backend does not override is a value that the backend does not have.
 
-    `answers` counts the questions that the driver has answered, so that a mute GPU is noticed. `instances_complete`:
-    whether the last list of instances has all of them. `reason`: why a value is not there, as an error of NVML.
+    `answers` counts the calls that the driver has answered, so that a GPU without answers is detected.
+    `instances_complete`: whether the last list of instances is complete. `reason`: why a value is missing, as an error
+    of NVML.
     """
 
     identity: DeviceIdentity
@@ -172,22 +174,22 @@ class Device:
         return NotSupported(call, self.reason)
 
     def identify(self) -> None:
-        """Ask again for what is not known of its identity. What fails is among `take_errors`. Never raises."""
+        """Read the missing parts of the identity again. Errors are added to `take_errors`. Never raises."""
         return
 
     def is_alive(self) -> bool:
-        """Whether the GPU answers other questions, though one says that it is lost or the driver another one."""
+        """Whether the GPU answers other calls, although one call reports a lost GPU or a changed driver."""
         return False
 
     def first_failure(self) -> str:
-        """A question that the driver fails to answer, and how; "" for none: what it does not support is no failure."""
+        """A failing call and its error, "" if no call fails; a value that is not supported is no failure."""
         return ""
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples newer than `since_wall`, oldest first; empty when there are none."""
+        """The driver's samples newer than `since_wall`, oldest first; empty if there are no new samples."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
@@ -195,11 +197,11 @@ class Device:
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples of one of ENGINES, like those of `read_utilization_samples`."""
+        """The driver's samples of one of ENGINES, as for `read_utilization_samples`."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the last read; None at the first read, and when the last one was too long ago."""
+        """Activity since the last read; None for the first read, and if the last read is too old."""
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
@@ -233,11 +235,11 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_temperature_margin(self) -> float:
-        """Degrees Celsius left until the GPU slows down; negative when it is past that."""
+        """Degrees Celsius left until the GPU slows down; negative above that temperature."""
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
-        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported ones are left out."""
+        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported limits are omitted."""
         raise self._nothing("nvmlDeviceGetTemperatureThreshold")
 
     def read_clocks(self) -> Clocks:
@@ -248,11 +250,11 @@ class Device:
         raise self._nothing("nvmlDeviceGetPerformanceState")
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
-        """Seconds spent in each throttle reason that has a counter here; unsupported reasons are left out."""
+        """Seconds spent in each throttle reason that has a counter; unsupported reasons are omitted."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_throttle_active(self) -> Mapping[str, bool]:
-        """Each throttle reason the device knows: is it active now?"""
+        """For each throttle reason that the device supports, whether it is active now."""
         raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
 
     def read_pcie(self) -> Pcie:
@@ -273,37 +275,37 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:
-        """What the driver asks for: 0 nothing, else see nvmlDeviceGpuRecoveryAction_t."""
+        """The action that the driver requests: 0 is no action, for others see nvmlDeviceGpuRecoveryAction_t."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_processes(self) -> Processes:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
 
     def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        """Every process that has used the device since `since_wall` (Unix seconds), as the driver says; at times also
-        entries that stand for no process.
+        """Every process that has used the device since `since_wall` (Unix seconds), as reported by the driver. Some
+        entries may belong to no process.
         """
         raise self._nothing("nvmlDeviceGetProcessUtilization")
 
     def read_persistence_mode(self) -> bool:
-        """Whether the driver stays initialised while nobody uses the GPU."""
+        """Whether the driver remains initialised while no process uses the GPU."""
         raise self._nothing("nvmlDeviceGetPersistenceMode")
 
     def list_instances(self) -> Sequence[Instance]:
-        """MIG instances; empty when MIG is off. Raises NotSupported where the hardware has no MIG."""
+        """MIG instances; empty if MIG is off. Raises NotSupported if the hardware has no MIG."""
         return ()
 
     def take_errors(self) -> Sequence[DeviceError]:
-        """Values that failed inside calls that otherwise succeeded, since this was last asked."""
+        """Errors of values inside calls that otherwise succeeded, since the last call of this method."""
         return ()
 
     def renew(self) -> None:
-        """After a loss: ask the driver for this device again. Raises DeviceError while it is not back."""
+        """Ask the driver again for this device after a loss. Raises DeviceError while it is not back."""
         return
 
 
 class XidEvent(NamedTuple):
-    """One XID that the driver reported. `severity`: "fatal" or "nonfatal" where it says so, else ""."""
+    """One XID that the driver reported. `severity`: "fatal" or "nonfatal" if reported, else ""."""
 
     uuid: str
     xid: int
@@ -311,25 +313,25 @@ class XidEvent(NamedTuple):
 
 
 class EventWatch(Protocol):
-    """A standing registration for events of some devices."""
+    """A registration for events of some devices."""
 
     covered: frozenset[str]
-    """UUIDs of the devices whose events arrive here."""
+    """UUIDs of the devices whose events are received here."""
 
     complete: bool
-    """False when a device is left out that may be taken in later: its registration failed."""
+    """False if the registration of a device failed; it may succeed later."""
 
     def wait(self, timeout_s: float) -> XidEvent | None:
-        """The next event, None when there was none for `timeout_s`. Raises DeviceError."""
+        """The next event, None if there is no event within `timeout_s`. Raises DeviceError."""
 
     def close(self) -> None:
         """End the registration. Never raises."""
 
 
 class Backend(Protocol):
-    """A source of devices. `name` is shown to people; `vendor` made them.
+    """A source of devices. `name` is shown to people; `vendor` is the maker of the devices.
 
-    `is_live`: they are GPUs of this machine, so its bus and its processes are theirs.
+    `is_live`: the devices are GPUs of this machine, so its bus and its processes belong to them.
     """
 
     name: str
@@ -340,13 +342,13 @@ class Backend(Protocol):
         """Make the driver ready. Raises DriverUnavailable; may be called again later."""
 
     def count(self) -> int:
-        """How many positions the driver's list has. Raises DriverUnavailable."""
+        """The number of positions in the driver's list. Raises DriverUnavailable."""
 
     def find(self, position: int) -> Device:
         """The device at one position of the driver's list. Raises DeviceError."""
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
-        """Register for the XIDs of these devices. Raises NotSupported where the backend has no events, DeviceError."""
+        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError."""
 
     def close(self) -> None:
         """Close the driver. Never raises."""

@@ -1,11 +1,11 @@
-"""A backend that replays nvidia-smi logs: one file is one GPU, at the clock's speed, once, from the first question.
+"""A backend that replays nvidia-smi logs: one file is one GPU. It plays once at the clock's speed, from the first read.
 
-Format: what `nvidia-smi --query-gpu=... --format=csv` writes, with or without `nounits`, plain or gzip. It needs the
-columns timestamp and utilization.gpu [%]; temperature.gpu, clocks.current.sm [MHz] and power.draw.instant [W], else
-power.draw [W], are used where they are there. Column order is free, other columns are ignored. A cell in which
-nvidia-smi has no value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) is no data at that time. A last line that was cut
-while it was written is dropped. After its last row a recording knows nothing more: reads answer no data.
-Energy is the trapezoid of the power, since these logs hold no energy counter.
+Format: the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip. The columns
+timestamp and utilization.gpu [%] are required. These columns are used if present: temperature.gpu, clocks.current.sm
+[MHz], and power.draw.instant [W] or else power.draw [W]. The order of columns is free; other columns are ignored. A
+cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) is no data at that time. An incomplete last line is
+dropped. After the last row of a recording, reads return no data. Energy is the trapezoid of the power, since these logs
+have no energy counter.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.vendor import NVIDIA
 
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length
-LOG_MAX = 256 * 2**20  # bytes of text: a row a second for two weeks
+LOG_MAX = 256 * 2**20  # bytes of text: a row per second for two weeks
 
 TIMESTAMP = "timestamp"
 UTILIZATION = "utilization.gpu [%]"
 TEMPERATURE = "temperature.gpu"
 SM_CLOCK = "clocks.current.sm [MHz]"
 POWER = ("power.draw.instant [W]", "power.draw [W]")  # the second is an average over a second on newer boards
-KEYS = ("uuid", "index", "pci.bus_id", "serial", "name")  # columns that tell GPUs of one log apart
+KEYS = ("uuid", "index", "pci.bus_id", "serial", "name")  # columns that distinguish the GPUs of one log
 MESSAGE = re.compile(r"Unable to determine|No devices|Failed to|NVIDIA-SMI has failed|Terminating|GPU is lost", re.I)
-NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes why it has none, in brackets
+NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes the reason for a missing value in brackets
 
 
 class RecordingError(ValueError):
-    """The file is no such log. The text names file, line and fault."""
+    """The file is not such a log. The text is the file, line and fault."""
 
 
 class Recording:
@@ -61,7 +61,7 @@ class Recording:
         self.sm_clock: list[float | None] = []
         self.power: list[float | None] = []
         self.merged: list[tuple[float, float | None]] = []
-        self.energy_times: list[float] = []  # of the rows that know the power
+        self.energy_times: list[float] = []  # of the rows that have a power value
         self.energy: list[float] = []
         self.last_power = 0.0
 
@@ -70,11 +70,11 @@ class Recording:
         return self.times[-1]
 
     def at(self, column: Sequence[float | None], t: float) -> float | None:
-        """The value of the newest row not after `t`."""
+        """The value of the newest row that is not after `t`."""
         return column[max(0, bisect.bisect_right(self.times, t) - 1)]
 
     def energy_at(self, t: float) -> float | None:
-        """Joules over (0, t], interpolated between rows; None before the first row that knows the power."""
+        """Joules over (0, t], interpolated between rows; None before the first row with a power value."""
         i = bisect.bisect_right(self.energy_times, t)
         if i == 0:
             return None
@@ -95,10 +95,10 @@ def read_recording(path: Path) -> Recording:
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
-    """Turn the text of a log into columns. Rows that repeat or run back in time are dropped.
+    """Convert the text of a log to columns. Rows that repeat or go back in time are dropped.
 
-    Raises RecordingError for a cell that is neither a number in the column's unit nor without a value, and for a log of
-    several GPUs: their rows would become one GPU that works like both.
+    Raises RecordingError for a cell that neither is a number in the column's unit nor marks a missing value, and for a
+    log of several GPUs: their rows would be combined into one GPU.
     """
     try:
         rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
@@ -109,14 +109,14 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
         if name not in header:
             raise RecordingError(f"{place}:1: column {name!r} is missing")
     if len(rows) > 1 and (len(rows[-1]) < len(header) or not text.endswith(("\n", "\r"))):
-        rows.pop()  # nvidia-smi ends each line: this one was cut, and 40 may have been 400
+        rows.pop()  # nvidia-smi ends each line: this line was cut, and 40 may have been 400
     power = next((name for name in POWER if name in header), "")
     columns = [header.index(name) if name in header else None for name in (UTILIZATION, TEMPERATURE, SM_CLOCK, power)]
     keys = [header.index(name) for name in KEYS if name in header]
     recording = Recording()
     start: datetime | None = None
     previous: tuple[datetime, list[str]] | None = None
-    known: dict[int, str] = {}  # what the GPU is called, by column
+    known: dict[int, str] = {}  # the identity of the GPU, by column
     for number, row in enumerate(rows[1:], start=2):
         row = [cell.strip() for cell in row]
         if _is_no_row(row, header, rows[number] if number < len(rows) else None):
@@ -124,12 +124,12 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
         names = {i: row[i] for i in keys if i < len(row) and not NO_VALUE.fullmatch(row[i])}
         try:
             if len(row) < len(header):
-                raise ValueError(f"{len(row)} cells where the header has {len(header)}")
+                raise ValueError(f"{len(row)} cells, but the header has {len(header)}")
             when = datetime.strptime(row[header.index(TIMESTAMP)], "%Y/%m/%d %H:%M:%S.%f")
             if any(known.setdefault(i, name) != name for i, name in names.items()) or (
                 previous is not None and when == previous[0] and row != previous[1]
             ):
-                raise ValueError("a second GPU: write one log for each, with nvidia-smi --id=INDEX")
+                raise ValueError("the log has a second GPU: write one log per GPU, with nvidia-smi --id=INDEX")
             utilization, temperature, clock, watts = (
                 None if i is None else _parse_cell(row[i], header[i]) for i in columns
             )
@@ -148,8 +148,8 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
 
 
 def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Whether a line is none of the log's: empty, a header again (the log was appended to), a line that was cut before
-    that, or a message of nvidia-smi.
+    """Whether a line is not a row: empty, a repeated header (the log was appended to), a line that was cut before
+    such a header, or a message of nvidia-smi.
     """
     if not any(row) or row == header:
         return True
@@ -160,7 +160,7 @@ def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[st
 
 
 def _parse_cell(cell: str, column: str) -> float | None:
-    """The number in a cell, None where nvidia-smi has none. Raises ValueError.
+    """The number in a cell, None if nvidia-smi has no value. Raises ValueError.
 
     >>> _parse_cell("1980 MHz", "clocks.current.sm [MHz]"), _parse_cell("37", "utilization.gpu [%]")
     (1980.0, 37.0)
@@ -174,7 +174,7 @@ def _parse_cell(cell: str, column: str) -> float | None:
     except ValueError:
         value = math.nan
     if value < 0:
-        return None  # no such column has negative values, but sensors that fail have
+        return None  # no such column has negative values, except those of failed sensors
     if not value < math.inf:
         raise ValueError(f"{column}: {cell!r} is not a number" + (f" of {unit}" if unit else ""))
     return value
@@ -220,7 +220,7 @@ class ReplayDevice(Device):
         )
 
     def _now(self) -> float:
-        """Seconds since the first question. This begins the replay."""
+        """Seconds since the first read, which starts the replay."""
         if self._start is None:
             self._start = self._clock.monotonic()
         return self._clock.monotonic() - self._start
@@ -238,7 +238,7 @@ class ReplayDevice(Device):
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         now = self._now()
         zero = self._clock.wall() - now
-        # Past the end the last samples are still handed out, once, as a driver's ring would.
+        # After the end the last samples are still returned once, as a driver's ring would do.
         if now > self._recording.duration_s and since_wall - zero >= self._recording.duration_s - 1e-3:
             raise NotSupported("nvmlDeviceGetSamples", self.reason)
         samples = self._recording.merged

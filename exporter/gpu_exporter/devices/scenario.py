@@ -1,11 +1,11 @@
-"""Scenarios: a node described in a file, as the simulated backend and the C test library play it.
+"""Scenarios: a node described in a file, played by the simulated backend and the C test library.
 
-The format (JSON or YAML; `scenario.schema.json` beside this file says the same in JSON Schema):
+The format (JSON or YAML; `scenario.schema.json` beside this file is the same as a JSON Schema):
 
     gpus:
       - model: H100                       # see products.py
         load: {kind: square, low: 0, high: 0.9, period: 60, duty: 0.3}
-        encoder: {kind: constant, value: 0.2}       # any of PARTS; what is not given follows from the load
+        encoder: {kind: constant, value: 0.2}       # any of PARTS; missing parts follow from the load
         throttle: [{reason: hw_thermal, share: 0.4}]
         faults: [{at: 60, for: 30, call: nvmlDeviceGetUtilizationRates, error: NVML_ERROR_UNKNOWN}]
         xids: [{at: 90, code: 31}]
@@ -17,7 +17,7 @@ The format (JSON or YAML; `scenario.schema.json` beside this file says the same 
       - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1}
     seed: 7
 
-Times are seconds since the scenario's start. This module evaluates; it knows no driver call.
+Times are seconds since the scenario's start. This module only evaluates; it makes no driver calls.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from gpu_exporter.devices.products import PRODUCTS, Product
 from gpu_exporter.model.units import UnitId
 
 FOREVER = float("inf")
-# Loads of their own: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the way
-# from idle to nine tenths of the limit).
+# Parts with their own load: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the
+# range from idle to nine tenths of the limit).
 PARTS = ("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink", "graphics", "sm", "power")
 HEALTH = (
     "ecc_corrected",
@@ -52,7 +52,7 @@ HEALTH = (
 
 
 class ScenarioError(ValueError):
-    """The file does not describe a scenario. The text names the place and the fault."""
+    """The file does not describe a scenario. The text is the place and the fault."""
 
 
 class Fault(NamedTuple):
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance, there in [start, end). `sm_slices` are its own, `gpu_slices` those of its GPU instance."""
+    """One MIG instance, present in [start, end). `sm_slices` are its own, `gpu_slices` those of its GPU instance."""
 
     uuid: str
     mig: str
@@ -98,7 +98,7 @@ class ScenarioGpu:
     xids: tuple[tuple[float, int], ...] = ()
     health: Mapping[str, int] = dataclasses.field(default_factory=dict)
     memory_slices: int = 8  # of the whole board
-    kept_memory: int = 0  # bytes that stay used without a holder, as on boards whose memory the system manages
+    kept_memory: int = 0  # bytes in use without a holder, as on boards whose memory the system manages
 
     def has_mig(self, t: float) -> bool:
         """Whether MIG mode is on at `t`."""
@@ -111,7 +111,7 @@ class ScenarioGpu:
         return [instance for instance in self.instances if instance.start <= t < instance.end]
 
     def fault(self, call: str, t: float) -> Fault | None:
-        """The fault that hits `call` at `t`, if any."""
+        """The fault that affects `call` at `t`, if any."""
         for fault in self.faults:
             if fault.start <= t < fault.end and fault.call in ("*", call):
                 return fault
@@ -119,7 +119,7 @@ class ScenarioGpu:
 
 
 class ScenarioHolder(NamedTuple):
-    """Somebody who holds a unit in [start, end). `name` is namespace/pod/container or a job id."""
+    """A holder of a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
     unit: UnitId
     gpu: int
@@ -145,20 +145,20 @@ class Scenario(NamedTuple):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Raises ScenarioError, naming the file; OSError when it cannot be read."""
-    import yaml  # heavy, and only wanted when a file is given
+    """Read a scenario file. Raises ScenarioError, which names the file; OSError if it cannot be read."""
+    import yaml  # slow to import, and needed only if a file is given
 
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
         return parse_scenario(data)
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: ours, no UTF-8, and a number of thousands of digits
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: ScenarioError, invalid UTF-8, numbers of too many digits
         raise ScenarioError(f"{path}: {exc}") from exc
     except RecursionError as exc:
         raise ScenarioError(f"{path}: nested too deeply") from exc
 
 
 def parse_scenario(data: object) -> Scenario:
-    """Turn the parsed file into a scenario. Raises ScenarioError with the path of the fault."""
+    """Convert the parsed file to a scenario. Raises ScenarioError with the path of the fault."""
     top = _Reader("scenario", data)
     seed = int(top.number("seed", 0))
     gpus = tuple(_parse_gpu(_Reader(f"gpus[{i}]", entry), i, seed) for i, entry in enumerate(top.entries("gpus")))
@@ -170,7 +170,7 @@ def parse_scenario(data: object) -> Scenario:
 
 
 class _Reader:
-    """Takes keys out of a mapping and complains about wrong and left-over ones."""
+    """Takes keys out of a mapping, and raises an error for wrong and unknown keys."""
 
     def __init__(self, place: str, data: object) -> None:
         if not isinstance(data, dict):
@@ -249,7 +249,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
         if i and points[i][0] < points[i - 1][0]:
             raise ScenarioError(f"{place}[{i}]: time goes backwards")
     if not points:
-        raise ScenarioError(f"{place}: at least one point is needed")
+        raise ScenarioError(f"{place}: at least one point is required")
     return points
 
 
@@ -279,7 +279,7 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
             hang_s=part.number("hang_ms", 0.0) / 1e3,
         )
         if bool(fault.error) == bool(fault.hang_s):
-            raise ScenarioError(f"{part.place}: exactly one of error and hang_ms is needed")
+            raise ScenarioError(f"{part.place}: exactly one of error and hang_ms is required")
         faults.append(fault)
         part.finish()
     throttle = {}
@@ -331,7 +331,7 @@ def _parse_health(place: str, data: object) -> dict[str, int]:
 def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance:
     profile = part.text("profile")
     slices, _, gib = profile.partition("g.")
-    own, _, slices = slices.rpartition("c.")  # 1c.3g.40gb: a compute instance that is a part of its GPU instance
+    own, _, slices = slices.rpartition("c.")  # 1c.3g.40gb: a compute instance with a part of its GPU instance
     own = own or slices
     if not (slices.isdigit() and own.isdigit() and gib.removesuffix("gb").isdigit()):
         raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")

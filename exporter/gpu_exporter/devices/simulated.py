@@ -1,4 +1,4 @@
-"""A backend that plays a scenario, in the process and on the given clock. For the demo, development and tests."""
+"""A backend that plays a scenario in the process, on the given clock. For the demo, development and tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpu_exporter.vendor import NVIDIA
 
 DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
-# What follows from the load where the scenario does not say it: GPM ratios of a typical training, and some traffic.
+# Parts that the scenario does not define follow from the load: GPM ratios of a typical training, and some traffic.
 FOLLOWS = {"graphics": 1.0, "sm": 0.8, "occupancy": 0.5, "tensor": 0.4, "dram": 0.3, "power": 1.0, "pcie": 0.01}
 GPM_RATIOS = ("graphics", "sm", "occupancy", "tensor", "dram")
 THROTTLE_COUNTERS = (
@@ -47,7 +47,7 @@ THROTTLE_COUNTERS = (
     "hw_power_brake",
 )
 TEMPERATURE_LIMITS = {"shutdown": 95.0, "slowdown": 92.0, "gpu_max": 89.0}
-SLOWDOWN_AT = 87.0  # where the margin of newer boards is 0
+SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
 
 class Scaled:
@@ -61,7 +61,7 @@ class Scaled:
 
 
 class ScenarioTime:
-    """The scenario's time on a clock, and its questions that concern more than one GPU."""
+    """The scenario's time on a clock, and state that concerns more than one GPU."""
 
     def __init__(self, scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> None:
         self.scenario = scenario
@@ -85,7 +85,7 @@ class ScenarioTime:
     def read_gpm(
         self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
     ) -> Gpm | None:
-        """Means since `uuid` was last read; `rates` are bytes per second at full load, both directions together."""
+        """Means since the last read of `uuid`; `rates`: bytes per second at full load, sum of both directions."""
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now
@@ -99,7 +99,7 @@ class ScenarioTime:
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
-    """Every part's load: as given, else as it follows from the main load, else none."""
+    """The load of every part: as given, else as it follows from the main load, else 0."""
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
@@ -150,7 +150,7 @@ class SimulatedDevice(Device):
         return "enabled" if self._gpu.has_mig(now) else "disabled"
 
     def _meet_faults(self, call: str) -> float:
-        """Suffer the fault that the scenario has for `call` now; the scenario's time otherwise."""
+        """Apply the scenario's fault for `call` at this time; without a fault return the scenario's time."""
         now = self._stage.now()
         fault = self._gpu.fault(call, now)
         if fault is None:
@@ -165,7 +165,7 @@ class SimulatedDevice(Device):
         raise error
 
     def _load(self, now: float) -> loads.Load:
-        """Load of the whole board: a partitioned GPU is as busy as its busiest slices together."""
+        """Load of the whole board: a partitioned GPU has the combined load of its instances."""
         if not self._gpu.has_mig(now):
             return self._gpu.load
         return Partitioned(self._gpu.instances, self.identity.mig_slices)
@@ -327,7 +327,7 @@ class SimulatedDevice(Device):
         found = [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances_at(now)]
         parts = [instance.identity.mig.partition("/")[0] for instance in found]
         for position, (part, instance) in enumerate(zip(parts, found, strict=True)):
-            if parts.count(part) > 1:  # several compute instances have the memory of their GPU instance together
+            if parts.count(part) > 1:  # several compute instances share the memory of their GPU instance
                 memory: Literal["first", "none"] = "none" if part in parts[:position] else "first"
                 instance.identity = instance.identity._replace(memory=memory)
         return found
@@ -349,7 +349,7 @@ class Partitioned:
 
 
 class SimulatedEvents:
-    """The scenario's XIDs, each once, when its time has come."""
+    """The scenario's XIDs, each returned once, at its time."""
 
     def __init__(self, stage: ScenarioTime, devices: Iterable[Device]) -> None:
         self._stage = stage

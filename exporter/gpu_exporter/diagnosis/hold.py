@@ -1,4 +1,4 @@
-"""What is published of a state: one that lasts, and never an idle one of a GPU that works again."""
+"""Which state is published: a state that lasts, and never an idle state of a GPU that works again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
-WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how much a state says against its holder
+WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how strongly a state counts against its holder
 IDLE_STATES = frozenset(WEIGHT)
 NOT_JUDGED = Verdict("unknown", "not judged yet")
 
 
 class _Held(NamedTuple):
     published: Verdict
-    coming: str  # the state that will be published when it lasts
+    coming: str  # the state that will be published if it lasts
     since: float
 
 
@@ -30,7 +30,7 @@ class StateHold:
         self._held: dict[AllocationId, _Held] = {}
 
     def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
-        """What to publish, given what each allocation's window shows now. Who is not among them is forgotten."""
+        """The verdicts to publish, given the present verdicts `judged`. Allocations missing there are forgotten."""
         self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
         return {key: held.published for key, held in self._held.items()}
 

@@ -1,4 +1,4 @@
-"""Judges every allocation now and then, in a thread of its own, so that no scrape has to."""
+"""Judges every allocation at a fixed interval, in its own thread, so that no scrape has to do it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Subject(NamedTuple):
-    """One allocation to be judged. `unknown`: why nothing can be said of it, "" when `window` can be judged."""
+    """One allocation to be judged. `unknown`: why its state is unknown, "" if `window` can be judged."""
 
     id: AllocationId
     unknown: str
@@ -27,14 +27,14 @@ class Subject(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What is known of a node at one moment: GPUs that answer, and every allocation."""
+    """The knowledge about a node at one moment: the GPUs that answer, and every allocation."""
 
     snapshots: Sequence[DeviceSnapshot]
     subjects: Sequence[Subject]
 
 
 class Findings(NamedTuple):
-    """What the last look found. `throttling`: by UUID of the GPU, where it is known."""
+    """Results of the last judgement. `throttling`: by UUID of the GPU, for GPUs where it is known."""
 
     verdicts: Mapping[AllocationId, Verdict] = {}
     throttling: Mapping[str, Throttling] = {}
@@ -53,17 +53,17 @@ class DiagnosisLoop:
         self._throttling: dict[str, ThrottleHistory] = {}
 
     def run(self, stop: threading.Event) -> None:
-        """Judge now and then until `stop`."""
+        """Judge at the configured interval until `stop`."""
         while not stop.is_set():
             try:
                 self.judge()
-            except Exception:  # a fault of ours must not leave the last findings standing for ever
+            except Exception:  # after a bug in the exporter, old findings must not remain published
                 log.exception("diagnosis failed")
                 self.findings = Findings()
             self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
-        """One look at everything."""
+        """Judge all allocations once."""
         evidence = self._gather()
         for snapshot in evidence.snapshots:
             uuid = snapshot.identity.uuid

@@ -1,6 +1,6 @@
-"""The state of an allocation over the last window: first match wins, unknown comes first.
+"""The state of an allocation over the last window: the first match wins, and unknown is checked first.
 
-docs/concepts.md lists them for users; the windows and thresholds come from defaults.yaml.
+docs/concepts.md lists the states for users; the windows and thresholds come from defaults.yaml.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from gpu_exporter.model.views import Verdict
 
 
 class StateRules(NamedTuple):
-    """Ratios are 0 to 1, `window_s` seconds.
-
-    `lag_s`: how far the idle run may be behind the window, since readings are charged at the next poll of attribution.
-    """
+    """Ratios are 0 to 1, `window_s` is in seconds."""
 
     window_s: float
     coverage_min: float
@@ -28,7 +25,7 @@ class StateRules(NamedTuple):
 
 
 def state_rules(settings: Settings) -> StateRules:
-    """The part of the settings that states are judged by."""
+    """The settings that states are judged by."""
     return StateRules(
         window_s=settings.diagnosis.window,
         coverage_min=settings.diagnosis.coverage_min,
@@ -40,14 +37,14 @@ def state_rules(settings: Settings) -> StateRules:
 
 
 class Window(NamedTuple):
-    """What the last window showed of one allocation.
+    """The last window of one allocation.
 
-    `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder. `idle_run_s`: the
-    present unbroken run of known zero, with every witness quiet; None while it is not known.
-    `active_by`: who showed the unit's last activity (UnitTotals). `processes`: contexts there now, None while unproven.
-    `throttled_share`: worst share of the window in one harmful throttle reason, None unknown. `lag_s`: the newest
-    readings may be so much older than the present, since they wait for the holder to be confirmed. `gap`: why some of
-    the time is not known, where that can be said.
+    `values`: mean utilization per bucket, None is unknown. `held_s`: how long the exporter has seen this holder.
+    `idle_run_s`: the present unbroken run of known zero activity, with every witness quiet; None while unknown.
+    `active_by`: the witnesses of the unit's last activity (UnitTotals). `processes`: contexts on the unit now, None
+    while unproven. `throttled_share`: worst share of the window in one harmful throttle reason, None is unknown.
+    `lag_s`: how far the newest readings may be behind the present, since they wait until the holder is confirmed.
+    `gap`: why part of the time is unknown, "" if there is no reason to give.
     """
 
     values: Sequence[float | None]
@@ -68,7 +65,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def judge_state(window: Window, rules: StateRules) -> Verdict:
-    """The state of one allocation with its evidence in words."""
+    """The state of one allocation, with its evidence as text."""
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
@@ -94,7 +91,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
-    """The state at a utilization of 0 throughout: idle where the run of quiet witnesses covers the known time too."""
+    """The state if utilization was 0 throughout: idle if the run of quiet witnesses covers all known time too."""
     run_s = window.idle_run_s or 0.0
     idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""

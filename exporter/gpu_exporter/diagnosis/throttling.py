@@ -1,4 +1,4 @@
-"""How much of the last window each GPU spent in harmful throttling."""
+"""The share of the last window that each GPU spent in harmful throttling."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.model.views import Throttling
 
-# Power capping is normal at full load and sync boost is benign: neither is a fault by itself.
+# Power capping is normal at full load, and sync boost is benign: neither is a fault by itself.
 HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
 
 
 class ThrottleHistory:
-    """The throttle counters of one GPU over a window; one entry each `step_s` is enough."""
+    """The throttle counters of one GPU over a window; one entry every `step_s` is enough."""
 
     def __init__(self, window_s: float, step_s: float = 10.0) -> None:
         self._window_s = window_s

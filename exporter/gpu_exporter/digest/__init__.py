@@ -1,1 +1,1 @@
-"""What a week of GPUs came to, for people: by tenant, by holder, against the week before."""
+"""Usage report for a period, for people: by tenant, by holder, compared with the period before."""

@@ -1,7 +1,7 @@
-"""Holders of whole GPUs to which a MIG instance would do: many hours, little work, little memory.
+"""Holders of whole GPUs for which a MIG instance would be enough: many hours, little work, little memory.
 
-It is shown and never acted on. Read at a point each half hour, which is the window of the recordings, so that every
-moment counts once.
+The list is only shown: nothing acts on it. It reads one value every 30 minutes, the window of the recordings, so that
+each moment counts once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MEAN_MAX = 0.2
 PEAK_MAX = 10e9  # bytes
 UNIT = "cluster, node, uuid"
 GIB = 1024.0**3
-# The two smallest profiles by product, with gigabytes of memory and the share of slices: NVIDIA's MIG user guide, its
+# The two smallest profiles of each product, with gigabytes of memory and share of the slices: NVIDIA's MIG user guide,
 # table of supported profiles.
 PROFILES = (
     (re.compile(r"A100.*40GB"), ("1g.5gb", 5, 1 / 7), ("2g.10gb", 10, 2 / 7)),
@@ -30,7 +30,7 @@ PROFILES = (
 
 
 class Oversized(NamedTuple):
-    """A pod or job: known GPU-hours, mean utilization (0 to 1), most memory on one GPU (bytes), and what would do."""
+    """A pod or job: known GPU-hours, mean utilization (0 to 1), most memory on one GPU (bytes), and sufficient size."""
 
     name: HolderName
     title: str
@@ -42,7 +42,7 @@ class Oversized(NamedTuple):
 
 
 def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
-    """Name and expression; `holder`, `owner`: labels; `window`: as PromQL has it; `matchers`: of what is summed up."""
+    """Name and expression. `holder`, `owner`: labels. `window`: as in PromQL. `matchers`: of the summed series."""
 
     def over(recording: str) -> str:
         return f"{recording}{f'{{{matchers}}}' if matchers else ''}[{window}:30m]"
@@ -63,7 +63,7 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
 
 
 def find(rows: Mapping[str, list[Row]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
-    """Those that are in all answers, the most hours first. `owner_of`: labels to a name."""
+    """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
     mean = {holder_name(row.labels): row.value for row in rows["over_mean"]}
     peak = {holder_name(row.labels): row.value for row in rows["over_peak"]}
     models: dict[HolderName, set[str]] = {}
@@ -81,11 +81,11 @@ def find(rows: Mapping[str, list[Row]], owner_of: Callable[[Mapping[str, str]], 
 
 
 def would_do(model: str, mean: float, peak: float) -> str:
-    """The smallest MIG profile of the product with enough memory and slices; a smaller GPU where it has no MIG."""
+    """The smallest MIG profile of the product with enough memory and slices; "a smaller GPU" if none fits."""
     for pattern, *profiles in PROFILES:
         if pattern.search(model):
             for profile, gigabytes, share in profiles:
-                # A twentieth of an instance's memory is not the program's.
+                # A program cannot use a twentieth of the instance's memory.
                 if peak <= 0.95 * gigabytes * GIB and mean <= share:
                     return profile
     return "a smaller GPU"

@@ -1,41 +1,36 @@
-"""Reads the hours of a time span from a PromQL API: a day at a time, so that no query is larger on a larger site.
+"""Reads the GPU-hours of a period from a PromQL API, one day per query, so that long periods need no large queries.
 
-Hours are those of the tenant counters of the exporters. Holders and money come from the recordings of alerts/rules;
-where these are not loaded, both are missing, and the digest says so.
+The hours come from the tenant counters of the exporters. Holders and cost come from the recordings of alerts/rules. If
+the recordings are not loaded, both are missing, and the digest lists them as missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpu_exporter.digest import oversized, targets
 from gpu_exporter.digest.oversized import Oversized
+from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.promql import ENFORCED
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, title, users_id_of
 from gpu_exporter.reconciler.evidence.vector import Row, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
 
 DAY_S = 86400.0
-ANSWER_S = 120.0  # a query over a day of a large site; nobody's mark waits for it
+ANSWER_S = 120.0  # a query over a day of a large site; no mark depends on this query
 MOST_BYTES = 256 * 1024 * 1024
 WORKERS = 2
-HOLDERS_MAX = 200  # of a day: the top ones of the whole time are among them, unless each is small each day
+HOLDERS_MAX = 200  # per day: includes the largest of the whole period, unless they are small on every day
 TENANT = "cluster, scheduler, namespace, account, user"
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 OWNER = "user, account, team, workload, array_job_id, array_task_id, het_job_id, het_job_offset"
 HOURS = ("held", "known", "busy", "idle")
 
 
-class Fetch(Protocol):
-    """POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
-
-    def __call__(self, url: str, form: Mapping[str, str], most_bytes: int, within_s: float) -> str: ...
-
-
 class TenantName(NamedTuple):
-    """A namespace, or an account and a user of Slurm; `cluster` where one Prometheus has several."""
+    """A namespace, or an account and a user of Slurm. `cluster`: "" unless Prometheus has several clusters."""
 
     cluster: str
     scheduler: str
@@ -50,7 +45,7 @@ class TenantName(NamedTuple):
 
 @dataclass
 class Hours:
-    """GPU-hours, kilowatt-hours (None where no GPU reports any) and money. `busy`: integral of utilization."""
+    """GPU-hours, kilowatt-hours (None if no GPU reports energy) and cost. `busy`: integral of utilization."""
 
     held: float = 0.0
     known: float = 0.0
@@ -63,7 +58,7 @@ class Hours:
 
     @property
     def used(self) -> float:
-        """Hours in which the GPU did something."""
+        """Hours with known use that were not idle."""
         return max(0.0, self.known - self.idle)
 
     @property
@@ -87,9 +82,9 @@ class IdleHolder(NamedTuple):
 
 @dataclass
 class Digest:
-    """`days`: begin and hours of each day, the oldest first. `before`: of as long a time before.
+    """`days`: start and hours per day, oldest first. `before`: hours of the previous period of the same length.
 
-    `missing`: what is not in it, and why.
+    `missing`: values that are missing or may be wrong, each with its reason.
     """
 
     start: float
@@ -110,7 +105,7 @@ class Digest:
 
 
 class _Part(NamedTuple):
-    """A piece of the time span, at most a day: `[span]` seconds that ended `ago` seconds before the end."""
+    """A part of the period, at most a day: `span` seconds that ended `ago` seconds before the end."""
 
     ago: float
     span: float
@@ -121,7 +116,7 @@ class _Part(NamedTuple):
 
 
 class Reader:
-    """Asks one PromQL API. Raises EvidenceError throughout."""
+    """Queries one PromQL API. Every method may raise EvidenceError."""
 
     def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
         """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
@@ -164,7 +159,8 @@ class Reader:
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
             raise EvidenceError(
-                f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this time (--source.matcher)"
+                f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
+                "--source.matcher"
             )
         twice_there = {row.labels.get("node", "") for part in parts for row in known[part, "twice"]}
         digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(known[whole, "nameless"])))
@@ -182,7 +178,7 @@ class Reader:
             raise EvidenceError(str(exc)) from exc
 
     def _queries(self, part: _Part, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
-        """Name and expression; of the time before only the hours. `twice`: PromQL for nodes with several targets."""
+        """Name and expression. For the period before only the hours. `twice`: PromQL for nodes with several targets."""
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
         for name, counter, unit in counters:
@@ -223,16 +219,16 @@ class Reader:
 
 
 def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterator[str]:
-    """What is not in the digest, or may be wrong. `twice`: nodes that several targets scraped."""
+    """Values that are missing in the digest or may be wrong. `twice`: nodes that several targets scraped."""
     if twice:
         more = f" and {len(twice) - 3} nodes more" if len(twice) > 3 else ""
         yield (
-            f"some hours of {', '.join(twice[:3])}{more}, maybe: several targets scraped one exporter, so the "
-            "larger counts; scrape each exporter once"
+            f"possibly some hours of {', '.join(twice[:3])}{more}: several targets scraped one exporter, so only the "
+            "larger value counts; scrape each exporter once"
         )
     if has_nameless:
         yield (
-            "whether an exporter was scraped twice, so that its hours count twice: some series lack the label node; "
+            "exporters that were scraped twice, whose hours count twice: some series lack the label node; "
             "set it in Prometheus (alerts/prometheus.example.yaml)"
         )
     without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
@@ -261,6 +257,6 @@ def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[Row]) -> None:
 
 
 def _owner_of(labels: Mapping[str, str]) -> str:
-    """A person where Slurm names one, else a team or a workload."""
+    """The user if Slurm names one, else a team or a workload."""
     person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
     return person or labels.get("team", "") or labels.get("workload", "")

@@ -13,9 +13,9 @@ from gpu_exporter.plain import layout, one_line, utc
 
 TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
-OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MOST MEMORY", "ENOUGH")
+OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MAX MEMORY", "SUFFICIENT SIZE")
 DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "UNKNOWN")
-WORDS = {"OWNER", "ENOUGH"}  # columns that are not numbers
+WORDS = {"OWNER", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
 Table: TypeAlias = tuple[Sequence[str], Sequence[tuple[str, ...]]]
@@ -24,7 +24,7 @@ CELL = "padding: 2px 10px; border-bottom: 1px solid #ddd; text-align: "
 
 
 def render_text(digest: Digest) -> str:
-    """Tables of fixed width. Ends in a newline."""
+    """Tables with fixed-width columns. Ends in a newline."""
     lines = [headline(digest), ""]
     for header, rows in _tables(digest):
         lines += [*layout(header, rows, frozenset(header[1:]) - WORDS), ""]
@@ -33,7 +33,7 @@ def render_text(digest: Digest) -> str:
 
 
 def render_html(digest: Digest) -> str:
-    """One page without links to anywhere, so that it can be mailed."""
+    """One page without links or external assets, so that it can be mailed."""
     out = ["<!doctype html>", '<html><meta charset="utf-8"><body style="font-family: sans-serif">']
     out.append(f"<p>{html.escape(headline(digest))}</p>")
     for header, rows in _tables(digest):
@@ -52,7 +52,7 @@ def render_html(digest: Digest) -> str:
 
 
 def render_json(digest: Digest) -> str:
-    """Everything, with full precision; hours are GPU-hours."""
+    """All values with full precision; hours are GPU-hours."""
     return (
         json.dumps(
             {
@@ -87,7 +87,7 @@ def render_json(digest: Digest) -> str:
 
 
 def headline(digest: Digest) -> str:
-    """The one sentence that matters."""
+    """The summary in one sentence."""
     total, before = digest.total, digest.before
     start, end = (utc(wall).strftime("%Y-%m-%d %H:%M") for wall in (digest.start, digest.end))
     share = f"{total.idle / total.held:.0%}" if total.held else UNKNOWN
@@ -95,7 +95,9 @@ def headline(digest: Digest) -> str:
     if total.cost_idle:
         text += f", which cost {total.cost_idle:,.0f}"
     if before.held:
-        text += f"; the time before: {before.held:,.0f} held, {before.idle:,.0f} idle ({before.idle / before.held:.0%})"
+        text += (
+            f"; the period before: {before.held:,.0f} held, {before.idle:,.0f} idle ({before.idle / before.held:.0%})"
+        )
     return text
 
 

@@ -1,1 +1,1 @@
-"""Bytes: one view in, Prometheus text, OpenMetrics, JSON, table or page out. A scrape cannot reach the driver."""
+"""Renders a view as Prometheus text, OpenMetrics, JSON, table or page. A scrape never calls the driver."""

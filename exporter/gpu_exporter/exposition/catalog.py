@@ -1,4 +1,4 @@
-"""Families that are not a collector's: ledger, allocations, the exporter itself. And the list for the reference."""
+"""Families that no collector publishes: ledger, allocations, the exporter itself. Also lists them for the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_exporter.model.metrics import Family
 
 DEVICE_LABELS = ("gpu", "uuid")
 MIG_LABELS = ("gpu", "uuid", "mig", "mig_uuid")
-ALLOCATION_LABELS = ("gpu", "uuid", "mig", "mig_uuid", *ALLOCATION_KEY[2:])  # gpu and mig are for people
+ALLOCATION_LABELS = ("gpu", "uuid", "mig", "mig_uuid", *ALLOCATION_KEY[2:])  # gpu and mig are indexes for people
 
 GPU_INFO = Family(
     "gpu_info",
@@ -20,55 +20,59 @@ GPU_INFO = Family(
 GPU_UP = Family(
     "gpu_up",
     "gauge",
-    "1 while the GPU answers, 0 while it is lost, missing or its calls hang; absent while it is away on purpose",
+    "State of the GPU: 1 while it answers, 0 while it is lost, missing or hung. Absent while it is away on purpose",
 )
 GPU_MISSING = Family(
     "gpu_missing",
     "gauge",
-    "A GPU on the PCI bus that should answer and that the driver does not list, always 1; it has no UUID yet, one that "
-    "was seen before has gpu_up 0",
+    "GPU on the PCI bus that should answer but that the driver does not list, always 1. It has no UUID yet: a GPU "
+    "that was seen before has gpu_up 0 instead",
     ("pci_bus_id",),
     source="/sys/bus/pci/devices",
 )
 GPU_ALLOCATED = Family(
     "gpu_allocated",
     "gauge",
-    "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, while a "
-    "pod, job or container uses it that does not hold it, and while no pod holds it and the kubelet does not offer it",
+    "Allocation of the GPU or its instances: 1 if held, 0 if free. Absent while holders are unknown, while a pod, "
+    "job or container uses the GPU without holding it, and while no pod holds it and the kubelet does not offer it",
 )
 GPU_ALLOCATABLE = Family(
     "gpu_allocatable",
     "gauge",
-    "1 while the kubelet offers the GPU or an instance of it to pods, held or not; 0 while it does not: the device "
-    "plugin is down, excludes it or reports it unhealthy; absent where that is not known, as with Slurm and resource "
-    "claims",
+    "Offer of the GPU or one of its instances to pods by the kubelet, held or not: 1 if offered, 0 if not (the "
+    "device plugin is down, excludes it or reports it as unhealthy). Absent where the offer is unknown, as with "
+    "Slurm and resource claims",
     source="PodResources GetAllocatableResources",
 )
 GPU_BUSY = Family(
     "gpu_busy_seconds_total",
     "counter",
-    "Integral of utilization; rate(busy)/rate(observed) is the mean over any window",
+    "Integral of utilization over time, in seconds. rate(busy)/rate(observed) is the mean utilization over any window",
     source="nvmlDeviceGetSamples, else nvmlDeviceGetUtilizationRates",
 )
 GPU_OBSERVED = Family(
     "gpu_observed_seconds_total",
     "counter",
-    "Time for which utilization is known; its rate is the coverage",
+    "Time for which utilization is known, in seconds. Its rate is the coverage",
 )
-GPU_IDLE = Family("gpu_idle_seconds_total", "counter", "Time at exactly 0 with every other readable witness quiet")
+GPU_IDLE = Family(
+    "gpu_idle_seconds_total",
+    "counter",
+    "Time with utilization exactly 0 and every other readable witness quiet, in seconds",
+)
 GPU_IDLE_WITNESSES = Family(
     "gpu_idle_witnesses",
     "gauge",
-    "Witnesses of idleness that could be read: utilization, engines, GPM, PCIe, NVLink, power",
+    "Number of witnesses of idleness that could be read: utilization, engines, GPM, PCIe, NVLink, power",
 )
 GPU_LAST_ACTIVE = Family(
     "gpu_last_active_timestamp_seconds",
     "gauge",
-    "Last time any activity was seen; absent while none was",
+    "Unix time of the last activity that was seen. Absent before the first activity",
 )
 _OTHER_ACTIVITY = (
-    "Time at utilization 0 that is not idle, by the witness that was active, since the exporter started: of "
-    "several the first in the order of docs/concepts.md; no series before its first activity"
+    "Time with utilization 0 that is not idle, in seconds since the exporter started, by the witness that was active. "
+    "If several were active, the first in the order of docs/concepts.md counts. Absent before the witness is active"
 )
 GPU_OTHER_ACTIVITY = Family("gpu_other_activity_seconds_total", "counter", _OTHER_ACTIVITY, ("witness",))
 MIG_OTHER_ACTIVITY = Family(
@@ -77,13 +81,14 @@ MIG_OTHER_ACTIVITY = Family(
 GPU_UNATTRIBUTED_BUSY = Family(
     "gpu_unattributed_busy_seconds_total",
     "counter",
-    "Integral of utilization that belongs to no known holder: nobody held it, or several did and it was none of "
-    "theirs; with the busy time of the holders it makes gpu_busy_seconds_total, some seconds later",
+    "Integral of utilization that belongs to no known holder, in seconds: the GPU or instance had no holder, or "
+    "several holders and the work was not theirs. Together with the busy time of the holders it equals the busy "
+    "time of the GPU or instance, some seconds later",
 )
 GPU_UNATTRIBUTED_ENERGY = Family(
     "gpu_unattributed_energy_joules_total",
     "counter",
-    "Energy that belongs to no known holder, since the exporter first saw it",
+    "Energy that belongs to no known holder, in joules since the exporter first saw the GPU or instance",
 )
 UNIT_FAMILIES = (
     GPU_BUSY,
@@ -102,22 +107,22 @@ MIG_UNIT_FAMILIES = tuple(
 GPU_XID_EVENTS = Family(
     "gpu_xid_events_total",
     "counter",
-    "XIDs since the exporter started, by class (application, hardware, information); exported as 0 before the first "
-    "event, so that increase() sees it",
+    "Number of XIDs since the exporter started, by class (application, hardware, information). Exported as 0 before "
+    "the first event, so that increase() sees the first event",
     ("class",),
     source="nvmlEventSetWait_v2, with --collector.xid.kmsg /dev/kmsg too",
 )
 GPU_XID_ERRORS = Family(
     "gpu_xid_errors_total",
     "counter",
-    "XIDs since the exporter started, by code",
+    "Number of XIDs since the exporter started, by code. Absent before the first XID with this code",
     ("xid", "class"),
     source="nvmlEventSetWait_v2",
 )
 GPU_XID_LAST = Family(
     "gpu_xid_last_timestamp_seconds",
     "gauge",
-    "When this XID was last reported",
+    "Unix time at which this XID was last reported. Absent before the first report",
     ("xid", "class"),
     source="nvmlEventSetWait_v2",
 )
@@ -126,7 +131,7 @@ XID_FAMILIES = (GPU_XID_EVENTS, GPU_XID_ERRORS, GPU_XID_LAST)
 ALLOCATION_INFO = Family(
     "gpu_allocation_info",
     "gauge",
-    "Who holds the GPU or MIG instance, always 1",
+    "Holder of the GPU or MIG instance, always 1",
     (
         "slurm_cluster",
         "user",
@@ -145,109 +150,130 @@ ALLOCATION_INFO = Family(
     ),
 )
 ALLOCATION_SHARE = Family(
-    "gpu_allocation_share_ratio", "gauge", "Share of the GPU: 1 whole, slices for MIG, 1/holders when shared"
+    "gpu_allocation_share_ratio",
+    "gauge",
+    "Share of the GPU that the holder has: 1 for a whole GPU, its part of the slices for MIG, 1/holders if shared",
 )
 ALLOCATION_HOLDER_UNITS = Family(
     "gpu_allocation_holder_units",
     "gauge",
-    "GPUs and MIG instances that the holder (pod or job) holds in all, on every node, as its scheduler counts them",
+    "Number of GPUs and MIG instances that the holder (pod or job) holds on all nodes, as its scheduler counts "
+    "them. Absent where the scheduler reports no number",
 )
 ALLOCATION_START = Family(
-    "gpu_allocation_start_timestamp_seconds", "gauge", "Start as the scheduler reports it, else when first seen"
+    "gpu_allocation_start_timestamp_seconds",
+    "gauge",
+    "Unix time of the start, as the scheduler reports it, otherwise when the holder was first seen",
 )
 ALLOCATION_LAST_ACTIVE = Family(
     "gpu_allocation_last_active_timestamp_seconds",
     "gauge",
-    "Last activity of this holder, its start until there was any; absent where activity has no source",
+    "Unix time of the last activity of this holder, or of its start before any activity. Absent where activity "
+    "cannot be read",
 )
 ALLOCATION_IDLE_RUN = Family(
     "gpu_allocation_idle_run_seconds",
     "gauge",
-    "Present unbroken run of known zero; unknown time does not add, activity or too much unknown time (a minute in "
-    "sequence, a tenth in all) resets it; absent while the GPU does not answer or its holder cannot work",
+    "Length of the current idle run, in seconds. Unknown time does not add to it. Activity resets it, and so does "
+    "too much unknown time (a minute in sequence, a tenth in all). Absent while the GPU does not answer or its "
+    "holder cannot work",
 )
 ALLOCATION_IDLE_WITNESSES = Family(
     "gpu_allocation_idle_run_witnesses",
     "gauge",
-    "Fewest witnesses of idleness that any part of the present idle run rests on, 0 while there is no run",
+    "Lowest number of witnesses that any part of the current idle run rests on, 0 without an idle run. Absent while "
+    "gpu_allocation_idle_run_seconds is absent",
 )
 ALLOCATION_LONGEST_GAP = Family(
     "gpu_allocation_idle_gap_longest_seconds",
     "gauge",
-    "Longest idle run of this holder that ended with work; absent before there was one",
+    "Longest idle run of this holder that ended with work, in seconds. Absent before the first such run",
 )
-ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen")
+ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen, in seconds")
 ALLOCATION_BUSY = Family(
     "gpu_allocation_busy_seconds_total",
     "counter",
-    "Integral of utilization while held; of a shared GPU of its own part",
+    "Integral of utilization while held, in seconds. For a shared GPU, only the holder's own part",
 )
 ALLOCATION_OBSERVED = Family(
-    "gpu_allocation_observed_seconds_total", "counter", "Time held for which utilization is known"
+    "gpu_allocation_observed_seconds_total", "counter", "Time held for which utilization is known, in seconds"
 )
 ALLOCATION_IDLE = Family(
-    "gpu_allocation_idle_seconds_total", "counter", "Time held at exactly 0 with every other witness quiet"
+    "gpu_allocation_idle_seconds_total",
+    "counter",
+    "Time held with utilization exactly 0 and every other witness quiet, in seconds",
 )
 ALLOCATION_LOW = Family(
-    "gpu_allocation_low_seconds_total", "counter", "Time held below ledger.low_ratio (default 0.10)"
+    "gpu_allocation_low_seconds_total",
+    "counter",
+    "Time held with utilization below ledger.low_ratio (default 0.10), in seconds",
 )
 ALLOCATION_HIGH = Family(
-    "gpu_allocation_high_seconds_total", "counter", "Time held at or above ledger.high_ratio (default 0.70)"
+    "gpu_allocation_high_seconds_total",
+    "counter",
+    "Time held with utilization at or above ledger.high_ratio (default 0.70), in seconds",
 )
 ALLOCATION_ENERGY = Family(
     "gpu_allocation_energy_joules_total",
     "counter",
-    "Energy of what the holder holds, by method: board (a whole GPU's counter), mig (the instance's estimate), "
-    "busy_time (a shared GPU: what it draws at rest by the number of holders, the rest by busy time)",
+    "Energy of the holder's GPU or instance, in joules, by method: board (counter of a whole GPU), mig (estimate "
+    "for an instance), busy_time (shared GPU: the energy at rest divided by the number of holders, the remainder by "
+    "busy time)",
     ("method",),
 )
 ENERGY_METHODS, ENERGY_DIVIDED = {"none": "board", "mig": "mig"}, "busy_time"  # by Allocation.share
 ALLOCATION_UTILIZATION = Family(
     "gpu_allocation_utilization_ratio",
     "gauge",
-    "Utilization of the holder's GPU or instance; where that is shared, by the holder's own processes, and absent "
-    "while that is not known",
+    "Utilization of the holder's GPU or instance. If it is shared, only by the holder's own processes, and absent "
+    "while their utilization is unknown",
 )
 ALLOCATION_MEMORY = Family(
     "gpu_allocation_memory_used_bytes",
     "gauge",
-    "Memory used on the holder's GPU or instance; where that is shared, by the holder's own processes, and absent "
-    "while not each process there is known to be one holder's",
+    "Memory in use on the holder's GPU or instance, in bytes. If it is shared, only by the holder's own processes, "
+    "and absent while any process there cannot be assigned",
 )
 ALLOCATION_PROCESSES = Family(
     "gpu_allocation_processes",
     "gauge",
-    "Processes of the holder on its GPU or instance; absent while not each process there is known to be one holder's",
+    "Number of processes of the holder on its GPU or instance. Absent while any process there cannot be assigned",
 )
-ALLOCATION_POWER = Family("gpu_allocation_power_watts", "gauge", "Power of the whole GPU that the holder holds alone")
+ALLOCATION_POWER = Family(
+    "gpu_allocation_power_watts",
+    "gauge",
+    "Power of the whole GPU, or estimate for the MIG instance, in watts. Absent where several holders share it",
+)
 ALLOCATION_TEMPERATURE = Family(
     "gpu_allocation_temperature_celsius",
     "gauge",
-    "Temperature of the board, its one sensor for all instances",
+    "Temperature of the board, in degrees Celsius; a board has one sensor for all its instances. Absent where "
+    "several holders share the GPU or instance",
 )
 ALLOCATION_HOST_ACTIVITY = Family(
     "gpu_allocation_host_activity_ratio",
     "gauge",
-    "Share of its CPUs on this node that the whole holder used, mean of ten minutes, the same on each of its GPUs; its "
-    "CPUs are those of its quota or cpuset, else the host's by its part of the node's GPUs",
+    "Share of its CPUs on this node that the whole holder used, mean of ten minutes, the same value on each of its "
+    "GPUs. Its CPUs are those of its quota or cpuset, otherwise the host's CPUs in proportion to its part of the "
+    "node's GPUs. Absent while unknown",
 )
 ALLOCATION_HOST_IO = Family(
     "gpu_allocation_host_io_bytes_per_second",
     "gauge",
-    "Bytes that the whole holder read from and wrote to block devices of this node, mean of ten minutes, the same on "
-    "each of its GPUs; network file systems are not in it",
+    "Bytes per second that the whole holder read from and wrote to block devices of this node, mean of ten minutes, "
+    "the same value on each of its GPUs. Network file systems are not included. Absent while unknown",
 )
 ALLOCATION_UNKNOWN = Family(
     "gpu_allocation_activity_unknown",
     "gauge",
-    "1 while gpu_allocation_idle_run_seconds is absent, by reason: what keeps the holder from working (the state of "
-    "its Slurm job, stopped, not_started, no_process), or why its activity is not known (docs/concepts.md)",
+    "Reason why gpu_allocation_idle_run_seconds is absent, always 1: either what keeps the holder from working (the "
+    "state of its Slurm job, stopped, not_started, no_process), or why its activity is unknown (docs/concepts.md)",
     ("reason",),
 )
 ALLOCATION_STATE = Family(
     "gpu_allocation_state",
     "gauge",
-    "Present state, always 1; for people and group_left, not for alerts over a range",
+    "Current state, always 1. For people and group_left, not for alerts over a range",
     ("state",),
 )
 ALLOCATION_FAMILIES = (
@@ -276,118 +302,131 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_UNKNOWN,
 )
 
-BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))
+BUILD_INFO = Family(
+    "gpu_exporter_build_info", "gauge", "Version and backend of the exporter, always 1", ("version", "backend")
+)
 DRIVER_UP = Family(
     "gpu_driver_up",
     "gauge",
-    "1 while the driver answers, 0 while there is none or all of it hangs; a fault only where gpu_devices_expected is "
-    "above 0",
+    "State of the driver: 1 while it answers, 0 while there is no driver or all of it hangs. 0 is a fault only if "
+    "gpu_devices_expected is above 0",
 )
-DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "GPUs that answer")
+DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "Number of GPUs that answer")
 DEVICES_EXPECTED = Family(
     "gpu_devices_expected",
     "gauge",
-    "GPUs that should answer: on the bus with NVIDIA's driver, in the driver's list, or seen here before",
+    "Number of GPUs that should answer: on the bus with NVIDIA's driver, in the driver's list, or seen here before",
 )
 DEVICES_UNATTRIBUTED = Family(
     "gpu_devices_unattributed",
     "gauge",
-    "GPUs and MIG instances of which it is not known who holds them, nor that they are free; absent without a source",
+    "Number of GPUs and MIG instances that are neither known to be held nor known to be free. Absent without a "
+    "source of holders",
 )
 DEVICES_UNMANAGED = Family(
     "gpu_devices_unmanaged",
     "gauge",
-    "GPUs on the bus that another kernel driver has (vfio-pci, nouveau, none): not ours to read, and not lost",
+    "Number of GPUs on the bus with another kernel driver (vfio-pci, nouveau, none). The exporter does not read "
+    "them, and they are not lost",
     ("driver",),
     source="/sys/bus/pci/devices",
 )
 SAMPLE_INTERVAL = Family(
     "gpu_exporter_sample_interval_seconds",
     "gauge",
-    "How fresh values can be: the larger of the sampling interval and --textfile.interval",
+    "Time after which values are renewed, in seconds: the larger of the sampling interval and --textfile.interval",
 )
 TENANT_LABELS = ("scheduler", "namespace", "account", "user")
 TENANT_HELD = Family(
     "gpu_tenant_held_gpu_seconds_total",
     "counter",
-    "GPU-seconds held on this node by a namespace, or an account and user, each GPU by the share held; pods and jobs "
-    "that come and go between two scrapes count too",
+    "GPU-seconds held on this node by a namespace, or by an account and user. Each GPU counts by the share held. "
+    "Pods and jobs that start and end between two scrapes count too",
 )
 TENANT_KNOWN = Family(
     "gpu_tenant_known_gpu_seconds_total",
     "counter",
-    "GPU-seconds held for which utilization is known; the rest is unknown",
+    "GPU-seconds held for which utilization is known. The remainder is unknown",
 )
 TENANT_BUSY = Family(
     "gpu_tenant_busy_gpu_seconds_total", "counter", "Integral of utilization over the GPU-seconds held"
 )
 TENANT_IDLE = Family(
-    "gpu_tenant_idle_gpu_seconds_total", "counter", "GPU-seconds held at exactly 0 with every other witness quiet"
+    "gpu_tenant_idle_gpu_seconds_total",
+    "counter",
+    "GPU-seconds held with utilization exactly 0 and every other witness quiet",
 )
 TENANT_ENERGY = Family(
     "gpu_tenant_energy_joules_total",
     "counter",
-    "Energy of GPUs and MIG instances while a tenant held them, and of its part of shared ones",
+    "Energy of GPUs and MIG instances while a tenant held them, in joules. For shared GPUs and instances, only the "
+    "tenant's part",
 )
 TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",
-    "When a GPU last answered, kept while none does; absent before the first time",
+    "Unix time at which a GPU last answered, kept while no GPU answers. Absent before the first answer",
 )
 STATE_LAST_WRITE = Family(
     "gpu_exporter_state_last_write_timestamp_seconds",
     "gauge",
-    "When the state file was last written; published counters have the values of that time",
+    "Unix time of the last write of the state file. Published counters have the values of that time. Absent before "
+    "the first write, and where no state is kept",
 )
 STATE_WRITE_ERRORS = Family(
     "gpu_exporter_state_write_errors_total",
     "counter",
-    "Failed writes of the state file since start; absent where no state is kept",
+    "Number of failed writes of the state file since the exporter started. Absent where no state is kept",
 )
 COLLECTOR_SUCCESS = Family(
     "gpu_exporter_collector_success",
     "gauge",
-    "1 when the collector's last cycle had no error on any GPU; no data is no error",
+    "Result of the collector's last cycle: 1 without errors on any GPU, 0 otherwise. Missing data is not an error",
     ("collector",),
 )
 COLLECTOR_DURATION = Family(
     "gpu_exporter_collector_duration_seconds",
     "gauge",
-    "Longest last cycle of the collector over the GPUs",
+    "Duration of the collector's last cycle, in seconds, the longest of all GPUs",
     ("collector",),
 )
 DRIVER_ERRORS = Family(
     "gpu_exporter_driver_errors_total",
     "counter",
-    "Failed driver calls and answers that were not believed, since start",
+    "Number of failed driver calls and discarded answers since the exporter started",
     ("call", "error"),
 )
 ATTRIBUTION_UP = Family(
-    "gpu_exporter_attribution_up", "gauge", "1 when the source answered when it was last asked", ("source",)
+    "gpu_exporter_attribution_up",
+    "gauge",
+    "State of the source: 1 if it answered when it was last asked, 0 otherwise",
+    ("source",),
 )
 ATTRIBUTION_COMPLETE = Family(
     "gpu_exporter_attribution_complete",
     "gauge",
-    "1 when each holder that the source names has its device, and none may be left out; 0 while it answers in part",
+    "Completeness of the source's answer: 1 if the source reports every holder, and every holder in it has its "
+    "device, 0 otherwise",
     ("source",),
 )
 ATTRIBUTION_LAST_SUCCESS = Family(
     "gpu_exporter_attribution_last_success_timestamp_seconds",
     "gauge",
-    "When what the source says was last true by its own word; absent before the first time",
+    "Unix time for which the source's last answer was true, as the source reports it. Absent before the first answer",
     ("source",),
 )
 JOBS_MISSED = Family(
     "gpu_exporter_jobs_missed_total",
     "counter",
-    "Jobs that ended before it was known which GPUs they held, so that no tenant has their hours",
+    "Number of jobs that ended before the exporter knew which GPUs they held. No tenant has their hours",
     ("source",),
 )
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
     "counter",
-    "Polls in which the source contradicted one of higher precedence, or the processes on a GPU contradicted it",
+    "Number of polls in which the source contradicted a source of higher precedence, or in which the processes on a "
+    "GPU contradicted the source",
     ("source",),
 )
 SELF_FAMILIES = (
@@ -413,7 +452,7 @@ SELF_FAMILIES = (
 
 
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
-    """Title, implied labels and families of everything that is not a collector's."""
+    """Title, implied labels and families of every group that no collector publishes."""
     yield (
         "GPU: identity and ledger",
         DEVICE_LABELS,

@@ -1,4 +1,4 @@
-"""Who holds what, and by which evidence: the answer to "why does it say that this GPU is mine?"."""
+"""The table of holders, with the evidence for each: it answers "why does the exporter say that I hold this GPU?"."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NONE = "-"
 
 
 def render_holders(view: View) -> str:
-    """Fixed-width columns, one line per allocation, or per unit that nobody holds; then what each source
-    could not say. Ends in a newline.
+    """Fixed-width columns, one line per allocation, or per unit without a holder. Then the status and errors of each
+    source. Ends in a newline.
     """
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:
@@ -24,7 +24,7 @@ def render_holders(view: View) -> str:
     rows = [row for gpu in view.gpus for row in _rows(gpu, view, by_unit)]
     lines = layout(HEADER, rows, RIGHT)
     if not view.status.sources:
-        lines.append("no source of holders is asked: see --attribution in `gpu-exporter --help`")
+        lines.append("no source of holders is configured: see --attribution in `gpu-exporter --help`")
     for source in view.status.sources:
         said = "never answered" if source.last_success_wall is None else "does not answer"
         if source.up:

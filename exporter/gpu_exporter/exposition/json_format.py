@@ -1,4 +1,4 @@
-"""A view as JSON, for scripts: the table's facts with full precision, and None where something is unknown."""
+"""A view as JSON, for scripts: the values of the table with full precision, null where unknown."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    """One line of the table: an allocation, or a GPU or MIG instance that nobody holds."""
+    """One line of the table: an allocation, or a GPU or MIG instance without a holder."""
     return {
         "gpu": row.gpu,
         "name": row.name,
@@ -115,7 +115,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
-    """Why a unit is not idle: when it was last active, by what, and how long at utilization 0 by each witness."""
+    """Why a unit is not idle: the time of its last activity, its witnesses, and their time at utilization 0."""
     return {
         "last_active_timestamp_seconds": totals.last_active_wall if totals else None,
         "last_active_by": list(totals.active_by) if totals else [],

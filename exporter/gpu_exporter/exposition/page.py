@@ -18,7 +18,7 @@ from gpu_exporter.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"
 SPARK_WIDTH, SPARK_HEIGHT = 120, 30
-SPARK_POINTS = 60  # more than this many buckets are averaged: 56 holders are to stay below 100 kB
+SPARK_POINTS = 60  # longer histories are averaged to so many points: a page with 56 holders stays below 100 kB
 
 GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
 TONES = {
@@ -88,7 +88,7 @@ footer { margin-top: 16px; } a { color: var(--spark); }
 @media print { #filter, footer { display: none; } main { padding: 0; max-width: none; } th { position: static; }
   body { font-size: 10px; } tr { break-inside: avoid; } }
 """
-# Without it the page is loaded again every few seconds, and shows all rows.
+# Without JavaScript, the page reloads every few seconds and shows all rows.
 SCRIPT = """
 const every = %d;
 const field = document.getElementById('filter');
@@ -105,12 +105,12 @@ async function read() {
     const answer = await fetch(location.pathname, {cache: 'no-store', signal: AbortSignal.timeout(1000 * every)});
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
     const next = page.getElementById('now');
-    if (!answer.ok || !next) throw new Error('this is not the page');
+    if (!answer.ok || !next) throw new Error('the answer is not this page');
     document.getElementById('now').replaceWith(next);
     silent.hidden = true;
     show();
   } catch {
-    silent.textContent = 'The exporter does not answer. What is shown is old.';
+    silent.textContent = 'The exporter does not answer. This page shows old values.';
     silent.hidden = false;
   }
 }
@@ -136,8 +136,8 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
         '<meta name=viewport content="width=device-width, initial-scale=1"><title>gpu-exporter</title>',
         f"<style>{STYLE}</style></head><body><main>",
         f"<header><h1>gpu-exporter</h1><span class=soft>version {escape(status.version)}, "
-        f"backend {escape(status.backend)}, sampled each {status.sample_interval_s:g} s</span>"
-        '<input id=filter type=search aria-label="Show the rows that have these words" hidden '
+        f"backend {escape(status.backend)}, sampled every {status.sample_interval_s:g} s</span>"
+        '<input id=filter type=search aria-label="Show only the rows that contain these words" hidden '
         'placeholder="Filter: holder, owner, state"></header>',
         "<p id=silent class=banner role=alert hidden></p><div id=now>",
     ]
@@ -230,7 +230,7 @@ def _two_lines(first: str, second: str) -> str:
 
 
 def _say_throttling(row: Row) -> str:
-    """Nothing where it is not known; a GPU that was not slowed down is worth a word too."""
+    """Share of the time and reason, or `not throttled`; "" while unknown."""
     if row.throttling is None:
         return ""
     share = format_ratio(row.throttling.ratio)
@@ -238,9 +238,9 @@ def _say_throttling(row: Row) -> str:
 
 
 def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
-    """Utilization as an area, unknown time as grey blocks; nothing where no activity is known."""
+    """Utilization as an area and unknown time as grey blocks; a short text if all of it is unknown."""
     if not any(value is not None for value in buckets):
-        return "<span class=soft>activity not known</span>"
+        return "<span class=soft>activity unknown</span>"
     values = _shrink(buckets)
     step = SPARK_WIDTH / len(values)
     bottom = SPARK_HEIGHT - 1
@@ -260,7 +260,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
     path = re.sub(r"H\d+(?=H)", "", path)
     known_values = [value for value in buckets if value is not None]
     mean = sum(known_values) / len(known_values)
-    title = f"mean {mean:.0%} over {format_age(len(known_values) * bucket_s)} known"
+    title = f"mean {mean:.0%} over {format_age(len(known_values) * bucket_s)} of known time"
     return (
         f'<svg width={SPARK_WIDTH} height={SPARK_HEIGHT} role=img aria-label="{title}"><title>{title}</title>'
         f'{gaps}<path d="{path}"/></svg>'
@@ -268,7 +268,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
 
 
 def _shrink(values: Sequence[float | None]) -> list[float | None]:
-    """At most SPARK_POINTS values; each the mean of the known ones it stands for."""
+    """At most SPARK_POINTS values; each is the mean of the known values in its part of the time."""
     per_point = max(1, -(-len(values) // SPARK_POINTS))
     shrunk: list[float | None] = []
     for start in range(0, len(values), per_point):

@@ -1,4 +1,4 @@
-"""Rendered bodies, made at the first request of a view and kept until the next one."""
+"""Rendered bodies of the newest view: rendered at the first request and kept until the next view."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTENT_TYPES = {
 
 @dataclass(slots=True)
 class _Edition:
-    """One view with what has been rendered of it."""
+    """One view with its rendered bodies."""
 
     key: object
     view: View
@@ -38,12 +38,12 @@ class _Edition:
 
 
 def no_history(_: UnitId) -> Buckets:
-    """Where no page is served."""
+    """No history, for callers that serve no page."""
     return Buckets((), 1.0)
 
 
 class Publisher:
-    """Gives out bodies of the newest view. Safe to call from several threads."""
+    """Returns bodies of the newest view. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Publisher:
         more_series: Callable[[], list[Series]] = list,
         history: History = no_history,
     ) -> None:
-        """`version()` changes when `build_view()` would give something new; `more_series` are appended."""
+        """`version()` changes when `build_view()` would return a new view. `more_series` are appended."""
         self._build_view = build_view
         self._version = version
         self._more_series = more_series
@@ -62,7 +62,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
-        """The body in one of CONTENT_TYPES; `names` restricts the metric forms to these families."""
+        """The body in a form of CONTENT_TYPES. `names` restricts the metrics to these families."""
         with self._lock:
             edition = self._current()
             if names:
@@ -78,7 +78,7 @@ class Publisher:
             return edition.bodies[form, True]
 
     def rendered(self, form: str, *, zipped: bool = False) -> bytes | None:
-        """The body, where it is rendered already; takes no time and no lock."""
+        """The body if it is already rendered, else None. Needs no lock and returns at once."""
         edition = self._edition
         if edition is None or edition.key != self._version():
             return None

@@ -1,4 +1,4 @@
-"""What people read of a view: one row per allocation, or per unit that nobody holds."""
+"""A view as rows for people: one row per allocation, or per unit without a holder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GIB = 1024**3
 
 
 class Row(NamedTuple):
-    """`gpu`: the index, of a MIG instance index:instance. Numbers are None and texts empty where nothing is known.
+    """`gpu`: the index, for a MIG instance index:instance. While unknown: None for a number, "" for a text.
 
-    `utilization`: 0 to 1. `held_s`, `idle_s`: seconds since it is held, and of known zero up to now. `throttling`: of
-    the GPU over the last window. `age_s`: of the GPU's last reading.
+    `utilization`: 0 to 1. `held_s`: how long the holder has held it. `idle_s`: length of the current idle run.
+    `throttling`: of the GPU over the last window. `age_s`: age of the GPU's last reading.
     """
 
     gpu: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The cells as people read them, in this order; UNKNOWN for what is not known."""
+        """The cells as text, in the order of NAMES; UNKNOWN for unknown values."""
         return (
             self.gpu,
             self.name,
@@ -69,7 +69,7 @@ def list_rows(view: View) -> list[Row]:
 
 
 def by_waste(rows: Iterable[Row]) -> list[Row]:
-    """Held and idle for longest first; all others as they were."""
+    """Held rows with the longest idle time first; all other rows keep their order."""
     return sorted(rows, key=lambda row: -(row.idle_s or 0.0) if row.holder else 0.0)
 
 
@@ -93,7 +93,7 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
 
 
 def _unheld(view: View, not_free: str) -> str:
-    """Free only when every source of holders has answered; without sources nothing is known of holders."""
+    """The state of a unit without a holder: free only if every source has answered. Without sources it is unknown."""
     if not_free:
         return "unknown"
     if view.status.attribution_known:
@@ -118,7 +118,7 @@ def _row(
         state, why = "away", gpu.snapshot.error
     elif gpu.hung:
         silent = f"the driver has not answered for {format_age(gpu.age_s)}"
-        state, why = "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # one that was never read has no age
+        state, why = "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # a GPU that was never read has no age
     elif not gpu.snapshot.up:
         state, why = "missing" if gpu.snapshot.identity.index == NO_PLACE else "lost", gpu.snapshot.error
     elif gpu.withheld:
@@ -130,7 +130,7 @@ def _row(
     elif gpu.snapshot.contradiction:
         why = gpu.snapshot.contradiction
     elif gpu.snapshot.facts.utilization and view.status.sources:
-        why = "in use, but nobody is known to hold it"
+        why = "in use, but its holder is unknown"
     if not mig:
         failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
         why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))
@@ -142,7 +142,7 @@ def _row(
     if fresh and not mig:
         power, temperature = gpu.snapshot.facts.power_w, gpu.snapshot.facts.temperature_celsius
     elif fresh and allocation is not None:
-        power = allocation.power_w  # the estimate of the instance's part
+        power = allocation.power_w  # the estimate for the instance
     holder = owner = ""
     if allocation is not None:
         who = allocation.allocation.holder
@@ -151,7 +151,9 @@ def _row(
         held = view.wall - allocation.totals.start_wall
         idle = allocation.totals.idle_run_s if allocation.totals.known else None
     throttling = gpu.throttling if fresh and not mig else None
-    age = gpu.age_s if gpu.snapshot.up else None  # else it is when it last failed to answer
+    age = (
+        gpu.age_s if gpu.snapshot.up else None
+    )  # of a GPU that is not up, age_s is the time since it last failed to answer
     return Row(
         label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why, throttling, age
     )

@@ -1,4 +1,4 @@
-"""From a view to series: which families with which labels and values. Every text renderer starts here."""
+"""Turns a view into series: families with labels and values. Every text renderer uses them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Table:
         value: float | None,
         more: tuple[str, ...] = (),
     ) -> None:
-        if value is None or not math.isfinite(value):  # no number is no data
+        if value is None or not math.isfinite(value):  # NaN and infinity are not published
             return
         series = self.series.get(family.name)
         if series is None:
@@ -49,7 +49,7 @@ class _Table:
 
 
 def list_series(view: View) -> list[Series]:
-    """Everything to publish of one view."""
+    """All series of one view."""
     table = _Table()
     _add_self(table, view)
     held = {allocation.allocation.unit.uuid for allocation in view.allocations}
@@ -135,7 +135,7 @@ def _add_totals(
 
 
 def allocation_place(view: AllocationView) -> tuple[str, ...]:
-    """Values of ALLOCATION_LABELS."""
+    """The values of ALLOCATION_LABELS."""
     unit, holder = view.allocation.unit, view.allocation.holder
     return (
         str(view.gpu),
@@ -245,7 +245,7 @@ def _count_unattributed(view: View) -> int:
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
-    """Over the GPUs that were read: name, 1 when none failed, longest duration."""
+    """Of each collector, over the GPUs that were read: name, 1 if it failed on no GPU, longest duration."""
     outcomes: dict[str, tuple[bool, float]] = {}
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
         for outcome in found:

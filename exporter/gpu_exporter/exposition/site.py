@@ -1,4 +1,4 @@
-"""What the exporter serves: metrics, the page, JSON, the table, and probes."""
+"""The pages that the exporter serves: metrics, status page, JSON, tables and probes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_exporter.web.hosts import is_expected, own_names
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
-METRICS = "/api/v1/metrics"  # always, whatever --web.telemetry-path is
+METRICS = "/api/v1/metrics"  # is always served, also with another --web.telemetry-path
 HOST_MAX = 253
-MISDIRECTED = b"%s is not known as a name of this machine: ask by its address, or add the name to --web.hosts\n"
+MISDIRECTED = b"%s is not a known name of this machine: use its IP address, or add the name to --web.hosts\n"
 FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table", "/api/v1/holders": "holders"}
 
 
 class ExporterSite:
-    """Safe to call from several threads."""
+    """Answers requests. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ExporterSite:
         telemetry_path: str = "/metrics",
         hosts: Collection[str] = (),
     ) -> None:
-        """`hosts`: names by which the page and its like may be asked, beside the machine's own."""
+        """`hosts`: names that a request for the status page, JSON or tables may use, beside the machine's own names."""
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
@@ -34,7 +34,7 @@ class ExporterSite:
         self._hosts = own_names() | {host.lower() for host in hosts}
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """Probes, pages that do not exist, and bodies that are rendered already."""
+        """The reply to probes, to unknown pages, and for bodies that are already rendered; else None."""
         if request.path == "/-/healthy":
             return Reply(200, TEXT, b"gpu-exporter is healthy\n")
         if request.path == "/-/ready":

@@ -1,4 +1,4 @@
-"""A view as a table for a terminal: who holds which GPU, is it used, and if not, why."""
+"""A view as a table for a terminal: the holder of each GPU, its use, and the reason if it is not used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_exporter.plain import layout, one_line
 
 
 def render_table(view: View) -> str:
-    """Fixed-width columns, one line per allocation, or per GPU that nobody holds. Ends in a newline."""
+    """Fixed-width columns, one line per allocation, or per GPU without a holder. Ends in a newline."""
     lines = layout(NAMES, [row.texts for row in list_rows(view)], NUMBERS)
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"

@@ -1,7 +1,7 @@
 """Prometheus text 0.0.4 and OpenMetrics 1.0 from series.
 
-Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. Everything up to the
-value of a line is prepared once per (family, labels) and kept, since labels rarely change between two scrapes.
+Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The part of a line
+before its value is rendered once per (family, labels) and kept, because labels rarely change between two scrapes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpu_exporter.plain import encodable, shorten
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, hostile ones are cut
-SPARE_PREFIXES = 512  # kept beyond twice the present lines, so that a holder that comes and goes costs no sweep
+MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, longer (hostile) names are cut
+SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived holders cause no sweep
 
 
 def escape_label(value: str) -> str:
-    """A label value as both formats want it; bounded, since names come from users."""
+    """A label value, escaped for both formats. Its length is limited, because users choose names."""
     return shorten(encodable(value), MAX_LABEL_VALUE).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -43,7 +43,7 @@ class TextRenderer:
         """The exposition of `series`; with `names`, of these families only."""
         out: list[str] = []
         prefixes = self._prefixes
-        lines = 0  # of all families, so that a request for a few of them does not cost a sweep
+        lines = 0  # of all families, so that a request for a few families causes no sweep
         for family, label_names, rows in series:
             lines += len(rows)
             if names and family.name not in names:
@@ -62,7 +62,7 @@ class TextRenderer:
         return "".join(out)
 
     def _forget(self, series: Sequence[Series]) -> None:
-        """Drop the lines of holders that are gone."""
+        """Drop the prefixes of holders that are gone."""
         present = {(family.name, labels) for family, _, rows in series for labels, _ in rows}
         self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in present}
 
@@ -77,6 +77,6 @@ class TextRenderer:
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    """`name{a="b"} ` without labels that are empty, since an empty label is an absent one."""
+    """`name{a="b"} ` without empty labels, because an empty label is the same as an absent one."""
     pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

@@ -1,1 +1,1 @@
-"""What holders do on the host's own processors and disks, beside their GPUs."""
+"""Work of holders on the host's processors and disks, in addition to their GPUs."""

@@ -1,9 +1,9 @@
-"""The kernel's own accounting of a pod or job: processor time, traffic of its disks, and how many CPUs it may use.
+"""The kernel's accounting of a pod or job: processor time, disk traffic, and the number of CPUs it may use.
 
-The counters of a pod's or job's cgroup include all that ran in it, also what has ended. They are the kernel's, and no
-process in the cgroup can change them. Both layouts are read: version 2, one tree; version 1, a tree for each
-controller, of which `cpuacct` must be there and the others may be. Traffic is that of block devices: what a network
-file system or a socket carries is in neither.
+The counters of a pod's or job's cgroup include all processes that ran in it, also those that have ended. The kernel
+writes the counters; no process in the cgroup can change them. Both layouts are read: version 2 is one tree; version 1
+is one tree per controller, of which only `cpuacct` is required. Traffic is that of block devices only: neither layout
+counts the traffic of network file systems or sockets.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from gpu_exporter.attribution.cgroup import parse_cgroup
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.slurm.hostlist import parse_ranges
 
-READ_MAX = 65_536  # bytes of one file; io.stat has some 100 for each block device
-DEPTH_MAX = 32  # kind in a slice of systemd: 8
-FOLDERS_MAX = 20_000  # looked at in one search
+READ_MAX = 65_536  # bytes of one file; io.stat has some 100 bytes per block device
+DEPTH_MAX = 32  # kind (Kubernetes in Docker) in a systemd slice: 8
+FOLDERS_MAX = 20_000  # folders visited in one search
 CPUACCT = ("cpuacct", "cpu,cpuacct", "cpuacct,cpu")
 CPU = ("cpu", *CPUACCT[1:])
 US, NS = 1e-6, 1e-9
 
 
 class Reading(NamedTuple):
-    """Counters of one cgroup since it was made. `io_bytes`: read and written, None without that controller. `cpus`:
-    how many it may use at once, None where nothing limits it.
+    """Counters of one cgroup since its creation. `io_bytes`: read and written bytes, None without that controller.
+    `cpus`: how many CPUs it may use at once, None if there is no limit.
     """
 
     cpu_s: float
@@ -44,16 +44,16 @@ class Cgroups:
         self._is_v2 = (root / "cgroup.controllers").exists()
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
-        """Where the cgroups of these pods and jobs are, of those that are found; of several the outermost."""
+        """The cgroups of these pods and jobs, as far as they are found; if there are several, the outermost."""
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Set[str] | None:
-        """Those of these UIDs whose pod has a cgroup; None where not every cgroup of the host was looked at."""
+        """The UIDs in `wanted` whose pod has a cgroup; None if not every cgroup of the host could be checked."""
         found, is_all = self._look([("pod", uid) for uid in wanted])
         return {uid for _, uid in found} if is_all else None
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """What `find` gives, and whether what is missing there is in no cgroup of the host."""
+        """The result of `find`, and whether the search proves that the missing ones have no cgroup on the host."""
         base = self._root if self._is_v2 else self._tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:
@@ -61,7 +61,8 @@ class Cgroups:
         walk = _Walk(base)
         for place in walk:
             owner = parse_cgroup(f"0::/{place}")
-            # A pod has its last folder's name, a job the outermost: a step or a container below them is a part of them.
+            # The last pod in the path owns the folder. The outermost folder of a pod or job counts: steps and
+            # containers are below it.
             of = [("pod", owner.pods[-1])] if owner.pods else []
             of += [("job", owner.job)] if owner.job else []
             for who in of:
@@ -72,7 +73,7 @@ class Cgroups:
         return found, walk.is_whole
 
     def read(self, place: PurePosixPath) -> Reading | None:
-        """The counters now; None for a cgroup that has ended, or whose processor time cannot be read."""
+        """The present counters; None if the cgroup has ended or its processor time cannot be read."""
         return self._read_v2(self._root / place) if self._is_v2 else self._read_v1(place)
 
     def _read_v2(self, folder: Path) -> Reading | None:
@@ -104,7 +105,7 @@ class Cgroups:
 
 
 class _Walk:
-    """The folders below `base`, by depth. `is_whole`: none was left out, but those that have just been removed."""
+    """The folders below `base`, by depth. `is_whole`: no folder was skipped, except folders just removed."""
 
     def __init__(self, base: Path) -> None:
         self.is_whole = True
@@ -139,7 +140,7 @@ class _Walk:
 
 
 def _text(path: Path) -> str | None:
-    """None where it cannot be read, or is longer than READ_MAX."""
+    """The text of a file; None if it cannot be read or is longer than READ_MAX."""
     try:
         with path.open("rb") as file:
             data = file.read(READ_MAX)
@@ -149,7 +150,7 @@ def _text(path: Path) -> str | None:
 
 
 def _field(text: str | None, name: str) -> float | None:
-    """The number behind a name at the start of a line."""
+    """The number that follows a name at the start of a line."""
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -168,13 +169,13 @@ def _number(text: str | None) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """CPUs by quota and period, both microseconds; None for no quota, written as `max` or -1."""
+    """CPUs from quota and period, both in microseconds; None without a quota, written as `max` or -1."""
     most, each = _number(quota), _number(period)
     return most / each if most and each else None
 
 
 def _count(path: Path) -> float | None:
-    """How many CPUs a list like 0-3,8 names."""
+    """The number of CPUs in a list such as 0-3,8; None if the list is empty or invalid."""
     text = (_text(path) or "").strip()
     try:
         return float(len(parse_ranges(text))) if text else None

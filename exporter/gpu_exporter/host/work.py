@@ -1,9 +1,9 @@
-"""How busy each holder is on the host: the share of its CPUs in use, and its traffic with disks.
+"""Each holder's work on the host: the share of its CPUs in use, and its disk traffic.
 
-A GPU that waits for a download, an unpacking or a preprocessing is idle, and its holder works. That delays what is said
-of it; it never accuses. The mean of the last ten minutes is published, so that a reader who looks once a minute misses
-nothing. Its CPUs are what its quota or cpuset allows; where neither limits it, the part of the host's that goes with
-its part of the node's GPUs.
+While a GPU waits for a download, an unpacking or a preprocessing, the GPU is idle but its holder works. This work can
+only delay a verdict on the holder; it never causes one. The mean of the last ten minutes is published, so that a reader
+with an interval of a minute misses nothing. The holder's CPUs are those that its quota or cpuset allows. Without such a
+limit, its share of the host's CPUs is its share of the node's GPUs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpu_exporter.model.views import HostWork
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 30.0
-SEARCH_S = 60.0  # a search looks at every cgroup of the host, some 20 us for each ...
-SEARCH_MAX_S = 960.0  # ... so one that finds nobody is repeated after twice the time: Slurm may not use cgroups at all
+SEARCH_S = 60.0  # a search visits every cgroup of the host, some 20 us for each ...
+SEARCH_MAX_S = 960.0  # ... so the pause doubles after a search without a result: Slurm may not use cgroups at all
 WINDOW_S = 600.0
 SPAN_MIN_S = 60.0  # a shorter span is mostly noise
 
@@ -36,10 +36,10 @@ class _Sample(NamedTuple):
 
 
 class HostWorks:
-    """Reads the holders' cgroups now and then. `works` is replaced as a whole, and may be read by any thread."""
+    """Reads the holders' cgroups at a fixed interval. `works` is replaced as a whole; any thread may read it."""
 
     def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
-        """`host_cpus`: of the whole host."""
+        """`host_cpus`: the number of CPUs of the whole host."""
         self.works: Mapping[Who, HostWork] = {}
         self._cgroups = cgroups
         self._clock = clock
@@ -51,17 +51,17 @@ class HostWorks:
         self._pause_s = SEARCH_S
 
     def run(self, stop: threading.Event, list_allocations: Callable[[], tuple[Collection[Allocation], int]]) -> None:
-        """Read until `stop`; `list_allocations`: those of now, and how many GPUs the node has."""
+        """Read until `stop`. `list_allocations`: the present allocations, and the number of GPUs of the node."""
         while not stop.is_set():
             try:
                 self.read(*list_allocations())
-            except Exception:  # a fault of ours must not leave the last values standing for ever
-                log.exception("the holders' cgroups could not be read")
+            except Exception:  # after a bug in the exporter, old values must not remain published
+                log.exception("cannot read the holders' cgroups")
                 self.works = {}
             self._clock.wait(stop, INTERVAL_S)
 
     def read(self, allocations: Iterable[Allocation], gpus: int) -> None:
-        """One look at all of them. `gpus`: of the node."""
+        """Read all cgroups once. `gpus`: the number of GPUs of the node."""
         parts: dict[Who, float] = {}
         for allocation in allocations:
             if (who := identify(allocation.holder)) is not None:
@@ -72,7 +72,7 @@ class HostWorks:
         works: dict[Who, HostWork] = {}
         for who, place in list(self._places.items()):
             reading = self._cgroups.read(place)
-            if reading is None:  # ended, or made again elsewhere
+            if reading is None:  # ended, or created again elsewhere
                 del self._places[who]
                 self._samples.pop(who, None)
             elif (work := self._add(who, reading, parts[who] / max(1, gpus))) is not None:
@@ -80,9 +80,9 @@ class HostWorks:
         self.works = works
 
     def _search(self, missing: Set[Who]) -> None:
-        """Look for the cgroups of these, at most once a minute, and less often for those that are not found."""
+        """Search the cgroups of `missing`, at most once a minute, and less often if a search finds no cgroup."""
         now = self._clock.monotonic()
-        if missing - self._missing:  # somebody new
+        if missing - self._missing:  # a new holder
             self._pause_s = SEARCH_S
         if not missing or now < self._searched + self._pause_s:
             return
@@ -92,10 +92,10 @@ class HostWorks:
         self._places |= found
 
     def _add(self, who: Who, reading: Reading, part: float) -> HostWork | None:
-        """None until enough time is known. `part`: of the node's GPUs, 0 to 1."""
+        """The holder's work, None until enough time has passed. `part`: its share of the node's GPUs, 0 to 1."""
         now = self._clock.monotonic()
         samples = self._samples.setdefault(who, deque())
-        if samples and reading.cpu_s < samples[-1].reading.cpu_s:  # another cgroup under the same name
+        if samples and reading.cpu_s < samples[-1].reading.cpu_s:  # another cgroup with the same name
             samples.clear()
         samples.append(_Sample(now, reading))
         while len(samples) > 1 and now - samples[1].monotonic >= WINDOW_S:
@@ -105,9 +105,9 @@ class HostWorks:
         if span_s < SPAN_MIN_S:
             return None
         limit = reading.cpus if reading.cpus is not None else self._host_cpus
-        if limit >= self._host_cpus:  # which is no limit
+        if limit >= self._host_cpus:  # this is no limit
             limit = max(1.0, self._host_cpus * min(1.0, part))
-        ratio = min(1.0, (reading.cpu_s - first.reading.cpu_s) / span_s / limit)  # it may use more than its part
+        ratio = min(1.0, (reading.cpu_s - first.reading.cpu_s) / span_s / limit)  # it may use more than its share
         now_bytes, then_bytes = reading.io_bytes, first.reading.io_bytes
         traffic = None if now_bytes is None or then_bytes is None else max(0.0, now_bytes - then_bytes) / span_s
         return HostWork(ratio, traffic)

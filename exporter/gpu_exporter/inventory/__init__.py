@@ -1,1 +1,1 @@
-"""Which GPUs should be here: those that were seen before, and those that the kernel shows on the bus."""
+"""Which GPUs this host should have: GPUs that were seen before, and GPUs that the kernel lists on the bus."""

@@ -1,7 +1,8 @@
-"""Which GPUs this node should have: those that were seen, kept in a file over restarts and reboots.
+"""The GPUs that this node should have: those that were seen, kept in a file over restarts and reboots.
 
-A GPU stays expected until another one answers at its PCI address (it was replaced), the node comes back from a reboot
-with at least as many GPUs (it was moved or taken out on purpose), or `gpu-exporter forget UUID`.
+A GPU remains expected until one of three events: another GPU answers at its PCI address (it was replaced), the node
+comes back from a reboot with at least as many GPUs (it was moved or taken out on purpose), or `gpu-exporter forget
+UUID`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ VERSION = 1
 
 
 class ExpectedDevice(NamedTuple):
-    """One GPU that answered here once."""
+    """One GPU that answered on this host before."""
 
     uuid: str
     pci_bus_id: str
@@ -27,11 +28,11 @@ class ExpectedDevice(NamedTuple):
 
 
 class ExpectedDevices:
-    """The set, and its file when there is a directory. One thread at a time."""
+    """The expected GPUs, and their file if there is a directory. One thread at a time."""
 
     def __init__(self, directory: Path | None, boot_id: str) -> None:
         self.devices: dict[str, ExpectedDevice] = {}
-        self.seen: dict[str, str] = {}  # by UUID, the boot in which it answered last; "" where that is not known
+        self.seen: dict[str, str] = {}  # by UUID, the boot in which the GPU last answered; "" if unknown
         self.left_out: set[str] = set()  # addresses of GPUs that were forgotten and have not answered since
         self._path = directory / FILE if directory is not None else None
         self._boot_id = boot_id
@@ -40,7 +41,7 @@ class ExpectedDevices:
         self._is_saved = True
 
     def load(self) -> None:
-        """Take over what the file says; called again it adopts what `forget` changed. A bad file counts as none."""
+        """Load the file; a later call applies what `forget` changed. An invalid file counts as missing."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
@@ -57,32 +58,32 @@ class ExpectedDevices:
         self._stamp = stamp
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
-        """These GPUs answer now. Returns whether anything is not saved yet; the caller then saves."""
+        """Note that these GPUs answer now. Returns whether there are unsaved changes; the caller then saves."""
         before, kept, left_out = self.devices, dict(self.devices), self.left_out
         answering = {
-            # One whose address cannot be read now is where it was.
+            # A GPU whose address cannot be read now keeps its known address.
             device.uuid: device if device.pci_bus_id or device.uuid not in kept else kept[device.uuid]
             for device in present
         }
         places = {device.pci_bus_id: device for device in answering.values() if device.pci_bus_id}
         rebooted = self._stored_boot_id != self._boot_id
-        if rebooted and len(answering) >= max(1, len(kept)):  # until then some may still be starting
+        if rebooted and len(answering) >= max(1, len(kept)):  # before that, some GPUs may still be starting
             kept.clear()
-            self.left_out = set()  # another card may be there by now
+            self.left_out = set()  # another card may be at these addresses now
             self._stored_boot_id = self._boot_id
         for uuid, device in list(kept.items()):
             successor = places.get(device.pci_bus_id)
             if uuid in answering or successor is None:
                 continue
-            # Replaced by another one at its place; one that was elsewhere before came with a new numbering of the bus.
+            # Replaced by another GPU at its address. A GPU that had another address shows a renumbered bus.
             elsewhere = before.get(successor.uuid)
             if elsewhere is None or elsewhere.pci_bus_id == successor.pci_bus_id:
                 del kept[uuid]
-            else:  # where it would be now nobody knows
+            else:  # the present address of the old GPU is unknown
                 kept[uuid] = device._replace(pci_bus_id="")
         kept.update(answering)
         self.left_out = self.left_out - places.keys()
-        self.devices = kept  # replaced as a whole: others may be reading
+        self.devices = kept  # replaced as a whole: other threads may be reading
         seen = {uuid: boot for uuid, boot in self.seen.items() if uuid in kept}
         seen |= dict.fromkeys(answering, self._boot_id)
         is_changed, self.seen = seen != self.seen, seen
@@ -96,7 +97,7 @@ class ExpectedDevices:
         return not self._is_saved
 
     def save(self) -> None:
-        """Write the file, by rename. Raises OSError."""
+        """Write the file by rename. Raises OSError."""
         if self._path is None:
             self._is_saved = True
             return
@@ -131,9 +132,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
             if [type(value) for value in device] != [str, str, int, str]:
                 return None
         text = json.dumps(data, ensure_ascii=False)
-        text.encode()  # half of a surrogate pair is not text, and no answer could be written with it
+        text.encode()  # a lone surrogate cannot be encoded, so no answer with it could be written
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
-        # Versions before said neither: whoever is in the list was there in the boot in which it was written.
+        # Earlier versions wrote neither: each listed GPU was present in the boot in which the file was written.
         boots = told if isinstance(told, dict) else dict.fromkeys(devices, boot_id)
         seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
         left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
@@ -143,7 +144,7 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
 
 
 def forget(directory: Path, uuid: str) -> bool:
-    """Take a GPU out of the file; a running exporter adopts that. False when it is not in there. Raises OSError."""
+    """Remove a GPU from the file; a running exporter notices it. False if the file lacks the GPU. Raises OSError."""
     known = _read(directory / FILE)
     if known is None or uuid not in known[1]:
         return False

@@ -1,4 +1,4 @@
-"""The list of expected GPUs and the bus together, as one immutable value, and who keeps it."""
+"""The expected GPUs and the bus as one immutable value, and the keeper of this value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FELL_OFF = "seen here before, but no longer in the driver's list"
 
 
 class Missing(NamedTuple):
-    """A GPU that should be here and is not found now. `away`: taken away on purpose or asleep, so not lost."""
+    """An expected GPU that is not found now. `away`: taken away on purpose or asleep, so not lost."""
 
     identity: DeviceIdentity
     reason: str
@@ -26,12 +26,13 @@ class Missing(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """`forgotten`: UUIDs that an administrator took out while their GPUs did not answer.
+    """Expected GPUs, and GPUs on the bus.
 
-    `managed`: the kernel driver that has those GPUs of `functions` that are ours to read. `seen`: UUIDs of `devices`
-    that were up in this boot. `left_out`: addresses of GPUs that an administrator has taken out. `failed`: addresses
-    whose probe has failed since their GPUs last answered. `proven`: PCI device ids of
-    which a card has answered for PROVEN_S. `is_loaded`, `is_subset` as in pci.py.
+    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `managed`: the kernel driver of
+    those GPUs in `functions` that the exporter reads. `seen`: UUIDs of `devices` that were up in this boot.
+    `left_out`: addresses of GPUs that an administrator removed. `failed`: addresses whose probe has failed since their
+    GPUs last answered. `proven`: PCI device ids of which a card has answered for PROVEN_S. `is_loaded`, `is_subset`: as
+    in pci.py.
     """
 
     devices: tuple[ExpectedDevice, ...] = ()
@@ -46,7 +47,7 @@ class Inventory(NamedTuple):
     is_subset: bool = False
 
     def standing(self, address: str) -> Standing:
-        """What a GPU at this address is that the driver does not list, or that does not answer."""
+        """The standing of a GPU at this address that the driver does not list, or that does not answer."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         known = [each for each in self.devices if each.pci_bus_id == wanted]
@@ -64,7 +65,7 @@ class Inventory(NamedTuple):
         )
 
     def given_away(self, address: str) -> str:
-        """Why a GPU that has answered is not ours to read any more, "" when it is."""
+        """Why a GPU that has answered before should not be read any more, "" if it should be read."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded
@@ -77,9 +78,11 @@ class Inventory(NamedTuple):
     def missing(
         self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
     ) -> list[Missing]:
-        """GPUs that should be here and are not among the UUIDs `found`. `errors`: by place in the driver's list, what
-        its GPU answered instead of a name; those that explain a missing one are taken out. `listed`: PCI addresses in
-        the driver's list, None where a place has none.
+        """Expected GPUs that are not among the UUIDs `found`.
+
+        `errors`: by position in the driver's list, the error of a GPU that did not report its name; errors that explain
+        a missing GPU are removed from it. `listed`: PCI addresses in the driver's list, None for a position without an
+        address.
         """
         entries: list[Missing] = []
         for device in self.devices:
@@ -91,7 +94,7 @@ class Inventory(NamedTuple):
             reason = standing.reason if away else errors.pop(device.position, "") or driver_error
             entries.append(Missing(identity, reason or standing.reason or FELL_OFF, away))
         places = list(listed)
-        # A place of the driver's list whose GPU or address cannot be read may be any of these.
+        # A position of the driver's list without a readable GPU or address may be any of the unseen GPUs.
         unclear = len(errors) + sum(each is None for each in places)
         unseen = self._unseen({normalize_pci(each) for each in places if each is not None})
         for address, standing in unseen[unclear:] if not driver_error else ():
@@ -100,15 +103,15 @@ class Inventory(NamedTuple):
         return entries
 
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
-        """GPUs of the bus that were never seen here and are missed, by address."""
+        """GPUs on the bus that were never seen here but count as missing, by address."""
         known = {device.pci_bus_id for device in self.devices} | self.left_out
         others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
         standings = [(address, self.standing(address)) for address in others]
         return [(address, standing) for address, standing in standings if standing.kind == "missing"]
 
     def count(self, listed: Iterable[str | None], found: Collection[str] = ()) -> int:
-        """GPUs that should answer. `listed`: PCI addresses in the driver's list, None where a place has none. `found`:
-        UUIDs in it.
+        """The number of GPUs that should answer. `listed`: PCI addresses in the driver's list, None for a position
+        without an address. `found`: UUIDs in the list.
         """
         places = [None if not address else normalize_pci(address) for address in listed]
         named = {address for address in places if address is not None}
@@ -116,18 +119,18 @@ class Inventory(NamedTuple):
         known = {device.pci_bus_id for device in self.devices if device.pci_bus_id}
         present |= {address for address in known - named if self.standing(address).kind == "missing"}
         present |= {address for address, _ in self._unseen(named)}
-        # One whose address is not known is at a place that has none, or is missing.
+        # A GPU with an unknown address either is at a position without an address, or is missing.
         lost = sum(not device.pci_bus_id and device.uuid not in found for device in self.devices)
         return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        """How many GPUs other kernel drivers have."""
+        """The number of GPUs of each other kernel driver."""
         others = Counter(function.driver for function in self.functions if function.driver != self.managed)
         return tuple(sorted(others.items()))
 
 
 class InventoryKeeper:
-    """Reads the list and the bus, and publishes `value`, which any thread may read. Safe to call from every thread."""
+    """Reads the list and the bus, and publishes `value` for any thread. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -137,12 +140,12 @@ class InventoryKeeper:
         boot_id: str = "",
         subset: Callable[[int], bool] = is_subset,
     ) -> None:
-        """`sysfs`: where to look for the bus, None for a backend that has none. `boot_id`: of this boot, "" where it is
-        not known. `subset`: whether this container or job has a part of so many GPUs.
+        """`sysfs`: path of the bus, None for a backend without a bus. `boot_id`: of this boot, "" if unknown.
+        `subset`: whether this container or job got only a part of the given number of GPUs.
         """
         self._boot_id = boot_id
         self._subset = subset
-        self._answered: dict[str, float] = {}  # by address, since when it has answered (monotonic seconds)
+        self._answered: dict[str, float] = {}  # by address, since when the GPU has answered (monotonic seconds)
         self.value = Inventory(managed=vendor.kernel_driver)
         self._vendor = vendor
         self._expected = expected
@@ -162,7 +165,7 @@ class InventoryKeeper:
             self._publish(functions=self._list_functions())
 
     def note(self, up: Iterable[DeviceIdentity], now: float = 0.0) -> None:
-        """These GPUs answer at `now`, monotonic seconds. Raises OSError when the list cannot be kept in its file."""
+        """Note that these GPUs answer at `now`, monotonic seconds. Raises OSError if the list cannot be saved."""
         present = [
             ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
             for identity in up
@@ -183,12 +186,12 @@ class InventoryKeeper:
                 self._expected.save()
 
     def note_failed_probes(self, addresses: Collection[str]) -> None:
-        """The kernel's log says of these addresses that the driver could not start what is there."""
+        """Note that, by the kernel's log, the driver could not start the devices at these addresses."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 
     def remember(self, uuid: str) -> None:
-        """A GPU that was forgotten answers again."""
+        """Note that a forgotten GPU answers again."""
         if uuid in self.value.forgotten:
             with self._lock:
                 self._publish(forgotten=self.value.forgotten - {uuid})
@@ -197,7 +200,7 @@ class InventoryKeeper:
         return tuple(list_functions(self._sysfs, self._vendor) or ()) if self._sysfs is not None else ()
 
     def _publish(self, **changes: Any) -> None:
-        """`changes`: of fields of Inventory."""
+        """`changes`: new values of fields of Inventory."""
         value = self.value._replace(**changes)
         bound = sum(function.driver == value.managed for function in value.functions)
         self.value = value._replace(

@@ -1,8 +1,8 @@
-"""A vendor's PCI functions as the kernel lists them: what should be there, and who has it.
+"""A vendor's PCI functions as the kernel lists them: which GPUs exist, and which kernel driver has each.
 
-Only the kernel knows whether a GPU that the driver does not list is lost or was given away. Reads /sys/bus/pci/devices
-(vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is loaded; needs no
-privilege and no driver.
+Only the kernel knows whether a GPU that the driver does not list is lost or was given away. The code reads
+/sys/bus/pci/devices (vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is
+loaded. It needs no privilege and no driver.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import NamedTuple
 from gpu_exporter.model.units import normalize_pci
 from gpu_exporter.vendor import NVIDIA, Vendor
 
-DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others
+DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have other classes
 UNBOUND = "none"
 NO_OVERRIDE = ("", "(null)")
-EVERYTHING = ("", "all", "void", "none")  # of NVIDIA_VISIBLE_DEVICES: all others are a list. CDI and plugins set void.
-JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # Slurm's, in the path of a cgroup
+EVERYTHING = ("", "all", "void", "none")  # of NVIDIA_VISIBLE_DEVICES; other values are lists. CDI and plugins set void.
+JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # a Slurm job in the path of a cgroup
 NODE = re.compile(r"nvidia[0-9]+")  # a device file
 
 
 class PciFunction(NamedTuple):
-    """One GPU on the bus. `driver` is the kernel driver's name, UNBOUND without one. `kind`: its PCI device id, the
-    same for all boards of a model. `override`: the only driver that may bind it, "" for any. `asleep`: runtime power
-    management has suspended it.
+    """One GPU on the bus. `driver`: name of the kernel driver, or UNBOUND. `kind`: PCI device id, the same for all
+    boards of a model. `override`: the only driver that may bind it, "" for any driver. `asleep`: suspended by runtime
+    power management.
     """
 
     address: str
@@ -38,7 +38,7 @@ class PciFunction(NamedTuple):
 
 
 def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[PciFunction] | None:
-    """All of the vendor's GPUs on the bus, None where the bus cannot be read."""
+    """All GPUs of the vendor on the bus, None if the bus cannot be read."""
     found: list[PciFunction] = []
     try:
         entries = sorted((sysfs / "bus/pci/devices").iterdir())
@@ -48,7 +48,7 @@ def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[
         try:
             if _text(entry / "vendor") != vendor.pci_vendor or not _text(entry / "class").startswith(DISPLAY_CLASSES):
                 continue
-            if (entry / "physfn").exists():  # a virtual function of a shared board: no GPU of its own
+            if (entry / "physfn").exists():  # a virtual function of a shared board, not a GPU itself
                 continue
             driver, override = entry / "driver", _text(entry / "driver_override")
             found.append(
@@ -60,7 +60,7 @@ def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[
                     _text(entry / "power" / "runtime_status") == "suspended",
                 )
             )
-        except OSError:  # gone between listing and reading
+        except OSError:  # removed between listing and reading
             continue
     return found
 
@@ -76,10 +76,10 @@ def is_subset(
     device_files: Iterable[str] | None = None,
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> bool:
-    """Whether this container or job was given a part of the host's GPUs, of which `bound` have the vendor's driver.
+    """Whether this container or job got only a part of the host's GPUs, of which `bound` have the vendor's driver.
 
-    `device_files`: names in /dev, None to look. A container has those of its GPUs alone; a job's cgroup hides the
-    others from the driver.
+    `device_files`: names in /dev, None to list them. A container has only the device files of its own GPUs. A job's
+    cgroup hides the other GPUs from the driver.
     """
     if environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() not in EVERYTHING:
         return True
@@ -92,7 +92,7 @@ def is_subset(
 
 
 def _text(path: Path) -> str:
-    """ "" for what is not there."""
+    """The text of a file, "" if it does not exist."""
     try:
         return path.read_text("ascii", "replace").strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""Whether a GPU that the driver does not list is missing, away, asleep or none of ours: one table. Pure.
+"""Decides whether a GPU that the driver does not list is missing, away, asleep or foreign: one table. Pure.
 
-The first row that fits decides. A GPU is missing until it is proved away; what was never seen here is missed only where
-the kernel shows that it ought to work.
+The first row that matches decides. A GPU counts as missing until it is proven to be away. A GPU that was never seen
+here counts as missing only if the kernel shows that it should work.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Literal, NamedTuple
 
 from gpu_exporter.inventory.pci import UNBOUND, PciFunction
 
-PROVEN_S = 600.0  # so long a card has answered before another one of its kind that is unbound counts as missing
+PROVEN_S = 600.0  # how long a card must have answered before an unbound card of the same kind counts as missing
 
 
 class Case(NamedTuple):
-    """What is known of one GPU that the driver does not list.
+    """The facts about one GPU that the driver does not list.
 
-    `function`: on the bus, None where the bus does not show it. `managed`: the driver that ours should have. `is_gone`:
-    that driver has no GPU, and its module is not loaded. `seen`: it was up in this boot, in an earlier one, or never.
-    `probe_failed`: the kernel's log says that the driver could not start it, and it has not answered since.
-    `has_sibling`: a card of its kind has answered for PROVEN_S. `is_subset`: this container or job was given a part of
+    `function`: its entry on the bus, None if the bus lacks it. `managed`: the kernel driver that the exporter reads.
+    `is_gone`: that driver has no GPU, and its module is not loaded. `seen`: up in this boot, in an earlier one, or
+    never. `probe_failed`: by the kernel's log the driver could not start the GPU, which has not answered since.
+    `has_sibling`: a card of its kind has answered for PROVEN_S. `is_subset`: this container or job got only a part of
     the GPUs.
     """
 
@@ -34,7 +34,9 @@ class Case(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """`kind`: missing (with a reason, "" where others know a better one), away, asleep, or foreign: never ours."""
+    """`kind`: missing, away, asleep, or foreign, which means never expected here. `reason`: why it is missing or away;
+    "" if the caller may know a better reason.
+    """
 
     kind: Literal["missing", "away", "asleep", "foreign"]
     reason: str = ""
@@ -46,7 +48,7 @@ def _driver(case: Case) -> str:
 
 Row = tuple[Callable[[Case], bool], Callable[[Case], Standing]]
 TABLE: tuple[Row, ...] = (
-    # Not on the bus as far as it can be read: only who was seen here is missed.
+    # Not on the bus, as far as the bus can be read: only a GPU that was seen here counts as missing.
     (
         lambda case: case.function is None,
         lambda case: Standing("foreign" if case.seen == "never" else "missing"),
@@ -65,15 +67,15 @@ TABLE: tuple[Row, ...] = (
     ),
     (
         lambda case: _driver(case) == case.managed and case.function is not None and case.function.asleep,
-        lambda case: Standing("asleep", "asleep: runtime power management has suspended it"),
+        lambda case: Standing("asleep", "asleep: suspended by runtime power management"),
     ),
     (lambda case: _driver(case) == case.managed and case.seen != "never", lambda case: Standing("missing")),
     (lambda case: _driver(case) == case.managed and case.is_subset, lambda case: Standing("foreign")),
     (
         lambda case: _driver(case) == case.managed,
-        lambda case: Standing("missing", f"bound to kernel driver {case.managed}, whose list does not have it"),
+        lambda case: Standing("missing", f"bound to kernel driver {case.managed}, but not in the driver's list"),
     ),
-    # Without any driver. Where the driver itself is gone, that is the one fault.
+    # Without any kernel driver. If the driver itself is gone, only that fault is reported.
     (lambda case: case.is_gone, lambda case: Standing("foreign" if case.seen == "never" else "missing")),
     (
         lambda case: case.probe_failed,
@@ -93,5 +95,5 @@ TABLE: tuple[Row, ...] = (
 
 
 def judge(case: Case) -> Standing:
-    """The first row of TABLE that fits."""
+    """The standing in the first row of TABLE that matches."""
     return next(standing(case) for fits, standing in TABLE if fits(case))

@@ -1,1 +1,1 @@
-"""Integrals per unit and per (unit, holder). Imports the model only."""
+"""Counts time and energy for each unit, and for each holder on a unit. Imports the model only."""

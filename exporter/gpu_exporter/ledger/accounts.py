@@ -1,4 +1,4 @@
-"""What is counted, and what counts it: accounts of units and holders (seconds, joules, dates), and their ids."""
+"""The accounts of units and holders (seconds, joules, dates), and their ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpu_exporter.model.holders import Allocation, HolderKey
 from gpu_exporter.model.units import UnitId
 
 HolderId = tuple[UnitId, HolderKey]
-STEP_S = 1.0  # a wall clock that has moved by more than this against the monotonic one was set, and dates move with it
+STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it was set, and dates move with it
 
 
 class ConfirmedAllocation(NamedTuple):
-    """An allocation, when its source last said so, (Slurm) since when it provably holds, and since when its holder can
-    work where that is known; monotonic seconds. `renewed_s` as in Grant.
+    """An allocation with dates in monotonic seconds. `confirmed`: when its source last reported it. `start`: since when
+    it provably holds (Slurm). `working`: since when its holder can work, if known. `renewed_s` as in Grant.
     """
 
     allocation: Allocation
@@ -34,7 +34,7 @@ class UnitAccount:
     idle_s: float = 0.0
     witnesses: int = 0
     last_active: float | None = None
-    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see read_date
+    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time), see read_date
     energy_j: float | None = None
     power_limit_w: float | None = None
     unattributed_s: float = 0.0
@@ -45,11 +45,11 @@ class UnitAccount:
 class HolderAccount:
     """Counters of one holder on one unit.
 
-    `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
-    since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
-    idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite while it is not
-    known to run, None where its source does not say. `longest_gap_s`: the longest idle run that ended with work.
-    `renewed_s`: so often its source confirms it, 0 at each poll.
+    `confirmed`: the holder is confirmed up to this time. `booked`, `energy_booked`: readings are charged up to this
+    time. It lags, because the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown
+    time within the idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite
+    while it is not known to run, None if its source does not report it. `longest_gap_s`: the longest idle run that
+    ended with work. `renewed_s`: how often its source confirms it, 0 at each poll.
     """
 
     confirmed: float
@@ -82,9 +82,10 @@ class HolderAccount:
 
 
 def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
-    """Unix seconds of `last_active`, to the millisecond, and the same until it changes.
+    """Unix seconds of `last_active`, to the millisecond. The value remains the same until `last_active` changes.
 
-    Worked out again for each scrape it would move by some milliseconds, and each would be a change for Prometheus.
+    If it were computed again for each scrape, it would move by some milliseconds, and Prometheus would store each
+    change.
     """
     if account.last_active is None:
         return None

@@ -1,19 +1,23 @@
-"""The ledger: what is known about how units and holders spent their time.
+"""The ledger: the known time of units and holders, by activity.
 
 Rules (docs/concepts.md explains them to users):
-- Everything is CLOCK_MONOTONIC. Time that no span covers is unknown: it is neither busy nor idle nor observed.
-- No stretch of time is counted twice, and none before this process started.
-- A holder is charged from the first poll that shows it to the last that shows it (a Slurm job from its start). So
-  spans wait until the next poll confirms who held the unit; the interval of a change goes to nobody.
-- While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time does, also over our
-  own absence: so observed / held is the share of the holder's time that is known.
-- The one holder of a unit is charged for all that the unit does, and only for time at both ends of which it was the
-  only one. Several are charged for what their own processes do (division.py).
-- What no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
-- The idle run is the unbroken run of known zero since the unit's last activity: unknown time does not add to it, and
-  too much of that, in sequence or in all, ends it. So does a start of the holder's container within it. Activity ends
-  it the moment it is known, whichever holder is charged; where holders share the unit, with the next poll.
-Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
+
+- All times are CLOCK_MONOTONIC. Time that no span covers is unknown: it counts neither as busy nor as idle nor as
+  observed.
+- No time is counted twice, and no time before this process started.
+- A holder is charged from the first poll that shows it to the last poll that shows it (a Slurm job from its start). So
+  spans wait until the next poll confirms who held the unit. The interval of a change is charged to no holder.
+- While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time grows, also while
+  the exporter does not run. So observed / held is the known share of the holder's time.
+- The only holder of a unit is charged for all activity of the unit, and only for time at both ends of which it was the
+  only holder. Several holders are charged for the work of their own processes (division.py).
+- Activity that no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
+- The idle run is the unbroken run of known zero since the unit's last activity. Unknown time does not add to it, and
+  too much unknown time, in sequence or in total, ends it. A start of the holder's container within the run ends it too.
+  Activity ends the run at the moment when it becomes known, for every holder of the unit. If holders share the unit, it
+  ends with the next poll.
+
+Pure: no clock, no lock, no file. The caller passes the time and excludes other threads.
 """
 
 from __future__ import annotations
@@ -33,13 +37,14 @@ from gpu_exporter.model.totals import HolderTotals, UnitTotals
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.shares import REST_MAX_SHARE
 
-KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
-KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
-LATE_S = 15.0  # after a holder's last poll its readings may come so late: a long cycle, and what a ring lags
-WAIT_S = 300.0  # readings wait so long for the poll that says whose they are; a slow one takes some ten seconds
-EDGE_S = 0.05  # stamps of periods and of spans, both of the driver's clock, are converted at moments of their own
-REST_MIN_S = 0.5  # over less than this the steps of the driver's energy counter make any power
-RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
+KEEP_ABSENT_S = 900.0  # how long a holder may be missing (an outage of its source) and then continue its account
+# ... and how many such holders of one unit are kept: pods that start and end every few seconds must not fill the memory
+KEEP_ABSENT = 4
+LATE_S = 15.0  # how long after a holder's last poll its readings may arrive: a long cycle, and the lag of a ring
+WAIT_S = 300.0  # how long readings wait for the poll that shows their holder; a slow poll takes about ten seconds
+EDGE_S = 0.05  # timestamps of periods and of spans come from the driver's clock, but are converted at different moments
+REST_MIN_S = 0.5  # over a shorter time, the steps of the driver's energy counter give no valid power
+RESTART_S = 1.0  # a container start that moved by less is the same start, read from another clock
 
 
 class LedgerRules(NamedTuple):
@@ -55,7 +60,9 @@ class LedgerRules(NamedTuple):
     bucket_s: float = 1.0
 
     def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
-        """A mapping older than this charges nobody. `renewed_s`: so often its source makes it again."""
+        """The greatest age of a mapping that is charged to a holder. `renewed_s`: how often its source confirms the
+        mapping.
+        """
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
 
@@ -72,7 +79,7 @@ class Ledger:
         self.units: dict[UnitId, UnitRecord] = {}
         self.holdings: dict[HolderId, Holding] = {}
         self.tenants = Tenants()
-        self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
+        self.long_run_ended = False  # an idle run worth remembering has ended: the state file should record it soon
 
     def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
         """Take over the accounts of a state file."""
@@ -80,12 +87,12 @@ class Ledger:
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
     def holders(self, *presences: HolderPresence) -> dict[HolderId, HolderAccount]:
-        """The accounts of holders that are there in one of these ways, by default of all."""
+        """The accounts of holders with one of these presences, by default of all holders."""
         wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
     def record(self, activity: Activity) -> None:
-        """Book what one reading knows about its unit."""
+        """Book the activity of one reading of a unit."""
         unit = self._unit(activity.unit)
         account = unit.account
         account.witnesses = activity.witnesses or account.witnesses
@@ -110,12 +117,12 @@ class Ledger:
             waiting = unit.wait().spans
             waiting.append(Waiting(span))
             while waiting[0].span.end < span.end - WAIT_S:
-                dropped = waiting.popleft()  # while polls hang; no later one may charge it
+                dropped = waiting.popleft()  # while polls hang; no later poll may charge it
                 self._end_unbooked(activity.unit, dropped, dropped.span.end)
                 account.unattributed_s += dropped.unclaimed_s
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
-        """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
+        """Book the driver's energy counter of a whole GPU. A counter that fell was reset with the driver."""
         record = self._unit(unit)
         account, pending = record.account, record.wait()
         account.power_limit_w = limit_w
@@ -131,7 +138,7 @@ class Ledger:
                 self._drop_charge(account, pending)
 
     def record_split(self, unit: UnitId, split: Split) -> None:
-        """Book what the processes on a shared unit did, whose activity of that time was recorded before."""
+        """Book the work of processes on a shared unit. The unit's activity of that time was recorded before."""
         pending = self._unit(unit).wait()
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
@@ -141,12 +148,12 @@ class Ledger:
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: Pending) -> None:
-        """What nobody has had of the oldest charge is nobody's."""
+        """Book the unclaimed part of the oldest charge as unattributed."""
         charge = pending.energy.popleft()
         account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
     def _unit(self, unit: UnitId) -> UnitRecord:
-        """The record of a unit that is read now."""
+        """The record of a unit that is being read."""
         record = self.units.get(unit)
         if record is None:
             record = self.units[unit] = UnitRecord(UnitAccount(covered_until=self.started))
@@ -159,7 +166,9 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Activity is known, be it late, before the exporter's start, or in a time that no holder is charged for."""
+        """Book new activity, even if it is late, before the exporter's start, or in a time that no holder is charged
+        for.
+        """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
             account.last_active = active_until
@@ -169,7 +178,7 @@ class Ledger:
                 continue
             holder, is_present = holding.account, holding.presence is HolderPresence.PRESENT
             if is_present and not holder.alone and active.end > active.start:
-                continue  # it is judged by its own processes, with the next poll
+                continue  # its own processes decide, with the next poll
             self._end_run(holder)
             if active_until > holder.known_until:
                 holder.last_active = active_until
@@ -181,17 +190,18 @@ class Ledger:
         confirmed: Sequence[ConfirmedAllocation],
         ended: Sequence[ConfirmedAllocation] = (),
     ) -> None:
-        """Charge the waiting readings to those who are shown to have held the units.
+        """Charge the waiting readings to the holders that are shown to have held the units.
 
-        `ended`: of holders that have ended since the last poll, `confirmed` at their end: as if each end were a poll of
-        its own, so that who came and went between two polls, one after the other, has its time.
+        `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
+        poll, so that holders that came and went between two polls, one after the other, get their time.
         """
         past = sorted(ended, key=lambda each: each.confirmed)
         ends: set[HolderId] = set()
         before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(_id_of(entry))
-            # Who was not there at the last poll may have come after this end: whole seconds of starts do not say.
+            # A holder that was missing at the last poll may have started after this end: starts in whole seconds do not
+            # show it.
             still = before - ends
             there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in still]
             self._charge_poll(now, wall, [entry, *there], ends)
@@ -212,7 +222,7 @@ class Ledger:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
             shown.add(holder_id)
             is_alone = holders_of[entry.allocation.unit] == 1 and not entry.allocation.is_shared
-            # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
+            # If a holder cannot work, or its mapping is contradicted, its time is unknown.
             known = entry.allocation.running and not entry.allocation.contradiction
             found = self.holdings.get(holder_id)
             if found is None or found.presence is not HolderPresence.PRESENT:
@@ -228,7 +238,7 @@ class Ledger:
             self._note_working(account, entry.working)
             share = 1.0 / holders_of[entry.allocation.unit]
             self._charge(holder_id, found, entry, share, alone=alone, running=running)
-            account.alone = is_alone  # what was not booked is of the time before
+            account.alone = is_alone  # unbooked readings belong to the time before this poll
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id, holding in self.holdings.items():
             if holding.presence is HolderPresence.PRESENT and holder_id not in shown:
@@ -241,7 +251,7 @@ class Ledger:
         self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
-        """Readings of the time before a holder's last poll that come after it are still its own."""
+        """Book late readings of a holder that has left: readings of the time before its last poll are still its own."""
         for holder_id, holding in self.holdings.items():
             if holding.presence is not HolderPresence.LEAVING:
                 continue
@@ -253,11 +263,11 @@ class Ledger:
                 self._book_waiting(holder_id[0], account, account.confirmed)
             elif account.running:
                 self._book_divided(holder_id, holding, account.confirmed, share=0.0)
-            account.end_run()  # should it come back, nothing is known of the time in between
+            account.end_run()  # if the holder comes back, the time in between is unknown
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
-        """Another start is a restart: the time before it says nothing of the program that runs now."""
+        """Another start is a restart: the time before it shows nothing about the program that runs now."""
         before = account.working
         if working is None or working == before:
             return
@@ -275,23 +285,25 @@ class Ledger:
         *,
         has_ended: bool,
     ) -> Holding:
-        """The record of a holder that was not there at the last poll: restored, or new.
+        """The record of a holder that was missing at the last poll: restored, or new.
 
-        `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of its time are dated.
+        `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of the holder's time are
+        dated.
         """
         holder = entry.allocation.holder
         before = self.holdings.pop(holder_id, None)
         if before is not None and not holder.identity:  # a name alone may be another holder by now
-            # The same incarnation held the unit all the time, whether the exporter ran or not.
+            # The same incarnation held the unit all the time, even while the exporter did not run.
             account = before.account
             account.held_s += max(0.0, entry.confirmed - account.confirmed)
             account.confirmed = account.booked = account.energy_booked = max(entry.confirmed, self.started)
-            # Readings of its own from before are old; their ring goes on where the holder left a moment ago.
+            # The holder's earlier readings are old. Its ring continues only if the holder left a moment ago.
             ring = before.ring if before.presence is HolderPresence.LEAVING else None
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
         begin = entry.confirmed
-        if entry.start is not None:  # provable start: charged from there, but never for time before our own
+        # provable start: charged from there, but never for time before the exporter's start
+        if entry.start is not None:
             oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
@@ -308,8 +320,8 @@ class Ledger:
         alone: bool,
         running: bool,
     ) -> None:
-        """`share`: of the unit, by the number of holders. `alone`, `running`: at both ends of the time since the holder
-        was confirmed before.
+        """`share`: the holder's share of the unit, by the number of holders. `alone`, `running`: at both ends of the
+        time since the holder was last confirmed.
         """
         until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
@@ -318,7 +330,7 @@ class Ledger:
         account.confirmed = until
         account.held_s += gap
         if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
-            # no source says who held it in between, or it cannot work
+            # no source reports the holder in between, or the holder cannot work
             for waiting in self._waiting_spans(holder_id[0]):
                 self._end_unbooked(holder_id[0], waiting, until)
             account.booked = account.energy_booked = until
@@ -332,7 +344,7 @@ class Ledger:
         return record.pending.spans if record is not None and record.pending is not None else ()
 
     def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
-        """Book the readings up to `until` that this holder has not had yet."""
+        """Book the readings up to `until` that this holder was not charged for yet."""
         record = self.units.get(unit)
         if record is None or record.pending is None:
             return
@@ -348,13 +360,15 @@ class Ledger:
                 account.energy_booked = end
 
     def _book_divided(self, holder_id: HolderId, holding: Holding, until: float, share: float) -> None:
-        """Book what this holder did on a unit that others use too; what is not known to be its own is nobody's."""
+        """Book the work of this holder on a unit that others use too. Work that is not known to be its own is not
+        charged to it.
+        """
         unit, key = holder_id
         record, account = self.units.get(unit), holding.account
         if record is None or record.pending is None:
             return
         pending = record.pending
-        # A period that is not over when the holder was confirmed waits for the next poll, and so do readings to come.
+        # A period that is not over when the holder was confirmed waits for the next poll, and so do later readings.
         until = min([until, *(division.start for division in pending.divisions if division.end > until)])
         until = min(until, record.account.covered_until)
         if holding.ring is None:
@@ -401,7 +415,9 @@ class Ledger:
         account.energy_j = (account.energy_j or 0.0) + joules
 
     def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
-        """`span`: the holder's own part of what waits; `last_active`: of the unit, or where that is shared its own."""
+        """`span`: the holder's own part of `waiting`. `last_active`: of the unit, or, if the unit is shared, of the
+        holder.
+        """
         length = span.end - span.start
         waiting.booked_s += length * span.ratio
         self._bridge(account, span.start)
@@ -424,13 +440,15 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def _end_run(self, account: HolderAccount) -> None:
-        """Work ended it."""
+        """End an idle run that work has ended."""
         self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
         account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """Activity of a shared unit up to `until` that a holder was not judged by may be that holder's."""
+        """End the idle runs of holders that were not judged by activity of a shared unit up to `until`: it may be their
+        own.
+        """
         if _is_idle(waiting.span):
             return
         for (held, _), holding in self.holdings.items():
@@ -441,13 +459,15 @@ class Ledger:
                 self._end_run(account)
 
     def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
-        """A holder goes that shared the unit: activity that it was not judged by may be its own."""
+        """End the idle run of a leaving holder that shared the unit, if it was not judged by some activity: it may be
+        its own.
+        """
         spans = (waiting.span for waiting in self._waiting_spans(unit))
         if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
             self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
-        """Take the unknown time up to `start` into the idle run, or end the run where it would be too much."""
+        """Take the unknown time up to `start` into the idle run, or end the run if that would be too much."""
         gap = max(0.0, start - account.known_until)
         unknown = account.run_unknown_s + gap
         most = max(
@@ -460,12 +480,13 @@ class Ledger:
             account.run_unknown_s = unknown
 
     def _forget(self, now: float) -> None:
-        """Drop readings that no later poll may charge, and holders and instances that have been gone for long."""
+        """Drop readings that no later poll may charge, and holders and instances that have been absent for long."""
         absent: dict[UnitId, int] = {}
         gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
         for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
             absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
-            # An account of a state file is absent since the start of the exporter, however long that was down.
+            # An account of a state file is absent since the start of the exporter, even if the exporter was down for
+            # long.
             since = max(holding.account.confirmed, self.started)
             if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
                 del self.holdings[holder_id]
@@ -484,7 +505,7 @@ class Ledger:
                 self._settle(unit, record.account, record.pending, settled.get(unit, oldest))
 
     def _settle(self, unit: UnitId, account: UnitAccount, pending: Pending, until: float) -> None:
-        """No later poll charges the readings up to `until`."""
+        """Drop the readings up to `until`, because no later poll charges them."""
         while pending.spans and pending.spans[0].span.end <= until:
             waiting = pending.spans.popleft()
             self._end_unbooked(unit, waiting, waiting.span.end)
@@ -495,13 +516,15 @@ class Ledger:
             pending.divisions.popleft()
 
     def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
-        """MIG instances that were not read for long: each new layout has new ones, while GPUs stay few."""
+        """Drop MIG instances that were not read for a long time: each new layout has new instances, while GPUs remain
+        few.
+        """
         for unit, record in list(self.units.items()):
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
-        """Totals of a unit, None while it never had a source of activity."""
+        """Totals of a unit, None while it has had no source of activity."""
         record = self.units.get(unit)
         if record is None or record.is_restored or record.account.witnesses == 0:
             return None
@@ -547,20 +570,22 @@ class Ledger:
         return record.ring if record is not None else None
 
     def holder_ring(self, holder_id: HolderId) -> Ring | None:
-        """The last minutes of a holder that shares its unit, None of any other."""
+        """The last minutes of a holder that shares its unit, None of any other holder."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Mean utilization of a holder that shares its unit over the newest bucket that is known; None where the last
-        poll brought none.
+        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if the last poll
+        brought no value.
         """
         ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
         return next((value for value in reversed(values) if value is not None), None)
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """The run as of now, None when too much time up to now is unknown, or its program is not known to run."""
+        """The idle run as of now. None if too much recent time is unknown, or if the holder's program is not known to
+        run.
+        """
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
         if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None
@@ -570,9 +595,9 @@ class Ledger:
 def _own_parts(
     span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float
 ) -> Iterator[Span | None]:
-    """What a span of a shared unit says of one holder, within (begin, until], in order of time.
+    """The parts of a span of a shared unit that belong to one holder, within (begin, until], in order of time.
 
-    None is activity that may be this holder's: it is not booked, and ends the idle run.
+    None means activity that may be this holder's: it is not booked, and ends the idle run.
     """
     start, end = max(span.start, begin), min(span.end, until)
     if end <= start:

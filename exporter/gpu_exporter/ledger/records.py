@@ -1,4 +1,4 @@
-"""What the ledger keeps of each unit and of each holding: one record, which is forgotten as a whole."""
+"""The ledger's records of units and of holdings. A record is forgotten as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gpu_exporter.ledger.ring import Ring
 
 @dataclass(slots=True)
 class Pending:
-    """Readings of one unit that wait for the next poll, which says whose they are. `rest_w`: least power ever drawn."""
+    """Readings of one unit that wait for the next poll, which shows their holders. `rest_w`: the lowest power ever
+    drawn.
+    """
 
     spans: deque[Waiting] = field(default_factory=deque)
     energy: deque[Charge] = field(default_factory=deque)
@@ -25,8 +27,7 @@ class Pending:
 @dataclass(slots=True)
 class UnitRecord:
     """One unit. `pending`, `ring`: None before its first reading. `is_restored`: the account is from the state file,
-    and the unit has not been read since the start. `active_by`, `other_s` as in UnitTotals; they are not kept over a
-    restart.
+    and the unit has not been read since the start. `active_by`, `other_s`: as in UnitTotals; a restart resets them.
     """
 
     account: UnitAccount
@@ -37,15 +38,15 @@ class UnitRecord:
     other_s: dict[str, float] = field(default_factory=dict)
 
     def wait(self) -> Pending:
-        """Where readings wait."""
+        """The waiting readings of this unit."""
         if self.pending is None:
             self.pending = Pending()
         return self.pending
 
 
 class HolderPresence(Enum):
-    """PRESENT: shown by the last poll. LEAVING: gone since a moment ago, so late readings may be its own. ABSENT: gone,
-    or from the state file and not shown since the start.
+    """PRESENT: shown by the last poll. LEAVING: gone since a moment ago, so late readings may be its own. ABSENT: gone
+    for longer, or from the state file and not shown since the start.
     """
 
     PRESENT = "present"
@@ -55,7 +56,7 @@ class HolderPresence(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """One holder on one unit. `ring`: utilization by its own processes, where it shares the unit."""
+    """One holder on one unit. `ring`: utilization by its own processes, if it shares the unit."""
 
     account: HolderAccount
     presence: HolderPresence = HolderPresence.PRESENT

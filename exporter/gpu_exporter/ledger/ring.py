@@ -1,4 +1,4 @@
-"""The last minutes of one unit, in buckets of equal length: for the status page and for diagnosis."""
+"""The last minutes of one unit, in buckets of equal length. For the status page and for diagnosis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Ring:
     def __init__(self, length_s: float, bucket_s: float) -> None:
         self.bucket_s = bucket_s
         self._count = max(1, round(length_s / bucket_s))
-        self._size = self._count + 2  # the bucket that is being filled, and one for spans that arrive late
+        self._size = self._count + 2  # the bucket that is being filled, and one bucket for late spans
         self._busy = array("d", bytes(8 * self._size))
         self._known = array("d", bytes(8 * self._size))
         self._newest = -1  # number of the newest bucket since time 0
@@ -27,7 +27,7 @@ class Ring:
                 self._known[slot] += length
 
     def _advance(self, bucket: int) -> bool:
-        """Make `bucket` writable, wiping what it and the skipped ones held; false when it is too old."""
+        """Make `bucket` writable and clear the skipped buckets. Returns false if the bucket is too old."""
         if bucket > self._newest:
             wipe = range(max(self._newest + 1, bucket - self._size + 1), bucket + 1)
             for skipped in wipe:
@@ -37,7 +37,7 @@ class Ring:
         return bucket > self._newest - self._size
 
     def values(self, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
-        """Buckets that ended by `now`, oldest first; None where less than half of the bucket is known."""
+        """Buckets that ended by `now`, oldest first. None if less than half of a bucket is known."""
         last = int(now // self.bucket_s) - 1
         count = self._count if length_s is None else min(self._count, max(0, int(length_s / self.bucket_s)))
         result: list[float | None] = []

@@ -98,7 +98,7 @@ class StateFile:
             self._lock = None
 
     def restore(self, ledger: Ledger) -> str:
-        """Give the ledger what the file holds. Returns why nothing was restored, "" when something was."""
+        """Restore the ledger from the file. Returns why nothing was restored, "" if something was restored."""
         try:
             header, _, body = self.path.read_text("utf-8").partition("\n")
         except FileNotFoundError:
@@ -121,11 +121,11 @@ class StateFile:
                 _tenant(entry.pop("tenant")): _checked(TenantAccount(**entry)) for entry in data.get("tenants", [])
             }
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
-            return f"state file with other fields than this version's: {exc}"
+            return f"state file with fields of another version: {exc}"
         ledger.restore(units, holders)
         ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
-        # Until the first write succeeds nothing beyond what the file holds may be published.
+        # Until the first write succeeds, values beyond the file's content must not be published.
         self.written = _counters_of(units, holders, accounts)
         return ""
 
@@ -140,7 +140,7 @@ class StateFile:
         body = json.dumps(
             {
                 "boot_id": self._boot_id,
-                # The driver counts a unit's energy; it is not restored.
+                # The driver counts a unit's energy, so it is not restored.
                 "units": [{"unit": unit, **_fields(account), "energy_j": None} for unit, account in units.items()],
                 "holders": [
                     {"unit": unit, "holder": key, **_fields(account)} for (unit, key), account in holders.items()
@@ -154,22 +154,22 @@ class StateFile:
         return Prepared(text, _counters_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
-        """Write the file. The caller then calls `adopt`. Raises OSError; what was written before stays in force."""
+        """Write the file. The caller then calls `adopt`. Raises OSError; the earlier content then remains in force."""
         write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:
-        """From now on the counters of this content are published."""
+        """Publish the counters of this content from now on."""
         self.written = prepared.written
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
-        """The totals, but nothing beyond what is written; 0 until the unit is."""
+        """The totals, limited to the written values; 0 until the unit is written."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """The totals, but nothing beyond what is written; 0 until it is.
+        """The totals, limited to the written values; 0 until the holder is written.
 
-        A Slurm job's held time is not bounded: Slurm reports the start, so it cannot fall after a kill.
+        A Slurm job's held time is not limited: Slurm reports the start, so it cannot fall after a kill.
         """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
@@ -177,7 +177,7 @@ class StateFile:
         return totals._replace(**self._bounded(unit, key, totals, counters))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
-        """The totals, but nothing beyond what is written; None until the tenant is."""
+        """The totals, limited to the written values; None until the tenant is written."""
         if (key, TENANT_COUNTERS[0]) not in self.written:
             return None
         known = {name: value for name, value in totals._asdict().items() if value is not None}
@@ -190,9 +190,9 @@ class StateFile:
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
-    """Take the state directory, or say once why counters will not survive a restart.
+    """Take the state directory, or log once why counters will not survive a restart.
 
-    Raises StateInUse when another process has it.
+    Raises StateInUse if another process uses it.
     """
     if directory is None:
         return None
@@ -234,9 +234,9 @@ def _texts(value: Any) -> tuple[str, str]:
 
 
 def _checked(account: AccountT) -> AccountT:
-    """The account, whose numbers are numbers. Raises ValueError.
+    """The account, if its numbers are valid. Raises ValueError.
 
-    A wrong one would stop every later write of the file, or be published.
+    An invalid number would stop every later write of the file, or be published.
     """
     for field in fields(account):
         value = getattr(account, field.name)
@@ -260,7 +260,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
-    """By name. dataclasses.asdict would copy each value, at ten times the cost, in every cycle."""
+    """Values by name. dataclasses.asdict would copy each value in every cycle, at ten times the cost."""
     return {name: getattr(account, name) for name in account.__slots__}
 
 

@@ -1,9 +1,9 @@
-"""Hours of namespaces, accounts and users that add up, though their pods and jobs come and go between two scrapes.
+"""Hours of namespaces, accounts and users that add up, although pods and jobs start and end between two scrapes.
 
-Each settling of the ledger adds what its holders' accounts have grown by, times their share of the GPU, to their
-tenant. A holder that is seen at one poll and was not at the poll before came somewhere in between, and likewise when it
-leaves: half of that time is added to `held_s`, which is right on average, and to nothing else, since nothing is known
-of it. A start that the scheduler proves needs no such guess.
+Each poll that the ledger settles adds the growth of the holders' accounts, times their share of the GPU, to their
+tenant. A holder that is seen at one poll, but was not seen at the poll before, started somewhere in between. The same
+applies when a holder leaves. Half of that time is added to `held_s`, which is right on average. It is added to no other
+counter, because nothing else is known about that time. If the scheduler proves the start, no estimate is needed.
 
 Pure: no clock, no lock, no file.
 """
@@ -18,8 +18,8 @@ from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderAccount, Hol
 from gpu_exporter.model.holders import Holder, TenantKey
 from gpu_exporter.model.totals import TenantTotals
 
-KEEP_S = 3600.0  # after the last holder: long enough for a scrape of any interval to see the end
-TENANTS_MAX = 200  # of one node; a cluster where users shape namespaces must not shape our memory
+KEEP_S = 3600.0  # after the last holder: long enough for a scrape at any interval to see the end
+TENANTS_MAX = 200  # of one node; users who can create namespaces must not be able to fill the exporter's memory
 OTHER = "other"
 COUNTERS = TenantTotals._fields
 NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -27,7 +27,7 @@ NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(slots=True)
 class TenantAccount:
-    """GPU-seconds and joules; `seen`: when it last held something (monotonic seconds)."""
+    """GPU-seconds and joules. `seen`: when the tenant last held a unit (monotonic seconds)."""
 
     seen: float
     held_s: float = 0.0
@@ -51,13 +51,13 @@ class Tenants:
 
     def __init__(self) -> None:
         self.accounts: dict[TenantKey, TenantAccount] = {}
-        self._booked: dict[HolderId, TenantTotals] = {}  # what its tenant has had of each holder's account
+        self._booked: dict[HolderId, TenantTotals] = {}  # the part of each holder's account that its tenant already has
         self._last: dict[HolderId, _Last] = {}
         self._left: dict[HolderId, _Last] = {}
         self._polled: float | None = None
 
     def restore(self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
-        """What a state file gave back: its tenants have had everything that its holders' accounts say."""
+        """Take over the accounts of a state file: its tenants already have everything in its holders' accounts."""
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
 
@@ -70,14 +70,15 @@ class Tenants:
         leaving: Mapping[HolderId, HolderAccount],
         ends: Collection[HolderId] = (),
     ) -> None:
-        """Add what the accounts of `holders` have grown by since the last poll, and those of holders that are gone and
-        may still grow. `longest_s`: the gap that is still known, for a holder that is renewed so often. `ends`: who was
-        confirmed at its very end, after which there is nothing to guess.
+        """Add the growth of the accounts of `holders` since the last poll, and of holders that are gone and may still
+        grow. `longest_s`: by how often a holder is renewed, the longest gap that counts as known. `ends`: holders that
+        were confirmed at their very end, after which nothing needs an estimate.
         """
         shown: dict[HolderId, _Last] = {}
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
-            is_new = holder_id not in self._booked  # one that was away for a poll has that time in its account already
+            # a holder that was away for a poll already has that time in its account
+            is_new = holder_id not in self._booked
             tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
             account = self._account(tenant, now)
             self._add(account, holder_id, holders[holder_id], share)
@@ -99,12 +100,12 @@ class Tenants:
             del self.accounts[key]
 
     def _add(self, tenant: TenantAccount, holder_id: HolderId, holder: HolderAccount, share: float) -> None:
-        """Give the tenant what this holder's account has grown by since it was last read."""
+        """Give the tenant the growth of this holder's account since it was last read."""
         grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
         self._booked[holder_id] = grown
         for counter in COUNTERS:
             more = max(0.0, getattr(grown, counter) - getattr(before, counter))
-            part = 1.0 if counter == "energy_j" else share  # an instance's energy is its own already
+            part = 1.0 if counter == "energy_j" else share  # an instance's energy already belongs to it alone
             setattr(tenant, counter, getattr(tenant, counter) + part * more)
 
     def forget(self, kept: Iterable[HolderId]) -> None:
@@ -118,7 +119,7 @@ class Tenants:
         return account
 
     def _key_of(self, key: TenantKey) -> TenantKey:
-        """The account that stands for this tenant; those beyond the most share one."""
+        """The key of the account for this tenant. Tenants beyond TENANTS_MAX share one account."""
         if key in self.accounts or len(self.accounts) < TENANTS_MAX:
             return key
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
@@ -127,7 +128,7 @@ class Tenants:
         """Every tenant, in order."""
         for key, account in sorted(self.accounts.items()):
             totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
-            # A board without an energy counter has used energy all the same: 0 would be a number that nobody has read.
+            # A board without an energy counter has used energy too, and 0 would be a number that no counter reported.
             yield key, totals._replace(energy_j=totals.energy_j or None)
 
 
@@ -144,5 +145,5 @@ def _read(account: HolderAccount) -> TenantTotals:
 
 
 def _half(gap_s: float, longest_s: float) -> float:
-    """Half of the time between two polls, none of a gap in which nothing was asked."""
+    """Half of the time between two polls, 0 for a gap in which no source was asked."""
     return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

@@ -1,5 +1,5 @@
-"""The records that rooms hand to each other: units, metrics, readings, holders, totals, views.
+"""The records that the packages exchange: units, metrics, readings, holders, totals, views.
 
-Standard library only. Units are in the names: seconds `_s`, joules `_j`, ratios are 0 to 1, times called `wall` are
-Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
+Standard library only. Names carry the units: `_s` is seconds, `_j` is joules. Ratios are 0 to 1. Times called `wall`
+are Unix seconds, times called `monotonic` are seconds of CLOCK_MONOTONIC.
 """

@@ -1,4 +1,4 @@
-"""Who holds what: grants of a source, and the allocations of units that follow."""
+"""Holders of GPUs: the grants that a source reports, and the allocations of units that result from the grants."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Literal, NamedTuple, TypeAlias
 from gpu_exporter.model.units import UnitId
 
 Scheduler: TypeAlias = Literal["kubernetes", "slurm", "container"]
-"""Who started a holder; "container" is a container runtime outside both schedulers."""
-PROCESS_SOURCE = "process"  # as Holder.source: known by its processes alone, so shown and never judged
+"""The system that started a holder; "container" is a container runtime outside both schedulers."""
+PROCESS_SOURCE = "process"  # Holder.source of a holder known only by its processes: it is shown but never judged
 ALLOCATION_KEY = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
-"""Labels that together name one allocation on a node, in every series, rule, query and piece of evidence."""
+"""Labels that together identify one allocation on a node, in every series, rule, query and piece of evidence."""
 
 
 class HolderKey(NamedTuple):
-    """Who holds: unique per incarnation, so a pod recreated under its name is somebody else."""
+    """Identifies a holder, unique per incarnation: a pod that is recreated under the same name is another holder."""
 
     scheduler: Scheduler
     incarnation: str
 
 
 class Holder(NamedTuple):
-    """A pod container, a Slurm job or a container of neither, as its scheduler describes it. Empty strings are unknown.
+    """A pod container, a Slurm job or another container, as its scheduler describes it. Empty strings are unknown.
 
-    `cluster` is Slurm's. A task of a job array has `array_job_id` and `array_task_id`, a component of a heterogeneous
-    job `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the user's number; it is published only where
-    `identity.user` is `uid`.
+    `cluster` is the Slurm cluster. A task of a job array has `array_job_id` and `array_task_id`. A component of a
+    heterogeneous job has `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the numeric user ID; it is
+    published only if `identity.user` is `uid`.
     """
 
     key: HolderKey
@@ -46,16 +46,16 @@ class Holder(NamedTuple):
     uid: str = ""
     source: str = ""
     resource: str = ""
-    # "name" when no incarnation id could be proven: never restored from state. "hidden" when its scheduler does not say
-    # who it is, only that it is there.
+    # "name" if no incarnation id could be proven: such a holder is never restored from state. "hidden" if the scheduler
+    # reports only that the holder exists, but not its name.
     identity: str = ""
     start_wall: float | None = None  # provable start, from the scheduler
-    units: int | None = None  # GPUs and MIG instances it holds in all, on every node, as its scheduler counts them
+    units: int | None = None  # GPUs and MIG instances that it holds on all nodes together, as its scheduler counts them
 
     @property
     def label(self) -> str:
-        """How people write it: `namespace/pod/container`, `job 42`, `job 3010_1` (array), `job 3011+1` (het job) or
-        `container 0123456789ab`.
+        """The holder as text for people: `namespace/pod/container`, `job 42`, `job 3010_1` (array), `job 3011+1` (het
+        job) or `container 0123456789ab`.
         """
         if self.identity == "hidden":
             return "a hidden job"
@@ -67,11 +67,11 @@ class Holder(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """Every way to write it: two sources that share one of them mean the same holder."""
+        """All texts that identify the holder: two sources that share a text mean the same holder."""
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
-        """As squeue prints it and scontrol takes it: a task and a component have an address beside their number."""
+        """The job as squeue prints it and scontrol accepts it: array tasks and components have their own notation."""
         if self.array_job_id and self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         if self.het_job_id and self.het_job_offset:
@@ -80,25 +80,30 @@ class Holder(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """One device that a scheduler has granted to a holder, in the words of the source.
+    """One device that a scheduler has granted to a holder, as the source describes the device.
 
-    `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
-    /dev/nvidiaN), "instance" (N/G or N/G/C, the MIG instance of GPU N with GPU instance id G, and compute instance id
-    C), "placement" (N/PROFILE/ID/START, the one with this profile, by name and id, that begins at this slice), "index"
-    (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them) or "unproven" (a name
-    that shows no device, for `reason`).
-    An index counts only where NVML lists `total` GPUs, 0 any number. `number` is what the scheduler calls the device
-    where that is not a UUID: a running holder keeps the device that it once led to.
+    `kind` is the format of `device`:
+    - "uuid": GPU-... or MIG-..., with or without a replica suffix.
+    - "minor": the N of /dev/nvidiaN.
+    - "instance": N/G or N/G/C, the MIG instance of GPU N with GPU instance id G, and compute instance id C.
+    - "placement": N/PROFILE/ID/START, the MIG instance of GPU N with this profile (name and id) that begins at this
+      slice.
+    - "index": a position in NVML's order, among the GPUs with the minor numbers `among`, or among all GPUs.
+    - "unproven": a name that identifies no device; `reason` is why.
 
-    `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
-    which its program could not work, infinite while it is not known to run, None where its scheduler says no more
-    than its start. `why`: what keeps it from working, `obstacle` in one word. `confirmed`: when its source last made
-    it, monotonic seconds; the poller fills in when it asked, where the source does not say. `renewed_s`: so often its
-    source makes it again, 0 at each poll. `share`: one of SHARED where the source says that only a part of the device
-    is granted. `witnesses`: who says that the holder is there, for people. `claim`: the resource claim by which it is
-    granted, where nothing shows that the claim takes the device and does not only watch it. `ended`: the holder has
-    ended, and holds nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None where its source
-    does not say; its own `start_wall` is by the clock of its scheduler.
+    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number` is the scheduler's name for the
+    device if that name is not a UUID. While a holder runs, its `number` keeps the device that it was first resolved to.
+
+    `running`: false while the holder is not charged, because its job is stopped. `working_wall`: Unix seconds before
+    which the holder's program could not work; infinite while the program is not known to run; None if the scheduler
+    reports only the start. `why`: what prevents the program from working; `obstacle` is the same in one word.
+    `confirmed`: when the source last reported the grant, monotonic seconds; if the source gives no time, the poller
+    fills in the time of its request. `renewed_s`: the interval at which the source reports the grant again; 0 is at
+    every poll. `share`: one of SHARED if the source reports that only a part of the device is granted. `witnesses`: the
+    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, set if
+    nothing proves that the claim uses the device instead of only monitoring it. `ended`: the holder has ended and holds
+    nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not report it;
+    the holder's `start_wall` is by the scheduler's clock.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -128,9 +133,9 @@ SHARED = ("time_slice", "mps", "shard")
 class Allocation(NamedTuple):
     """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
-    `running`, `why`, `obstacle` and `working_wall` as in Grant. `basis`: what shows that the grant is of this unit, for
-    people.
-    `contradiction`: why the processes on the GPU say otherwise, for people; then the holder's time there is unknown.
+    `running`, `why`, `obstacle` and `working_wall` are as in Grant. `basis`: what proves that the grant is for this
+    unit, as text for people. `contradiction`: why the processes on the GPU contradict the allocation, as text for
+    people; the holder's time there is then unknown.
     """
 
     unit: UnitId
@@ -146,17 +151,18 @@ class Allocation(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may use the unit too, so that its activity is not the holder's alone."""
+        """Whether other holders may use the unit too, so that its activity is not only this holder's."""
         return self.share in SHARED
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source. `up`: it answered when it was asked last; `complete`: every holder that it names has its
-    device, and it may have left out none. `last_success_wall`: when what it says was true, None before the first time.
+    """One attribution source.
 
-    `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
-    `devices`: how many GPUs, or instances in their place, its scheduler counts here, None where it does not say.
-    `missed`: holders that ended before it was known what they held.
+    `up`: it answered the last request. `complete`: every reported holder has its device, and no holder can be missing.
+    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: what was
+    missing in the answer, so that some holders may be missing. `notice`: a message for people while nothing is missing.
+    `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it does not
+    report that. `missed`: how many holders ended before the source knew what they held.
     """
 
     name: str
@@ -171,7 +177,7 @@ class SourceStatus(NamedTuple):
 
 
 class TenantKey(NamedTuple):
-    """A namespace of Kubernetes, or an account and a user of Slurm; empty strings are unknown or do not apply."""
+    """A Kubernetes namespace, or a Slurm account and user; an empty string is unknown or does not apply."""
 
     scheduler: str
     namespace: str

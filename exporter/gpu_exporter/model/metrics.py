@@ -18,11 +18,12 @@ class Range(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One metric family as data: what the renderers and the generated reference page need.
+    """One metric family as data, for the renderers and the generated reference page.
 
-    `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
-    says which products have it; empty is every supported one. `plausible`: what a value of the driver may be; outside
-    it is a sentinel or a fault, and no data. `unbounded` says why a family of a collector has no such range.
+    `labels`: the labels in addition to those that the kind of family implies (`gpu` and `uuid` on device families).
+    `generations`: the products that have the family; empty means every supported product. `plausible`: the valid range
+    of a value from the driver; a value outside is a sentinel or a fault and is discarded. `unbounded`: why a family of
+    a collector has no such range.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One cycle's reading of a GPU, and what it says of activity."""
+"""One cycle's reading of a GPU, and the activity that it shows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_exporter.model.metrics import Sample
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 
 XID_CLASSES = ("application", "hardware", "information")
-UTILIZATION = "utilization"  # as the name of a witness: the driver's rate, where its sample ring says nothing
+UTILIZATION = "utilization"  # name of the witness for the driver's rate, where its sample ring shows no activity
 
 
 class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
     `ratio`: mean utilization, 0 to 1. `other`: the witnesses that saw activity, so that a ratio of 0 is not idleness.
-    `witnesses`: how many the reading that it came with rests on; the ledger fills it in.
+    `witnesses`: the number of witnesses behind the reading of this span; the ledger fills it in.
     """
 
     start: float
@@ -28,12 +28,12 @@ class Span(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What the processes on one shared unit did over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
+    """The work of the processes on one shared unit over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
 
-    A holder that is missing in `ratios` has no process that did anything. `unclear`: holders with a process that the
-    driver lists and of which it says nothing at all. `others`: what processes did that belong to
-    no holder of the unit, or to nobody known; None without such processes. `slack`: how far the sum may stay below the
-    unit's utilization, since every number is rounded. `problem`: why all of this is not known, "" when it is.
+    A holder that is missing in `ratios` has no process that worked. `unclear`: holders with a process that the driver
+    lists without any information. `others`: the share of processes that belong to no holder of the unit or whose holder
+    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization, since every
+    number is rounded. `problem`: why the shares are unknown, "" if they are known.
     """
 
     start: float
@@ -46,9 +46,9 @@ class Split(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown.
+    """The knowledge that one reading adds about one unit. Time not covered by a span is unknown.
 
-    `witnesses` is 0 when utilization was not reported this time, but another sign of life was.
+    `witnesses` is 0 if this reading has no utilization, but shows another sign of activity.
     """
 
     unit: UnitId
@@ -57,11 +57,11 @@ class Activity(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What one reading says beside its samples, for those who compute with it; None is no data.
+    """Values of one reading that code computes with, in addition to the samples; None is no data.
 
     Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
-    driver. `compute_processes`: contexts that were listed, which is none where they cannot be seen. `recovery_action`:
-    what the driver asks for, as gpu_recovery_action counts it.
+    driver. `compute_processes`: the number of listed contexts, which is 0 if the exporter cannot see them.
+    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action.
     """
 
     utilization: float | None = None
@@ -79,9 +79,9 @@ class Facts(NamedTuple):
 class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
-    `sm_slices`: compute slices of the board that are its own; a fraction where compute instances that report none share
-    a GPU instance. `energy_j` is the running estimate of its part of the board's energy. `placement`: profile id and
-    first slice of its GPU instance, None where the driver does not say.
+    `sm_slices`: the instance's compute slices of the board; a fraction if compute instances that report no slices share
+    a GPU instance. `energy_j`: the running estimate of its part of the board's energy. `placement`: profile id and
+    first slice of its GPU instance, None if the driver does not report them.
     """
 
     uuid: str
@@ -98,10 +98,9 @@ class InstanceReading(NamedTuple):
 class GpuProcess(NamedTuple):
     """A process with a context on a GPU. `mig` is "gpu instance id/compute instance id", "" on a whole GPU.
 
-    `memory_bytes`: what it uses there, None where the driver does not say.
+    `memory_bytes`: the memory that the process uses on the GPU, None if the driver does not report it.
 
-    The pid serves to find the process's cgroup on this host, and nothing else: it is never published, logged or
-    recorded.
+    The pid is used only to find the process's cgroup on this host: it is never published, logged or recorded.
     """
 
     pid: int
@@ -109,22 +108,22 @@ class GpuProcess(NamedTuple):
     memory_bytes: int | None = None
 
     def __repr__(self) -> str:
-        return "GpuProcess(...)"  # what prints a snapshot must not print a pid
+        return "GpuProcess(...)"  # printing a snapshot must not print a pid
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver had answered, so every one of them had started by then."""
+    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started by then."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]
 
 
 class ProcessShare(NamedTuple):
-    """One process and the share of a period that its kernels ran, 0 to 1. `monotonic`: when it was last seen at work.
+    """One process, and the share of a period in which its kernels ran, 0 to 1. `monotonic`: when it last worked.
 
-    `ratio` is None where the driver lists the process with nothing but zeros: it names those that work alone.
+    `ratio`: None if the driver lists the process with zeros only: normally it lists only processes that work.
 
-    The pid serves as that of GpuProcess.
+    The pid is used only as in GpuProcess.
     """
 
     pid: int
@@ -136,9 +135,9 @@ class ProcessShare(NamedTuple):
 
 
 class ProcessPeriod(NamedTuple):
-    """What each process did on one whole GPU over (start, end] of the monotonic clock, as the driver reports it.
+    """The work of each process on one whole GPU over (start, end] of the monotonic clock, as the driver reports it.
 
-    `problem`: why the driver reports nothing, "" when it does.
+    `problem`: why the driver reports nothing, "" if it reports.
     """
 
     start: float
@@ -148,7 +147,7 @@ class ProcessPeriod(NamedTuple):
 
 
 class CollectorOutcome(NamedTuple):
-    """How one collector fared in one cycle. `error` is "" on success and on no data."""
+    """The result of one collector in one cycle. `error` is "" on success and if there is no data."""
 
     name: str
     success: bool
@@ -157,7 +156,7 @@ class CollectorOutcome(NamedTuple):
 
 
 class DeviceSnapshot(NamedTuple):
-    """Everything one cycle learned about one GPU. Immutable; replaced as a whole."""
+    """All results of one cycle for one GPU. Immutable; always replaced as a whole."""
 
     identity: DeviceIdentity
     monotonic: float
@@ -168,15 +167,15 @@ class DeviceSnapshot(NamedTuple):
     instances: tuple[InstanceReading, ...] = ()
     outcomes: tuple[CollectorOutcome, ...] = ()
     error: str = ""
-    instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
+    instances_known: bool = True  # false if they could not be listed: an empty list of instances then proves nothing
     processes: ProcessList | None = None  # None while they cannot be listed
-    away: bool = False  # taken away on purpose (driver released, given to a virtual machine): not lost, just unknown
+    away: bool = False  # taken away on purpose (driver released, given to a virtual machine): unknown, but not lost
     facts: Facts = Facts()
-    period: ProcessPeriod | None = None  # None where nobody needs it
-    contradiction: str = ""  # why the utilization is no evidence of anything, "" when it is
+    period: ProcessPeriod | None = None  # None if no part of the exporter needs it
+    contradiction: str = ""  # why the utilization is no evidence, "" if it is evidence
 
 
 class XidCounts(NamedTuple):
-    """The XIDs of one GPU since the exporter started: code, class, number, and time of the last."""
+    """The XIDs of one GPU since the exporter started: code, class, count, and time of the last event."""
 
     codes: tuple[tuple[int, str, int, float], ...] = ()

@@ -1,4 +1,4 @@
-"""What the ledger counts, by unit, holder and tenant."""
+"""The totals that the ledger counts, by unit, holder and tenant."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class UnitTotals(NamedTuple):
-    """Integrals of one unit, all in seconds, None where the hardware never answered.
+    """Integrals of one unit, all in seconds; None if the hardware never reported the value.
 
-    `active_by`: who showed the last activity, UTILIZATION or other witnesses. `other_s`: time at utilization 0 that is
-    not idle, by the witness that was active (of several the first: UTILIZATION, then in the order of
-    sampling/witnesses.py), since this process started. `unattributed_s`, `unattributed_j`: seconds of full load and
-    joules that belong to no known holder; joules are None without a counter.
+    `active_by`: which witnesses showed the last activity (UTILIZATION or others). `other_s`: time at utilization 0 that
+    is not idle, by the active witness, since this process started. If several witnesses were active, the first counts:
+    UTILIZATION, then in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`: seconds of
+    full load and joules that belong to no known holder; None for joules without a counter.
     Invariant: busy_s + idle_s <= observed_s.
     """
 
@@ -28,10 +28,10 @@ class UnitTotals(NamedTuple):
 
 
 class HolderTotals(NamedTuple):
-    """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
+    """Integrals of one holder on one unit. `known` is false if activity has no source: then only `held_s` counts.
 
-    `idle_run_s` is None while nothing is known of the present: 0 would say that the holder works. `idle_run_witnesses`:
-    the fewest witnesses that any part of the run rests on. `longest_gap_s`: the longest idle run that ended with work.
+    `idle_run_s`: None while the present is unknown: 0 would mean that the holder works. `idle_run_witnesses`: the
+    fewest witnesses behind any part of the run. `longest_gap_s`: the longest idle run that ended with work.
     Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
     """
 
@@ -51,8 +51,8 @@ class HolderTotals(NamedTuple):
 
 
 class TenantTotals(NamedTuple):
-    """GPU-seconds and joules of a tenant on this node, by its share of each GPU. `energy_j`: None while no GPU of it
-    has reported any.
+    """GPU-seconds and joules of a tenant on this node, by its share of each GPU. `energy_j`: None while no GPU of the
+    tenant has reported energy.
     """
 
     held_s: float

@@ -1,4 +1,4 @@
-"""What is published: one node at one moment."""
+"""The published data: one node at one moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_exporter.model.units import UnitId
 
 
 class Verdict(NamedTuple):
-    """State of an allocation (docs/concepts.md lists them) with its evidence in words."""
+    """State of an allocation (docs/concepts.md lists the states), with its evidence as text."""
 
     state: str
     evidence: str
@@ -26,11 +26,11 @@ class Throttling(NamedTuple):
 
 
 class GpuView(NamedTuple):
-    """One GPU as published. `withheld`: its last reading is too old, so device families are left out.
+    """One GPU as published. `withheld`: its last reading is too old, so the device families are omitted.
 
-    `xids` is None while nobody listens for them. They are published for a lost GPU too: it is then that they matter.
-    `allocatable`: whether its scheduler may give it, or an instance of it, to somebody; None while that is not known.
-    `throttling`: None while it is not known.
+    `xids`: None while no thread receives XIDs. XIDs are published for a lost GPU too, since they may explain the
+    loss. `allocatable`: whether the scheduler may allocate the GPU, or an instance of it; None while unknown.
+    `throttling`: None while unknown.
     """
 
     snapshot: DeviceSnapshot
@@ -40,16 +40,16 @@ class GpuView(NamedTuple):
     totals: UnitTotals | None
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
     xids: XidCounts | None = None
-    not_free: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): why a unit without a holder is not free
+    not_free: Mapping[str, str] = {}  # by mig_uuid ("" is the GPU): why a unit without a holder is not free
     allocatable: bool | None = None
     throttling: Throttling | None = None
 
 
 class HostWork(NamedTuple):
-    """What a holder does on one host beside its GPUs, as the mean of the last ten minutes.
+    """A holder's work on one host beside its GPUs, as the mean of the last ten minutes.
 
-    `cpu_ratio`: of the CPUs that are its own (host/work.py), 0 to 1. `io_bytes_per_s`: to and from block devices, None
-    where the kernel does not count it.
+    `cpu_ratio`: use of the holder's CPUs (host/work.py), 0 to 1. `io_bytes_per_s`: traffic to and from block devices,
+    None if the kernel does not count it.
     """
 
     cpu_ratio: float
@@ -57,11 +57,11 @@ class HostWork(NamedTuple):
 
 
 class AllocationView(NamedTuple):
-    """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it.
+    """One allocation as published, joined with its unit. `unconfirmed_s`: seconds since a source last confirmed it.
 
-    `processes`: those of the holder, None while not each process on the unit is known to be its own or another's.
-    `host`: of the whole holder, on this node; None while that is not known. `obstacle`: why there is no idle run, in
-    one word, "" when there is one.
+    `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
+    a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
+    run, in one word, "" if there is an idle run.
     """
 
     allocation: Allocation
@@ -86,13 +86,13 @@ class Buckets(NamedTuple):
     bucket_s: float
 
 
-History: TypeAlias = Callable[[UnitId], Buckets]  # the last minutes of a unit, looked up when a page is drawn
+History: TypeAlias = Callable[[UnitId], Buckets]  # the last minutes of a unit, read when a page is rendered
 
 
 class StateStatus(NamedTuple):
-    """How the state file fares. `error` is why the last write failed, "" when it did not.
+    """Condition of the state file. `error`: why the last write failed, "" if it succeeded.
 
-    `last_write_wall` is None before the first write of this process.
+    `last_write_wall`: None before the first write of this process.
     """
 
     last_write_wall: float | None
@@ -103,8 +103,8 @@ class StateStatus(NamedTuple):
 class AgentStatus(NamedTuple):
     """The exporter's own condition.
 
-    `sample_interval_s` is the larger of sampling and publishing: values are no fresher than that. `last_sample_wall` is
-    when a GPU last answered, None before the first time.
+    `sample_interval_s` is the larger of the sampling and the publishing interval: values are no fresher than that.
+    `last_sample_wall` is when a GPU last answered, None before the first answer.
     """
 
     version: str
@@ -116,28 +116,28 @@ class AgentStatus(NamedTuple):
     sample_interval_s: float
     last_sample_wall: float | None
     sources: tuple[SourceStatus, ...] = ()
-    attribution_known: bool = False  # every source has answered lately, so a GPU without a holder is free
+    attribution_known: bool = False  # every source has answered recently, so a GPU without a holder is free
     errors: tuple[tuple[str, str, int], ...] = ()  # (call, error, count) since start
     note: str = ""  # shown on the page: "simulated GPUs, clock x180"
-    unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that are not ours to read
+    unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that another kernel driver has
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
-    warnings: tuple[str, ...] = ()  # for people, about this host
-    state: StateStatus | None = None  # None where no state is kept
-    driver_missed: bool = False  # not asked yet, or failing as only a driver that is there can
+    warnings: tuple[str, ...] = ()  # about this host, as text for people
+    state: StateStatus | None = None  # None if no state is kept
+    driver_missed: bool = False  # not asked yet, or failed with an error that only an installed driver can cause
 
     @property
     def expects_gpus(self) -> bool:
-        """Whether the lack of GPU data is a fault.
+        """Whether missing GPU data is a fault.
 
-        Not on a node without a GPU, nor where every GPU was given to another kernel driver, nor while the driver is
-        released on request. GPUs on the bus without any kernel driver are a driver that failed to load.
+        It is no fault on a node without a GPU, if every GPU was given to another kernel driver, or while the driver is
+        released on request. GPUs on the bus without any kernel driver mean that the driver failed to load.
         """
         unbound = any(driver == "none" for driver, _ in self.unmanaged)
         return self.devices_expected > 0 or unbound or self.driver_missed
 
 
 class View(NamedTuple):
-    """One consistent picture, from which every renderer makes its text."""
+    """One consistent snapshot of the node; every renderer makes its text from it."""
 
     wall: float
     status: AgentStatus

@@ -1,1 +1,1 @@
-"""The state of this node, and the view of it that every renderer starts from."""
+"""The state of this node, and the view of it that every renderer uses."""

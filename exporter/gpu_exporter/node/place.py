@@ -1,4 +1,6 @@
-"""Which GPUs are shown, and as what: answering, lost, away, hung, missing. Pure; decided here for everybody."""
+"""Which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. Every user of this status
+gets it here.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ class Placed(NamedTuple):
 
 
 def position_key(index: int) -> str:
-    """The key of a GPU whose UUID is not known."""
+    """The key of a GPU whose UUID is unknown."""
     return f"#{index}"
 
 
 def address_key(address: str) -> str:
-    """The key of a GPU of which only its place on the bus is known."""
+    """The key of a GPU of which only the PCI address is known."""
     return f"@{address}"
 
 
@@ -49,7 +51,7 @@ def place(
 
         return dict(sorted(placed.items(), key=order))
 
-    if driver.released:  # also what has answered only just now, and is not in the inventory yet
+    if driver.released:  # includes GPUs that have just answered for the first time, and are not in the inventory yet
         here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
         here |= {uuid: identity for uuid, identity in known.items() if uuid not in inventory.forgotten}
         return in_order({uuid: Placed(silent(identity, RELEASED_TEXT, away=True)) for uuid, identity in here.items()})
@@ -73,13 +75,13 @@ def place(
             identity = known.get(missing.identity.uuid, missing.identity)
             key = identity.uuid or address_key(identity.pci_bus_id)
             placed[key] = Placed(silent(identity, missing.reason, missing.away))
-        for index, reason in errors.items():  # the driver counts it, and nobody knows which one it is
+        for index, reason in errors.items():  # the driver counts it, and it is unknown which GPU it is
             placed[position_key(index)] = Placed(silent(unnamed(index), reason))
     return in_order(placed)
 
 
 def unnamed(index: int) -> DeviceIdentity:
-    """A place in the driver's list whose GPU nobody knows."""
+    """A place in the driver's list whose GPU is unknown."""
     return DeviceIdentity(index, "", "", "", "", -1, "")
 
 
@@ -89,7 +91,7 @@ def count_answering(driver: DriverView) -> int:
 
 
 def count_expected(driver: DriverView, inventory: Inventory) -> int:
-    """GPUs that should answer; none while the driver is released on request."""
+    """How many GPUs should answer, 0 while the driver is released on request."""
     if driver.released:
         return 0
     found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
@@ -97,7 +99,7 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """PCI address of each place in the driver's list, None where it is not known; without those that are forgotten."""
+    """PCI address of each place in the driver's list, None if unknown. Forgotten GPUs are left out."""
     identities = [position.identity for position in driver.positions.values()]
     return [
         None if identity is None else identity.pci_bus_id or None

@@ -1,6 +1,6 @@
-"""Which units several holders share, and what each holder's processes did there since the last poll.
+"""Which units several holders share, and the work of each holder's processes there since the last poll.
 
-Not thread-safe: NodeState's lock is over it.
+Not thread-safe: NodeState protects it with its lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpu_exporter.model.holders import Allocation, Holder
 from gpu_exporter.model.readings import Split
 from gpu_exporter.model.units import UnitId
 
-PERIODS_MAX = 300  # of one GPU between two polls: more would be five minutes of a poll that hangs
+PERIODS_MAX = 300  # of one GPU between two polls; more would mean that a poll has hung for five minutes
 NO_SOURCE = "per-holder usage is unavailable on MIG instances"
 NOT_ASKED = "the holders share the GPU, and per-holder usage is not known yet"
 OTHERS = "a process on the shared GPU belongs to no holder, or its owner cannot be looked up"
@@ -21,7 +21,7 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of whole GPUs that are shared. `doubts`: by unit, why what each holder does may not be known."""
+    """`gpus`: UUIDs of whole GPUs that are shared. `doubts`: by unit, why the work of each holder may be unknown."""
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Sharing:
         self._periods: dict[UnitId, list[OwnedPeriod]] = {}
 
     def note(self, unit: UnitId, period: OwnedPeriod) -> None:
-        """Keep what processes did until the next poll says whose they are."""
+        """Keep the work of processes until the next poll shows their holders."""
         waiting = self._periods.setdefault(unit, [])
         waiting.append(period)
         del waiting[:-PERIODS_MAX]
@@ -40,7 +40,7 @@ class Sharing:
         return self._counts.get(unit, 1)
 
     def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
-        """What was kept, divided among those who hold the units now."""
+        """Divide the kept periods among the present holders of the units."""
         shared: dict[UnitId, list[Holder]] = {}
         for allocation in allocations:
             if allocation.is_shared:

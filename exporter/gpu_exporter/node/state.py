@@ -1,4 +1,4 @@
-"""What this process knows of its node: readings, holders, counters. Feeds the ledger and keeps the state file."""
+"""The exporter's knowledge of its node: readings, holders, counters. Feeds the ledger and keeps the state file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down,
 
 
 class NodeState:
-    """Safe to call from every thread; one lock, never held while anything else is waited for."""
+    """Thread-safe. It has one lock, which is never held while the thread waits for anything else."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class NodeState:
         asks_slurm: bool = False,
         host: HostWorks | None = None,
     ) -> None:
-        """`processes`: looks up whose processes run on each GPU, None where that is not known. `asks_slurm`: Slurm is
-        among the sources. `host`: what holders do beside their GPUs, None where that is not read.
+        """`processes`: looks up the owners of processes on each GPU, None if owners are unknown. `asks_slurm`: Slurm is
+        among the sources. `host`: reads what holders do beside their GPUs, None if that is not read.
         """
         self._host = host
         self._processes = processes
@@ -84,10 +84,10 @@ class NodeState:
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,
         )
-        self._answered: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
+        self._answered: dict[str, DeviceSnapshot] = {}  # the last snapshot in which the GPU answered
         self._held = HolderUpdate()
         self._numbers: dict[NumberKey, UnitId] = {}
-        self._processes_proven = False  # a process of somebody was listed: so we can see them
+        self._processes_proven = False  # a process of any owner was listed, so processes are visible
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
         self._last_write_wall: float | None = None
@@ -96,7 +96,7 @@ class NodeState:
         self.xids = XidBook()
 
     def restore(self) -> str:
-        """Take over the state file's counters. Returns why there are none, "" when there are."""
+        """Take over the state file's counters. Returns why nothing was restored, "" if counters were restored."""
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
@@ -141,16 +141,16 @@ class NodeState:
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether what single processes do on this GPU has to be asked."""
+        """Whether the driver must be asked for the work of single processes on this GPU."""
         return uuid in self._sharing.gpus
 
     def touch(self) -> None:
-        """Something that a view shows has changed elsewhere."""
+        """Note that something a view shows has changed elsewhere."""
         with self._lock:
             self._version += 1
 
     def known(self) -> dict[str, DeviceIdentity]:
-        """Every GPU that has answered, by UUID, as it was then."""
+        """Every GPU that has answered, by UUID, with its identity of that time."""
         with self._lock:
             return {uuid: snapshot.identity for uuid, snapshot in self._answered.items()}
 
@@ -165,16 +165,17 @@ class NodeState:
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
     ) -> Resolution:
-        """Settle one poll of the attribution sources: what they say, and users of GPUs that none of them names.
+        """Settle one poll of the attribution sources: their grants, and users of GPUs that no source names.
 
-        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown; `owners` of the processes
-        on each unit, as far as known; `expected`: how many GPUs should answer here; `offers`: all that may be given;
-        `ended`: of holders that have ended since the last poll, `confirmed` at their end.
+        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown. `owners`: the owners of
+        the processes on each unit, as far as known. `expected`: how many GPUs should answer here. `offers`: all devices
+        that may be given. `ended`: holders that have ended since the last poll, `confirmed` at their end.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
             devices = Devices(dict(self._answered), _incomplete(placed, expected), self._processes_proven)
-        held = self._tracker.update(poll, devices, owners or {}, self._clock.monotonic())  # may log: without the lock
+        # may log, so it runs without the lock
+        held = self._tracker.update(poll, devices, owners or {}, self._clock.monotonic())
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
@@ -191,12 +192,12 @@ class NodeState:
         return self.ledger.long_run_ended
 
     def list_held(self) -> tuple[Sequence[Allocation], int]:
-        """What is held now, and how many GPUs have answered."""
+        """The present allocations, and how many GPUs have answered."""
         with self._lock:
             return [allocation for allocation, _ in self._held.resolution.allocations], len(self._answered)
 
     def write_state(self) -> None:
-        """Write the counters as they are, which may then be published. Raises OSError, counted."""
+        """Write the present counters, which may then be published. Raises OSError, and counts it."""
         if self._state is None:
             return
         with self._lock:
@@ -217,27 +218,27 @@ class NodeState:
             self._write_error = ""
 
     def version(self) -> int:
-        """Changes with everything that a view shows, but for ages."""
+        """Changes with everything that a view shows, except ages."""
         return self._version
 
     def is_resolved(self) -> bool:
-        """Whether every grant names a device that answers here; else some GPU is held that looks free."""
+        """Whether every grant names a device that answers here. Otherwise a held GPU looks free."""
         return not self._held.resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
-        """When a GPU last answered, also while none does any more: evidence ages, it does not become undated."""
+        """When a GPU last answered, even if no GPU answers any more: evidence becomes older, but keeps its date."""
         with self._lock:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def state_status(self) -> StateStatus | None:
-        """How the state file fares, None where none is kept."""
+        """The status of the state file, None if no state is kept."""
         if self._state is None:
             return None
         with self._lock:
             return StateStatus(self._last_write_wall, self._write_errors, self._write_error)
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """Everything that a view of these GPUs shows, as it is at this moment."""
+        """Everything that a view of these GPUs shows, as of this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             gpus = {key: self._gpu_record(each, now, wall) for key, each in placed.items()}
@@ -274,7 +275,7 @@ class NodeState:
             return None
         if self._state is not None:
             totals = self._state.bound_holder(unit, key, totals)
-        answered = self._answered.get(unit.uuid)  # a holder keeps a GPU that was lost before our start
+        answered = self._answered.get(unit.uuid)  # a holder keeps a GPU that was lost before the exporter's start
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
@@ -296,18 +297,18 @@ class NodeState:
         return self._state.bound_unit(unit, totals)
 
     def view(self, placed: Mapping[str, Placed], status: AgentStatus, findings: Findings) -> View:
-        """The picture of this moment."""
+        """The view of this moment."""
         return build_view(self.records(placed), status, findings, self._view_rules)
 
     def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
-        """Utilization over the last `length_s` seconds, all that is kept by default."""
+        """Utilization over the last `length_s` seconds, by default over all buckets."""
         with self._lock:
             ring = self.ledger.unit_ring(unit)
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         return Buckets(values, self.ledger.rules.bucket_s)
 
     def evidence(self, placed: Mapping[str, Placed]) -> Evidence:
-        """What diagnosis judges by."""
+        """The evidence for diagnosis."""
         records = self.records(placed)
         subjects = [
             Subject(record.id, unknown, self._window(record, gpu))
@@ -316,7 +317,7 @@ class NodeState:
         return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
-        """The witnesses of the unit's last activity, unless that lies too far back to have ended the last idle run."""
+        """The witnesses of the unit's last activity. Empty if it is too old to have ended the last idle run."""
         rules = self.ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()
@@ -326,13 +327,13 @@ class NodeState:
 
     @staticmethod
     def _process_count(record: HolderRecord, gpu: GpuRecord, *, is_alone: bool) -> float | None:
-        """Contexts of the holder, None where they are not known to be its own."""
+        """The holder's contexts, None if they are not known to be its own."""
         if not is_alone:
             return record.use.processes if record.use is not None else None
         return gpu.snapshot.facts.compute_processes if not record.allocation.unit.mig_uuid else None
 
     def _own_history(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
-        """Of what a holder may use of a unit that it shares, how much it used: neighbours who work leave it no more."""
+        """The holder's use of its share of a unit, because working neighbours leave it no more than its share."""
         with self._lock:
             ring = self.ledger.holder_ring(record.id)
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
@@ -356,7 +357,7 @@ class NodeState:
 
 
 def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
-    """Why NVML may count otherwise than the schedulers do; "" when every GPU that should be here is."""
+    """Why NVML may count otherwise than the schedulers. "" if every expected GPU is here."""
     down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
     if down is not None:
         return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
@@ -366,7 +367,7 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
 
 
 def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> ConfirmedAllocation:
-    """With dates in monotonic seconds, as the ledger counts."""
+    """The allocation with dates in monotonic seconds, as the ledger counts."""
     return ConfirmedAllocation(
         allocation,
         grant.confirmed,
@@ -377,7 +378,9 @@ def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> C
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
-    """Inside a container NVML answers an empty list: until a process was listed once, 0 is not known to be 0."""
+    """Remove the process count. Inside a container NVML returns an empty list, so 0 is not proven until a process was
+    listed.
+    """
     return snapshot._replace(
         samples=tuple(sample for sample in snapshot.samples if sample.family not in PROCESSES.families),
         facts=snapshot.facts._replace(compute_processes=None),

@@ -1,4 +1,4 @@
-"""The node at one moment, from what is known of it. Pure: records in, view out; serving and `--once` share it."""
+"""The node at one moment. Pure: it turns records into a view. Serving and `--once` share it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpu_exporter.model.views import AgentStatus, AllocationView, GpuView, HostW
 
 
 class ViewRules(NamedTuple):
-    """Seconds. A reading older than `withhold_s` is not shown; a holder that no source has confirmed for `keep_last_s`
-    is gone.
+    """Both in seconds. A reading older than `withhold_s` is not shown. A holder that no source has confirmed for
+    `keep_last_s` is gone.
     """
 
     withhold_s: float
@@ -24,20 +24,20 @@ class ViewRules(NamedTuple):
 
 
 class GpuRecord(NamedTuple):
-    """What is known of one GPU. `hung`: a call to it is past its deadline."""
+    """The data of one GPU. `hung`: a call to it is past its deadline."""
 
     snapshot: DeviceSnapshot
     hung: bool
-    totals: Mapping[str, UnitTotals]  # by mig_uuid, "" the GPU itself
+    totals: Mapping[str, UnitTotals]  # by mig_uuid, "" for the GPU itself
     xids: XidCounts | None
     not_free: Mapping[str, str]  # by mig_uuid
     allocatable: bool | None = None
 
 
 class HolderRecord(NamedTuple):
-    """What is known of one allocation. `unconfirmed_s`: no source has confirmed it for so long, which makes it unknown
-    above `stale_s`. `mig`: the instance's place, also while the GPU does not answer. `use`: what its own processes use
-    there, None while that is not known; `ratio`: what they do there, where others use it too; `host`: what the whole
+    """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
+    `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
+    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
     holder does beside its GPUs.
     """
 
@@ -60,17 +60,17 @@ class HolderRecord(NamedTuple):
 
 
 class NodeRecords(NamedTuple):
-    """Everything that a view shows of GPUs and holders, as it was at one moment."""
+    """Everything that a view shows of GPUs and holders, as of one moment."""
 
     monotonic: float
     wall: float
-    gpus: Mapping[str, GpuRecord]  # by UUID, or by position where there is none
+    gpus: Mapping[str, GpuRecord]  # by UUID, or by position if the UUID is unknown
     holders: tuple[HolderRecord, ...]
     tenants: tuple[tuple[TenantKey, TenantTotals], ...]
 
 
 def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, rules: ViewRules) -> View:
-    """The picture of this moment."""
+    """The view of this moment."""
     throttling = findings.throttling
     gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [
@@ -82,7 +82,7 @@ def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, ru
 
 
 def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, GpuRecord, str]]:
-    """Each allocation that is shown, its GPU, and why nothing can be said of it now, "" when it can."""
+    """Each shown allocation, its GPU, and why its state is unknown now, "" if it is known."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
         yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))[0]
@@ -90,7 +90,7 @@ def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[Hol
 
 def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
     for record in records.holders:
-        # Beyond keep_last the polls themselves hang, since else attribution had dropped the mapping.
+        # Attribution drops a mapping after keep_last. So an older mapping here means that the polls themselves hang.
         keep_s = max(rules.keep_last_s, record.stale_s)
         if record.allocation.unit.uuid in records.gpus and record.unconfirmed_s <= keep_s:
             yield record
@@ -113,7 +113,9 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """Why nothing can be said of an allocation at this moment, whatever its window shows, and that in one word."""
+    """Why the state of an allocation is unknown at this moment, for people and in one word. It overrides the
+    allocation's window.
+    """
     allocation = record.allocation
     if gpu.snapshot.away:
         return gpu.snapshot.error, "away"
@@ -127,7 +129,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
 
 
 def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
-    """Why there is no idle run, in one word; "" when there is one."""
+    """Why the allocation has no idle run, in one word; "" if it has one."""
     if totals.known and totals.idle_run_s is not None:
         return ""
     if obstacle:
@@ -138,7 +140,7 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 
 
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
-    """Why an idle verdict no longer holds. A run ends with activity, and with time that is not known."""
+    """Why an idle verdict no longer holds. A run ends with activity, or with unknown time."""
     if idle_run_s is None:
         return "it was idle when last judged; its present activity is unknown"
     ended = "its idle time has ended since the last judgement"
@@ -153,7 +155,7 @@ def _view_allocation(
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
     if gpu.withheld or not record.is_confirmed:
-        totals = totals._replace(idle_run_s=None)  # 0 would say that it works
+        totals = totals._replace(idle_run_s=None)  # 0 would mean that the holder works
     why, obstacle = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
     if verdict.state in IDLE_STATES and not totals.idle_run_s:

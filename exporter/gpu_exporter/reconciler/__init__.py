@@ -1,1 +1,4 @@
-"""Decides which holders are underused, from metrics alone. Imports the model, the settings and nothing else of ours."""
+"""Decides which holders are underused, marks them, and acts on them where the site allows that.
+
+Evidence comes from metrics alone, surroundings from the live objects of Kubernetes and Slurm.
+"""

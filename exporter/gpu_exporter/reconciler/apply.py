@@ -1,4 +1,4 @@
-"""Cycles that write, one after the other: what went wrong is counted each time and logged when it changes."""
+"""Runs cycles that write. Every problem is counted in every cycle, and logged only when it changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.marks import Marker, MarkError, guard
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """What says whether this process is the one that writes."""
+    """Decides which of several processes writes."""
 
     def may_write(self) -> bool:
-        """Whether it is so for certain."""
+        """Whether this process is the one that writes, for certain."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it, at most so long; whether it is so now."""
+        """Wait at most `seconds` until this process may write; whether it may write now."""
 
 
 class ApplyRuns:
@@ -30,15 +30,15 @@ class ApplyRuns:
 
     def __init__(
         self,
-        cycle: Cycle,
+        cycle: ReconcileCycle,
         telemetry: Telemetry,
         clock: Clock,
         leadership: Leadership | None = None,
         wait_s: float = 0.0,
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leadership`: None where there is no other process. `wait_s`: for how long a run waits for it. `forget`: is
-        called while another process decides, which knows better what has happened.
+        """`leadership`: None where there is no other process. `wait_s`: how long a run waits for leadership (seconds).
+        `forget`: called while another process decides, since this process misses what happens meanwhile.
         """
         self._cycle = cycle
         self._telemetry = telemetry
@@ -51,13 +51,13 @@ class ApplyRuns:
 
     @property
     def rests(self) -> bool:
-        """Whether a scheduler was slow, and is to be left alone now."""
+        """Whether a scheduler was slow, and gets no requests for now."""
         return self._clock.monotonic() < self._rest_until
 
     def run(self) -> str:
-        """One run; what was left undone, "" when nothing was, and when another process runs instead.
+        """One run. Returns what was left undone; "" for nothing, and when another process runs instead.
 
-        Where a scheduler was slow to list its marks, some runs do nothing, so that it is asked less often.
+        If a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
         """
         if self._leadership is not None and not self._leadership.may_write():
             self._telemetry.note_standby()
@@ -82,7 +82,7 @@ class ApplyRuns:
 
 
 def withdraw_all(markers: Sequence[Marker], clock: Clock, *, apply: bool) -> Iterator[tuple[str, bool]]:
-    """Withdraw every mark, or only name it: of each a line for people, and whether it went as it should.
+    """Withdraw every mark, or without `apply` only list it. Yields a line for people, and whether this succeeded.
 
     Raises MarkError when the marks cannot be listed.
     """

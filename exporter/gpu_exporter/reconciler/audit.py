@@ -1,7 +1,7 @@
-"""One JSON line for each mark that was set or withdrawn, and for each action: what was known then, for later questions.
+"""The audit log: one JSON line for every mark that was set or withdrawn, and for every action, with its evidence.
 
-The file is opened for each line, so that logrotate may move it away, and is never read while marks are decided. A line
-that cannot be written is counted, and costs no mark.
+The file is opened for each line, so that logrotate may move it. Decisions never read it. A line that cannot be written
+is counted, and prevents no mark.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MODE = 0o640  # it names users
 
 
 class AuditLog:
-    """Lines at the end of one file; `-` is standard output."""
+    """Appends lines to one file; `-` is standard output."""
 
     def __init__(self, path: Path, book: Rulebook, clock: Clock, on_error: Callable[[], None]) -> None:
-        """Raises OSError where the file cannot be written."""
+        """`on_error`: called for every line that cannot be written. Raises OSError where the file is not writable."""
         self._path = path
         self._clock = clock
         self._on_error = on_error
@@ -49,7 +49,7 @@ class AuditLog:
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE))
 
     def note_marked(self, decision: Decision, field: str) -> None:
-        """A mark was set, or rose, in this field."""
+        """Log a mark that was set, or rose. `field`: the label or the field of the job that carries it."""
         facts = {
             "incarnation": decision.incarnation,
             "stage": decision.stage,
@@ -59,19 +59,16 @@ class AuditLog:
         self._write("marked", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_withdrawn(self, mark: Mark, reason: str, decision: Decision | None) -> None:
-        """A mark was withdrawn; `decision`: what the evidence led to, None without."""
+        """Log a mark that was withdrawn. `decision`: by the evidence; None without evidence."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def note_action(self, decision: Decision, facts: Record) -> bool:
-        """Something is done to the holder, or was: `facts` say what, its result, and what was proven before.
-
-        False where that could not be written.
-        """
+        """Log an act on a holder. `facts`: the act, its result and its proofs. False where the line was not written."""
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """What became of an action on a holder, of which no more than its name is known by now."""
+        """Log the result of an act on a holder, of which only the name is still known."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:
@@ -82,7 +79,7 @@ class AuditLog:
             if self._path == STDOUT:
                 sys.stdout.write(line)
                 sys.stdout.flush()
-            else:  # one write, so that lines of two processes do not mix
+            else:  # one write per line, so that the lines of two processes do not mix
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE)
                 try:
                     os.write(descriptor, line.encode())
@@ -98,7 +95,7 @@ class AuditLog:
 
 
 def _evidence_of(decision: Decision) -> Record:
-    """What was known of a holder; `decided`: what followed from it."""
+    """The evidence on a holder. `decided`: the stage that followed from it."""
     around = decision.around
     return {
         "decided": decision.stage,
@@ -126,15 +123,15 @@ def _evidence_of(decision: Decision) -> Record:
 
 
 def policy_hash(book: Rulebook) -> str:
-    """Differs where any setting of the policy does, or any policy over it."""
+    """A hash that changes with every setting of the policy, and with every one of the site's policies."""
     text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> list[Record]:
-    """The newest transitions of a holder until then (Unix seconds), oldest first. Raises OSError.
+    """The newest transitions of a holder up to `until_wall` (Unix seconds), oldest first. Raises OSError.
 
-    Lines that are not ours are passed over.
+    Skips lines that are not audit records.
     """
     found: deque[Record] = deque(maxlen=SHOWN_MAX)
     for record in _records(path):
@@ -158,7 +155,7 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def describe(record: Record) -> str:
-    """One transition for people."""
+    """One transition as a line for people."""
     when, action, stage, reason = (one_line(str(record.get(key, ""))) for key in ("time", "action", "stage", "reason"))
     if action == "action":
         stage, reason = (one_line(str(record.get(key, ""))) for key in ("act", "result"))

@@ -1,14 +1,15 @@
-"""One cycle that acts: read the marks that exist, read evidence, decide, withdraw, mark, renew.
+"""One cycle that writes: read the existing marks, read evidence, decide, withdraw, mark, renew.
 
-Withdrawals come first and are never limited. What needs no evidence does not wait for it either. A mark on a live
-object that must not carry one goes before the source is asked. So does a mark that has been without support for too
-long, unless the source answered in the last cycle: then its answer may support the mark again, and is waited for, at
-most EVIDENCE_S.
+Withdrawals come first and are never limited. Withdrawals that need no evidence happen before the source is asked:
 
-Marks are written where evidence supports them, so many a cycle. A mark that evidence neither supports nor contradicts
-stays until `policy.unsupported_max` after the time of evidence that its object carries, which is renewed while evidence
-lasts. What the live objects carry is the only memory: a reconciler that restarts takes over what it finds, and restarts
-do not make a mark younger.
+- marks on live objects that must not carry a mark;
+- marks that were without support for too long. If the source answered in the last cycle, these wait for its next answer
+  (at most EVIDENCE_S), since that answer may support them again.
+
+Marks are written where evidence supports them, up to the limits of a cycle. Every marked object carries the time of its
+evidence, which is renewed while evidence lasts. A mark that evidence neither supports nor contradicts remains until
+`policy.unsupported_max` after that time. The live objects are the only memory for marks: a restarted reconciler takes
+over the marks that it finds, and a restart does not make a mark younger.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
@@ -31,22 +32,37 @@ from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_du
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
-ENDED_MAX = 200  # withdrawals a cycle of marks on ended holders; they are harmless and can wait
-RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
+ENDED_MAX = 200  # withdrawals per cycle of marks on ended holders; these marks are harmless and can wait
+RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 
 class Observer(Protocol):
-    """Counts what happened."""
+    """Counts writes, and marks that were not set."""
 
     def count_write(self, result: str) -> None:
-        """A write that was asked for: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
+        """Count a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
 
     def count_skip(self, reason: str) -> None:
-        """A mark that was not set, for this reason."""
+        """Count a mark that was not set, by reason."""
 
 
-class Cycle:
-    """Holds what must last from one cycle to the next: what was logged, and what is marked."""
+class CycleHooks(NamedTuple):
+    """Functions and the log that a cycle calls besides its markers.
+
+    `may_write`: asked before each write; False where another process writes now. `audit`: None for no audit log.
+    `act`: called at the end of a cycle with the decisions on holders that are marked underused; None for no acts.
+    """
+
+    may_write: Callable[[], bool] = lambda: True
+    audit: AuditLog | None = None
+    act: Callable[[Sequence[Decision]], None] | None = None
+
+
+HOOKS = CycleHooks()
+
+
+class ReconcileCycle:
+    """Runs cycles, and remembers from one to the next what was logged and what is marked."""
 
     def __init__(
         self,
@@ -55,24 +71,17 @@ class Cycle:
         policy: Policy,
         observer: Observer,
         clock: Clock,
+        hooks: CycleHooks = HOOKS,
         *,
         once: bool = False,
-        may_write: Callable[[], bool] = lambda: True,
-        audit: AuditLog | None = None,
-        act: Callable[[Sequence[Decision]], None] | None = None,
     ) -> None:
-        """`may_write`: asked before each write; False where another process writes by now. `audit`: None for none.
-
-        `act`: is given the holders that are underused and marked so, at the end of a cycle; None where nothing is done.
-
-        `once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
-
-        Its age does not count before that: from a cron job it is the time since the last run.
+        """`once`: this is the only cycle, so a mark that its evidence does not support is withdrawn at once. The age of
+        marks does not count before the evidence is read: in a cron job it is the time since the last run.
         """
         self._once = once
-        self._may_write = may_write
-        self._audit = audit
-        self._act = act
+        self._may_write = hooks.may_write
+        self._audit = hooks.audit
+        self._act = hooks.act
         self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
@@ -82,38 +91,39 @@ class Cycle:
         self._failed = 0
         self._windows: dict[HolderName, Windows] = {}  # of the last decision on each holder
         self._set_at: deque[float] = deque()  # when each mark of the last hour was set (monotonic)
-        self._patient_until: dict[str, float] = {}  # a scheduler asked to be left alone until then (monotonic)
-        # In the last cycle; a process that dies of its evidence must withdraw all the same.
+        self._patient_until: dict[str, float] = {}  # by scheduler: it asked for no requests until then (monotonic)
+        # Whether the last cycle had evidence. False at first, unless `once`: a process that crashes while it reads
+        # evidence must still withdraw marks.
         self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
         """Stage of every mark that exists after the cycle."""
         self.frozen: dict[str, Freeze] = {}
-        """Brakes that hold, as in Brakes.check; `source` while there is no evidence."""
+        """Active brakes, as in Brakes.check; `source` while there is no evidence."""
         self.decisions: Sequence[Decision] = ()
-        """What the last cycle's evidence says, of every holder in it; empty without evidence."""
+        """The decisions of the last cycle on every holder in its evidence; empty without evidence."""
         self.surveyed = 0
         self.unreadable: Sequence[tuple[str, str]] = ()
         """As in Judgement."""
 
     @property
     def rest_s(self) -> float:
-        """From the beginning of the last cycle, for so long there is to be no other one: a scheduler was slow."""
+        """Seconds from the start of the last cycle in which no other one may start, since a scheduler was slow."""
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
     @property
     def foreign(self) -> int:
-        """As Marker, of all of them."""
+        """As Marker, summed over all markers."""
         return sum(marker.foreign for marker in self._markers.values())
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker, of all of them."""
+        """As Marker, summed over all markers."""
         return sum_odd(self._markers.values())
 
     def run(self) -> str:
-        """One cycle; what was missing for it, "" when all went well. Raises nothing.
+        """Run one cycle. Returns its problems, "" for none. Raises nothing.
 
-        What an unforeseen fault leaves undone is left to the next cycle: a process that ends withdraws nothing.
+        After an unforeseen fault the next cycle does the rest: a process that ends could withdraw nothing.
         """
         try:
             return "; ".join(self._run())
@@ -136,7 +146,7 @@ class Cycle:
             self._withdraw(withdrawal)
         refused = self._check_all([*work.kept, *work.waiting])
         writes = [decision for decision in work.writes if decision.name not in refused]
-        if any(freeze.names is None for freeze in self.frozen.values()):  # what stands may stay
+        if any(freeze.names is None for freeze in self.frozen.values()):  # existing sharing marks may remain
             writes = [decision for decision in writes if decision.stage != SHARING]
         written = self._write_all(writes, wall)
         kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
@@ -148,7 +158,7 @@ class Cycle:
         return problems
 
     def _withdraw_at_once(self, marks: Sequence[Mark], wall: float) -> set[HolderName]:
-        """Withdraw what needs no evidence; the holders, which get no other mark in this cycle."""
+        """Withdraw marks that need no evidence for it. Returns their holders, which get no other mark in this cycle."""
         withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
         if self._had_evidence:
             withdrawals = [each for each in withdrawals if each.mark.ended]
@@ -159,9 +169,9 @@ class Cycle:
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
-        """Decisions that can be acted on; what was missing goes to `problems`.
+        """The decisions on holders whose marks can be written. Adds what was missing to `problems`.
 
-        On any error there are none, and marks age as if their holders had no series.
+        After any error the list is empty, and marks age as if their holders had no series.
         """
         self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:
@@ -174,7 +184,7 @@ class Cycle:
         except EvidenceError as exc:
             problems.append(str(exc))
             return []
-        except Exception as exc:  # a fault of ours must not leave marks in place
+        except Exception as exc:  # a fault of the reconciler must not leave marks in place
             log.exception("unforeseen")
             problems.append(f"unforeseen {type(exc).__name__}: {exc}")
             return []
@@ -184,7 +194,7 @@ class Cycle:
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """Every mark, and why the marks of some schedulers are not known: nothing is written there."""
+        """Every mark, and by scheduler why its marks cannot be read: nothing is written there."""
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():
@@ -196,9 +206,10 @@ class Cycle:
         return marks, unlisted
 
     def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
-        """Compare live objects with the evidence, if any, and withdraw marks that they must not carry; their holders.
+        """Compare live objects with the evidence, if any, and withdraw marks that they must not carry.
 
-        A mark is held to what its own stage needs. What a higher one needs is asked when that is written.
+        Returns the holders of these marks. A mark must meet the conditions of its own stage. The conditions of a higher
+        stage are checked when the higher mark is written.
         """
         wall = self._clock.wall()
         refused: set[HolderName] = set()
@@ -240,7 +251,7 @@ class Cycle:
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old. The marked."""
+        """Set marks while the evidence of `wall` is fresh: a slow API server can make it stale. Returns the marked."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         now = self._clock.monotonic()
@@ -265,7 +276,7 @@ class Cycle:
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason
-                if self._refusals.get(decision.name) != exc.reason:  # once, not in every cycle
+                if self._refusals.get(decision.name) != exc.reason:  # logged once, not in every cycle
                     log.info("%s: not marked %s: %s", decision.title, decision.stage, exc)
                 continue
             except MarkError as exc:
@@ -273,7 +284,7 @@ class Cycle:
                 log.warning("%s: %s not written: %s", decision.title, decision.stage, exc)
                 if exc.result == "throttled":
                     self._be_patient(decision.name, exc)
-                    break  # the next cycle is soon enough
+                    break  # the next cycle tries again
                 continue
             written.add(decision.name)
             limits.count(decision)
@@ -287,9 +298,9 @@ class Cycle:
         return written
 
     def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
-        """Renew the evidence on objects where it has grown old, the oldest first.
+        """Renew old evidence on marked objects, the oldest first.
 
-        A renewal that fails costs nothing while evidence lasts; without it, the mark goes so much the earlier.
+        A failed renewal has no effect while evidence lasts. If evidence ends, the mark is withdrawn earlier.
         """
         due = [(mark, decision) for mark, decision in kept if is_due(mark, wall, self._policy)]
         due.sort(key=lambda pair: evidence_age(pair[0], wall, self._policy), reverse=True)

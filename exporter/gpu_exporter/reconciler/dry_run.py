@@ -1,4 +1,4 @@
-"""Cycles that write nothing, and say what --apply would write, refuse or withdraw."""
+"""The dry run: cycles that write nothing, and log what --apply would write, refuse or withdraw."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DryRun:
         self._last_problem = ""
 
     def run(self) -> None:
-        """One cycle. Raises nothing: a dry run that ends shows nothing."""
+        """Run one cycle. Raises nothing, so that the dry run goes on after any fault."""
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()
@@ -61,7 +61,7 @@ class DryRun:
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 
     def _run(self) -> str:
-        """What was missing, "" when all was there."""
+        """Returns what was missing, "" for nothing."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
         self._telemetry.note_odd(self._preview.odd)
@@ -82,13 +82,13 @@ class DryRun:
 
 
 class StageTracker:
-    """Remembers what would be written for each holder, and says what changed."""
+    """Remembers the mark that would be written for each holder, and reports changes."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
 
     def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
-        """One sentence per mark that would be written, refused or withdrawn now, and was not so before."""
+        """One sentence for every mark that would newly be written, refused or withdrawn."""
         lines: list[str] = []
         labels: dict[str, str] = {}
         seen = {decision.title for decision in decisions}
@@ -101,7 +101,7 @@ class StageTracker:
             if label == before:
                 continue
             if outlook.refused:
-                lines.append(f"{decision.title}: REFUSED: {outlook.refused}: {outlook.why}; else {outlook.label}")
+                lines.append(f"{decision.title}: REFUSED: {outlook.refused}: {outlook.why}; otherwise {outlook.label}")
             elif label:
                 lines.append(f"{decision.title}: would write {label}: {decision.reason}")
             elif not before.startswith("REFUSED"):

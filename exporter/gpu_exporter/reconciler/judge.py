@@ -1,4 +1,4 @@
-"""From evidence to decisions, as both the dry run and --apply take them: what metrics say, then what surrounds it."""
+"""Makes decisions, for the dry run and for --apply alike: first by metrics, then by the surroundings of the holders."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpu_exporter.reconciler.marks import Refused
 from gpu_exporter.reconciler.pause import PauseSource, pause
 from gpu_exporter.reconciler.record import Record
 
-PROBLEMS_MAX = 3  # of a kind, in a log line
+PROBLEMS_MAX = 3  # problems of one kind in a log line
 
 
 class Judgement(NamedTuple):
-    """One reading of the source, and what follows from it, in the order of the holders' names.
+    """One reading of the source and its decisions, sorted by the holders' names.
 
-    `problems`: what was missing, in the source or around the holders. `frozen`: brakes that hold, as in Brakes.check.
-    `surveyed`: of how many holders the surroundings were asked for. `unreadable`: of each holder of which a controller
-    could not be read, why and what kind that is.
+    `problems`: evidence or surroundings that were missing. `frozen`: active brakes, as in Brakes.check. `surveyed`: how
+    many holders had their surroundings read. `unreadable`: for every holder with an unreadable object around it, the
+    reason and the kind of that object.
     """
 
     evidence: Evidence
@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
 
 
 class Judge:
-    """Remembers from one cycle to the next whom to ask about, and who had which stage."""
+    """Reads and decides. Remembers from one cycle to the next the members of gangs and the stages of holders."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Judge:
         pauses: Sequence[PauseSource] = (),
         record: Record | None = None,
     ) -> None:
-        """`find_surveyor`: by scheduler; None where there is no way to its live objects. `pauses`: where people ask for
-        a pause. `record`: None where there is only this one cycle.
+        """`find_surveyor`: the surveyor of a scheduler; None where its live objects cannot be reached. `pauses`: places
+        where people ask for a pause. `record`: None where there is only one cycle.
         """
         self._record = record
         self._pauses = tuple(pauses)
@@ -62,9 +62,9 @@ class Judge:
         self._stages: dict[HolderName, str] = {}
 
     def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
-        """Read and decide, on the holders in `marked` in any case. Raises EvidenceError.
+        """Read and decide. `marked`: holders that are always included. Raises EvidenceError.
 
-        Members of gangs are asked for like them, since a member that works is in no list of idle ones.
+        Members of gangs are included too, since a list of idle holders does not contain a member that works.
         """
         watched = self._record.names() if self._record is not None else set()
         evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
@@ -94,7 +94,7 @@ class Judge:
         return Judgement(evidence, hold(settled, frozen), problems, frozen, len(around), unreadable)
 
     def look_again(self, names: Collection[HolderName]) -> Mapping[HolderName, Decision]:
-        """Decisions on these holders by evidence and surroundings of now, whatever brakes say of others.
+        """Decisions on these holders by new evidence and new surroundings, without the brakes.
 
         Raises EvidenceError, and Refused while there is a pause.
         """
@@ -118,7 +118,7 @@ class Judge:
         return evidence
 
     def _survey(self, evidence: Evidence, decisions: Collection[Decision], rising: Collection[HolderName]) -> Around:
-        """The surroundings of whatever could be marked."""
+        """The surroundings of all holders that could be marked."""
         by_scheduler: defaultdict[str, list[HolderName]] = defaultdict(list)
         for decision in decisions:
             if decision.stage in LABELLED or (decision.stage == "active" and decision.name in evidence.sharing):
@@ -132,7 +132,7 @@ class Judge:
 
 
 class Named(Surveyor, Protocol):
-    """A surveyor that says whose."""
+    """A surveyor that names its scheduler."""
 
     scheduler: str
 
@@ -145,5 +145,5 @@ def judge_of(
     pauses: Sequence[PauseSource] = (),
     record: Record | None = None,
 ) -> Judge:
-    """Judges by the evidence, and by what these schedulers show around it."""
+    """A judge that uses these surveyors for their schedulers."""
     return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses, record)

@@ -1,4 +1,4 @@
-"""The mark that a decision sets on a live object, and what every scheduler must offer to carry it."""
+"""Marks on live objects, and the calls that every scheduler must offer to set and remove them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ EXEMPT_UNTIL = PREFIX + "exempt-until"  # an owner's wish to keep idle GPUs
 
 
 class Mark(NamedTuple):
-    """A mark of ours on a live pod or job.
+    """A mark of the reconciler on a live pod or job.
 
     `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder no longer runs. `live`:
-    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: until when evidence supported it,
-    as the object says (Unix seconds); None when it does not say. `users_id`: as in HolderEvidence.
+    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: until when evidence supported the
+    mark, as written on the object (Unix seconds); None if it is missing there. `users_id`: as in HolderEvidence.
     """
 
     name: HolderName
@@ -37,19 +37,20 @@ class Mark(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The holder as people know it."""
+        """The holder's name for people."""
         return title(self.name, self.users_id)
 
 
 class MarkError(Exception):
-    """A mark could not be read or written. `result` is its label value in gpu_reconciler_writes_total.
+    """A mark could not be read or written. `result`: its label value in gpu_reconciler_writes_total.
 
-    replaced: the object is another one by now, or gone. conflict: it changed meanwhile. throttled: the server asks for
-    patience. error: anything else. All but `replaced` are tried again by the next cycle, none within this one.
+    replaced: the object is gone, or another object has its name. conflict: the object has changed meanwhile. throttled:
+    the server asks for fewer requests. error: anything else. The next cycle retries all but `replaced`; this cycle
+    retries nothing.
     """
 
     def __init__(self, result: str, text: str, patience_s: float = 0.0, status: int = 0) -> None:
-        """`patience_s`: for how long the server asks to be left alone. `status`: of its answer by HTTP, 0 for none."""
+        """`patience_s`: how long the server wants no requests (seconds). `status`: HTTP status, 0 for no answer."""
         super().__init__(text)
         self.result = result
         self.patience_s = patience_s
@@ -57,12 +58,12 @@ class MarkError(Exception):
 
     @property
     def says_undone(self) -> bool:
-        """Whether the answer shows that the write had no effect. A lost answer, and one of 5xx, does not."""
+        """Whether the write had no effect for certain. After a lost answer, or an answer 5xx, this is unknown."""
         return self.result != "error" or 400 <= self.status < 500
 
 
 class Refused(Exception):
-    """The live object does not fit the evidence, or must not be marked. `reason` is one word, a label value."""
+    """The live object does not fit the evidence, or must not be marked. `reason`: one word, a label value."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -70,29 +71,29 @@ class Refused(Exception):
 
 
 class Marker(Surveyor, Protocol):
-    """One scheduler's live objects. Every call but `survey` may raise MarkError."""
+    """Marks on the live objects of one scheduler. Every call but `survey` may raise MarkError."""
 
     scheduler: str
     rest_s: float
-    """For so long its scheduler is to be left alone, from the beginning of the last list: it was slow. 0 when not."""
+    """Seconds from the start of the last list in which a slow scheduler must get no requests; 0 if it is not slow."""
     foreign: int
-    """Objects in the last list with a label that the reconciler did not set; it leaves them alone."""
+    """Objects in the last list with a mark label that the reconciler did not set. The reconciler ignores them."""
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
         """How often an object was left out of a list, by its kind and a reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
-        """Every mark of ours, on whatever object it is."""
+        """Every mark of the reconciler, on any object."""
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        """Compare the object that carries the mark, as it was listed, with the evidence. Raises Refused."""
+        """Compare the marked object, as it was listed, with the evidence. Raises Refused."""
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
-        """Likewise without usable evidence: whether the object may carry a mark at all. Raises Refused.
+        """Check without usable evidence whether the listed object may carry any mark. Raises Refused.
 
-        `decision`: the unknown one, if the holder has series at all. `needed_s`: how long it must have been able to
-        work.
+        `decision`: the decision with stage `unknown`; None if the holder has no series. `needed_s`: how long the holder
+        must have been able to work (seconds).
         """
 
     def inspect(self, decision: Decision, wall: float) -> None:
@@ -102,20 +103,20 @@ class Marker(Surveyor, Protocol):
         """The mark as `write` would set it, for people."""
 
     def write(self, decision: Decision, wall: float) -> str:
-        """Read the live object, compare it likewise, set the mark; the field that carries it. Raises Refused."""
+        """Read the live object, compare it as `check` does, and set the mark. Returns its field. Raises Refused."""
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """Write the evidence and its time to the object that carries the mark, which keeps its stage. Raises Refused.
+        """Write the new evidence and its time to the marked object. The mark keeps its stage. Raises Refused.
 
-        The object must be as it was listed: what its owner has written there since is not overwritten.
+        Nothing is written if the object has changed since it was listed, so no change by its owner is overwritten.
         """
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark from this incarnation, and from no other."""
+        """Remove the mark from this incarnation of the object only."""
 
 
 def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
-    """How often objects were left out by all of them, as Marker.odd."""
+    """The sum of Marker.odd over all markers."""
     counts: Counter[tuple[str, str]] = Counter()
     for marker in markers:
         counts.update(marker.odd)
@@ -123,7 +124,7 @@ def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
 
 
 def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
+    """Call a function. An unforeseen exception becomes a MarkError, so that one object does not affect others."""
     try:
         return function(*arguments, **options)
     except (MarkError, Refused):

@@ -1,4 +1,4 @@
-"""What a cycle has to do: the marks that exist against the decisions that were made. Pure."""
+"""Plans the work of a cycle, from the existing marks and the new decisions. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, UNDERUSED, Decision
 from gpu_exporter.reconciler.marks import Mark
 
-RENEW_SHARE = 0.25  # of policy.unsupported_max: an object's time of evidence is never older while there is evidence
+RENEW_SHARE = 0.25  # of policy.unsupported_max: while there is evidence, its time on objects is renewed at this age
 
 
 class Withdrawal(NamedTuple):
-    """A mark to remove, and why. `decision`: the one that its evidence led to, None for none."""
+    """A mark to remove, with the reason. `decision`: by the present evidence; None without evidence."""
 
     mark: Mark
     reason: str
@@ -23,11 +23,11 @@ class Withdrawal(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a cycle has to do.
+    """The work of a cycle.
 
-    `kept`: marks that evidence supports, with the decision that does. `waiting`: marks that it neither supports nor
-    contradicts, with the unknown decision if there is one. A holder is in `kept` and in `writes` when its mark is to
-    rise, in `withdrawals` and `writes` when it is to fall.
+    `kept`: marks that evidence supports, with the supporting decision. `waiting`: marks that evidence neither supports
+    nor contradicts, with their decision of stage `unknown`, or None. A holder is in `kept` and `writes` when its
+    mark must rise, and in `withdrawals` and `writes` when its mark must fall.
     """
 
     withdrawals: list[Withdrawal]
@@ -37,20 +37,20 @@ class Plan(NamedTuple):
 
 
 class Limits:
-    """How many marks one cycle may set: in all, in a namespace, and by one of the site's policies."""
+    """Limits the marks that one cycle may set: in all, per namespace, and per policy of the site."""
 
     def __init__(self, policy: Policy, hour: int = 0) -> None:
-        """`hour`: marks that the cycles of the last hour have set."""
+        """`hour`: how many marks the cycles of the last hour have set."""
         self._policy = policy
         self._most = min(policy.new_marks_max, policy.new_marks_hour_max - hour)
         self._set: Counter[tuple[str, str]] = Counter()
 
     def allow(self, decision: Decision) -> bool:
-        """Whether one more fits."""
+        """Whether one more mark is within the limits."""
         return all(self._set[key] < most for key, most in self._limits(decision).items())
 
     def count(self, decision: Decision) -> None:
-        """A mark was set."""
+        """Count a mark that was set."""
         self._set.update(self._limits(decision).keys())
 
     def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:
@@ -63,9 +63,10 @@ class Limits:
 
 
 def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
-    """Seconds since evidence supported the mark, as its object says; infinite when it does not say.
+    """Seconds since evidence supported the mark, by the time on its object; infinite if this time is missing.
 
-    Neither does a time in the future, which would make the mark immortal. A little of it is another host's clock.
+    A time in the future would make the mark immortal, so it counts as missing. A time that is ahead by less than
+    `policy.fresh_min` counts as now, since the clocks of two hosts may differ.
     """
     if mark.observed_wall is None or mark.observed_wall > wall + policy.fresh_min:
         return math.inf
@@ -73,14 +74,14 @@ def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
 
 
 def is_due(mark: Mark, wall: float, policy: Policy) -> bool:
-    """Whether the evidence on the object is so old that it is to be renewed, while there is evidence."""
+    """Whether the evidence on the object is old enough to be renewed."""
     return evidence_age(mark, wall, policy) >= RENEW_SHARE * policy.unsupported_max
 
 
 def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, policy: Policy) -> Plan:
-    """Compare what should be marked with what is, at `wall` (Unix seconds).
+    """Compare the decisions with the existing marks at `wall` (Unix seconds).
 
-    Writes are sorted by the length of the idle run, longest first.
+    Writes are sorted by the length of the idle run, longest first; sharing candidates come last.
     """
     wanted = {decision.name: decision for decision in decisions}
     result = Plan([], [], [], [])
@@ -91,17 +92,17 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
         elif decision is None or decision.stage == "unknown":
             if decision is not None and decision.active and mark.stage not in ("partial", SHARING):
                 result.withdrawals.append(
-                    Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}", decision)
+                    Withdrawal(mark, f"one of its GPUs is active; its other GPUs: {decision.reason}", decision)
                 )
             elif evidence_age(mark, wall, policy) >= policy.unsupported_max:
                 known = "it has no series" if decision is None else decision.reason
-                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}", decision))
+                result.withdrawals.append(Withdrawal(mark, f"no recent evidence supports it: {known}", decision))
             else:
                 result.waiting.append((mark, decision))
         elif decision.stage not in MARKED:
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
         elif decision.stage != mark.stage and (mark.stage in (UNDERUSED, SHARING) or decision.stage == SHARING):
-            # On its own, so that no limit or refusal can hold it up.
+            # Withdrawn separately, so that no limit or refusal can delay it.
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
             result.writes.append(decision)
         else:
@@ -109,6 +110,6 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
             if decision.stage != mark.stage:
                 result.writes.append(decision)
     result.writes.extend(decision for decision in wanted.values() if decision.stage in MARKED)
-    # What is idle before what is only a hint, which would use up the limits.
+    # Idle holders come before sharing candidates, which are only hints and could use up the limits.
     result.writes.sort(key=lambda decision: (decision.stage == SHARING, decision.idle_since_wall or 0.0))
     return result

@@ -1,7 +1,7 @@
-"""What --apply would write, and what it would refuse: for the dry run, by reading the live objects.
+"""Shows in the dry run what --apply would write or refuse, by reading the live objects.
 
-The dry run is what people judge the reconciler by before they let it write. So it asks the same marker the same
-questions, and writes nothing. Where there is no way to the live objects, that is said once, and nothing is guessed.
+People judge the reconciler by its dry run before they let it write. So the preview uses the same markers and the same
+checks, and writes nothing. If the live objects cannot be reached, this is reported once, and no refusal is shown.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard, sum_odd
 
-FAILURES_MAX = 2  # of one scheduler in a look: the next one would wait for the same answer
-INSPECTIONS_MAX = 500  # live objects a cycle, those first that were not looked at for longest; 4 ms each
+FAILURES_MAX = 2  # failures of one scheduler per look: further requests would fail too
+INSPECTIONS_MAX = 500  # live objects per cycle at 4 ms each, those first whose last inspection is the longest ago
 
 
 class Outlook(NamedTuple):
-    """What would become of one decision.
+    """The expected result of one decision.
 
-    `label`: the mark. `refused`: the reason in one word, "" when it would be written; `why`: in a sentence. `checked`:
-    the live object was read; otherwise nothing is known of a refusal.
+    `label`: the mark. `refused`: the reason of a refusal in one word, "" when the mark would be written. `why`: the
+    same in a sentence. `checked`: whether the live object was read; otherwise it is unknown whether it would be
+    refused.
     """
 
     label: str
@@ -32,24 +33,24 @@ class Outlook(NamedTuple):
 
 
 class Preview:
-    """Asks the markers about decisions that would be written. `notices` collects what could not be asked, once."""
+    """Inspects decisions that would be written. `notices`: failures for the log, each once."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Marker]], made: Mapping[str, Marker] | None = None) -> None:
-        """`makers`: by scheduler, what makes its marker when it is first needed; may raise MarkError."""
+        """`makers`: by scheduler, a function that makes its marker at the first use; it may raise MarkError."""
         self._makers = makers
         self._markers = dict(made or {})
-        self._known: dict[HolderName, tuple[str, int, Outlook]] = {}  # stage, look, and what was seen in it
+        self._known: dict[HolderName, tuple[str, int, Outlook]] = {}  # stage, number of the look, and its result
         self._looks = 0
         self._said: set[str] = set()
         self.notices: list[str] = []
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker, of all of them."""
+        """As Marker, summed over all markers."""
         return sum_odd(self._markers.values())
 
     def look(self, decisions: Sequence[Decision], wall: float) -> dict[HolderName, Outlook]:
-        """The outlook of each decision that would leave a mark."""
+        """The outlook of every decision that would leave a mark."""
         self._looks += 1
         wanted = {decision.name: decision for decision in decisions if decision.label}
         self._known = {
@@ -69,7 +70,7 @@ class Preview:
                 self._known.pop(decision.name, None)
                 if scheduler not in self._said:
                     self._said.add(scheduler)
-                    self.notices.append(f"{exc}; what --apply would refuse of {HOLDERS[scheduler]} is not shown")
+                    self.notices.append(f"{exc}; refusals of {HOLDERS[scheduler]} by --apply are not shown")
         return {
             name: self._known[name][2] if name in self._known else Outlook(decision.label)
             for name, decision in wanted.items()
@@ -79,14 +80,14 @@ class Preview:
         return self._known[name][1] if name in self._known else 0
 
     def surveyor(self, scheduler: str) -> Marker | None:
-        """The marker of a scheduler, which can say what surrounds its holders; None where there is no way to it."""
+        """The marker of a scheduler, to survey its holders; None where the scheduler cannot be reached."""
         try:
             return self._marker(scheduler)
         except MarkError:
-            return None  # said by `look`
+            return None  # `look` reports the error
 
     def _inspect(self, decision: Decision, wall: float) -> Outlook:
-        """Raises MarkError when the live object cannot be read."""
+        """The outlook of one decision. Raises MarkError when the live object cannot be read."""
         marker = self._marker(decision.name.scheduler)
         label = marker.label(decision)
         try:
@@ -96,7 +97,7 @@ class Preview:
         return Outlook(label, checked=True)
 
     def _marker(self, scheduler: str) -> Marker:
-        """Made when it is first needed. Raises MarkError when it cannot be."""
+        """The marker of a scheduler, made at the first use. Raises MarkError when it cannot be made."""
         if scheduler not in self._markers:
             if scheduler not in self._makers:
                 raise MarkError("error", NO_WAY[scheduler])
@@ -106,6 +107,6 @@ class Preview:
 
 HOLDERS = {"kubernetes": "pods", "slurm": "jobs"}
 NO_WAY = {
-    "kubernetes": "no way to the API server: neither a service account nor --kubernetes.kubeconfig",
-    "slurm": "no way to Slurm: squeue and scontrol are not on PATH",
+    "kubernetes": "cannot connect to the API server: neither a service account nor --kubernetes.kubeconfig",
+    "slurm": "cannot ask Slurm: squeue and scontrol are not on PATH",
 }

@@ -1,7 +1,8 @@
-"""The record of each policy: what came of its decisions in the last days, by class and tenant, kept over restarts.
+"""The record of each policy: outcomes of its decisions in the last days, by class and tenant, kept over restarts.
 
-A policy earns the right to act by it. No tenant decides alone: a tenant counts for at most a fifth of the decisions,
-and at least three tenants are needed. A tenant with too many regrets is left alone, and left out of the others' record.
+A policy may act only if its record is good. No tenant decides alone: a tenant counts for at most a fifth of the
+decisions, and at least three tenants are needed. If a tenant has too many regrets, the reconciler does not act on this
+tenant, and the worst such tenant is left out of the record for the others.
 """
 
 from __future__ import annotations
@@ -34,51 +35,52 @@ from gpu_exporter.reconciler.decision.outcomes import (
     Watches,
 )
 from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.target import Held
 
 log = logging.getLogger(__name__)
-KEY = "record"  # of the text, in its place
+KEY = "record"  # key of the text in its TextPlace
 DAY_S, HOUR_S = 86_400.0, 3600.0
-TEXT_MAX = 200 * 1024  # characters; all annotations of an object may have 256 KiB
+TEXT_MAX = 200 * 1024  # characters; all annotations of an object together may have 256 KiB
 PLAIN_MAX = 8 * 1024 * 1024
-TENANTS_MAX = 200  # of one policy and class; more are one
+TENANTS_MAX = 200  # per policy and class; further tenants are counted as OTHER
 OTHER = "other"
 FIFTH = 0.2
 TENANTS_MIN = 3
-PRESENT_MIN = 0.9  # of the time of actions.shadow_for: a reconciler looked
-LOOK_MAX_S = 120.0  # between two cycles of one that looks all the time
+PRESENT_MIN = 0.9  # share of actions.shadow_for in which a reconciler must have run cycles
+LOOK_MAX_S = 120.0  # a longer time between two cycles does not count as running
 ACTS_MAX = 256
-ACT_KEEP_S = DAY_S  # an owner who takes up again what was put to rest does so within a day
+ACT_KEEP_S = DAY_S  # an owner who resumes a suspended object does so within a day
 ACT_LOOK_S = 300.0
-LOOKS_MAX = 32  # acts that are looked at in one cycle
-RESUMED_MIN = 5  # acts, before their share that was taken up again says anything
+LOOKS_MAX = 32  # acts that are checked per cycle
+RESUMED_MIN = 5  # with fewer acts, the share of resumed acts does not count
 DECIDED, ACTED, RESUMED = "decided", "acted", "resumed"
 COUNTS = (DECIDED, *OUTCOMES, ACTED, RESUMED)
 VERSION = 1
-SAVE_S = 60.0  # a record in which only time has passed is written so seldom
-TAKEN_OVER_S = 120.0  # a record that another host wrote less than so long ago is that one's
+SAVE_S = 60.0  # interval of writes while only the time in the record changes
+TAKEN_OVER_S = 120.0  # a record that another host wrote within this time still belongs to that host
 
 
 class Standing(NamedTuple):
-    """What the record says for one policy and class: decisions that count, and how many of them were regretted."""
+    """The record for one policy and class: the decisions that count, and how many of them were regretted."""
 
     decisions: float
     regrets: float
 
 
 class Record:
-    """The record of one site, read from its place when this process begins to decide.
+    """The record of one site. It is read from its place when this process begins to decide.
 
-    As Observer it counts what its watches find.
+    As Observer it counts the outcomes that its watches find.
     """
 
     def __init__(
         self, place: TextPlace | None, observer: RecordObserver, clock: Clock, keep_s: float, by: str = ""
     ) -> None:
-        """`place`: where it outlives the process, None for nowhere. `observer`: counts for people. `keep_s`: for how
-        long a decision counts. `by`: whose record it is, by default this host's, which has one process at a time.
+        """`place`: keeps the record after the process; None to forget it. `observer`: publishes the counts. `keep_s`:
+        how long a decision counts (seconds). `by`: name of the writer; by default this host, which has one process at a
+        time.
         """
         self._place = place
         self._observer = observer
@@ -89,7 +91,7 @@ class Record:
         self._clear()
 
     def forget(self) -> None:
-        """Another process decides: what this one knows is read again when it is its turn."""
+        """Forget the record while another process decides. It is read again when this process decides."""
         if self._place is not None:
             self._clear()
             self._observer.forget()
@@ -97,23 +99,23 @@ class Record:
     def _clear(self) -> None:
         self.watches = Watches(self)
         self._days: defaultdict[int, defaultdict[Account, list[int]]] = defaultdict(lambda: defaultdict(_zeros))
-        self._totals: defaultdict[tuple[str, str], list[int]] = defaultdict(_zeros)  # by policy and class, of all time
+        self._totals: defaultdict[tuple[str, str], list[int]] = defaultdict(_zeros)  # by policy and class, for ever
         self._present: defaultdict[int, float] = defaultdict(float)  # seconds, by hour
         self._acts: dict[str, Entry] = {}
-        self._looked: dict[str, float] = {}  # by ident of an act, monotonic
+        self._looked: dict[str, float] = {}  # by ident of an act: when it was last checked (monotonic)
         self._is_loaded = self._place is None
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
     def names(self) -> set[HolderName]:
-        """Whom to ask about."""
+        """The holders to ask the source about."""
         self._load()
         return self.watches.names()
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """The decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
+        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
         self._load()
         if not self._is_loaded:
-            return  # what is not read must not be written over
+            return  # an existing record that could not be read must not be overwritten
         before = self.watches.last_wall
         self.watches.note(decisions, wall, ask_fate)
         if before is not None and 0.0 < wall - before <= LOOK_MAX_S:
@@ -131,9 +133,9 @@ class Record:
         self._observer.count_outcome(account, outcome)
 
     def note_act(self, entry: Entry) -> None:
-        """An act was done; whether its owner takes it up again is looked at for a day. The same act counts once.
+        """Count an act that was done. For a day it is checked whether its owner resumes the target.
 
-        Raises MarkError while the record cannot be read.
+        The same act counts once. Raises MarkError while the record cannot be read.
         """
         self._load()
         if not self._is_loaded:
@@ -147,7 +149,7 @@ class Record:
         self._save()
 
     def acts_due(self) -> list[Entry]:
-        """Acts that are to be looked at now."""
+        """The acts that must be checked now."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
@@ -157,23 +159,23 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Its owner has taken it up again."""
+        """Count an act whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 
     def note_gone(self, entry: Entry) -> None:
-        """It does not exist any more, so its owner cannot take it up again."""
+        """Drop an act whose target no longer exists, so that its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Held | Standing:
-        """Why the record of a policy, class and tenant allows no act yet; else what it says."""
+        """Why the record of a policy, class and tenant allows no act yet; else the record."""
         if not self._is_loaded:
             return Held("proof", f"the record cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
         since = self._clock.wall() - settings.shadow_for
         present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
         if present_s < PRESENT_MIN * settings.shadow_for:
-            return Held("shadow", f"a reconciler has looked for {present_s / DAY_S:.1f} days of the last {span}")
+            return Held("shadow", f"a reconciler has run for {present_s / DAY_S:.1f} days of the last {span}")
         first = math.floor(since / DAY_S)
         tenants = self._tenants(account, first)
         what = f"of policy {account.policy} on class {account.kind} in {span}"
@@ -183,7 +185,7 @@ class Record:
             return Held("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
-            return Held("shadow", f"decisions {what} are of fewer than {TENANTS_MIN} tenants")
+            return Held("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
         if standing.decisions < settings.shadow_decisions:
             needed = f"{settings.shadow_decisions} are needed"
             return Held("shadow", f"{standing.decisions:.0f} decisions {what} count, {needed}")
@@ -192,11 +194,11 @@ class Record:
             return Held("regret", f"{share} decisions {what} were regretted")
         acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
         if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
-            return Held("resumed", f"{resumed} of {acted} acts {what} were taken back by their owners")
+            return Held("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, Standing]:
-        """Decisions with an outcome, and regrets, of each tenant."""
+        """The decisions with outcome `right` or `regret`, and the regrets, of each tenant."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
             for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
@@ -219,7 +221,7 @@ class Record:
         self._totals[account[:2]][COUNTS.index(what)] += 1
 
     def _load(self) -> None:
-        """Read what the process before this one knew. What cannot be read is tried again in the next cycle."""
+        """Read the record of the previous process. If it cannot be read, the next cycle tries again."""
         if self._is_loaded or self._place is None:
             return
         try:
@@ -230,7 +232,7 @@ class Record:
         except MarkError as exc:
             trouble = str(exc)
         if trouble and trouble != self._trouble:
-            log.warning("the record of decisions cannot be read, so none is counted: %s", trouble)
+            log.warning("the record of decisions cannot be read, so no decision is counted: %s", trouble)
         self._trouble = trouble
 
     def _save(self) -> None:
@@ -244,16 +246,16 @@ class Record:
         try:
             self._place.write_text(KEY, text)
         except MarkError as exc:
-            if exc.result == "conflict":  # another one decides
+            if exc.result == "conflict":  # another process decides
                 self.forget()
             if str(exc) != self._trouble:
-                log.warning("the record of decisions is not kept: %s", exc)
+                log.warning("the record of decisions could not be saved: %s", exc)
             self._trouble = str(exc)
         else:
             self._is_changed, self._saved_at, self._trouble = False, now, ""
 
     def _render_within(self, longest: int) -> str:
-        """The record as a text of so many characters at most: the oldest days go first, then watches."""
+        """The record as a text of at most `longest` characters. Drops the oldest days first, then watches and acts."""
         text = self._render()
         while len(text) > longest and len(self._days) > 1:
             del self._days[min(self._days)]
@@ -294,7 +296,7 @@ class Record:
         return base64.b64encode(packed).decode()
 
     def _restore(self, text: str) -> None:
-        """Raises MarkError for a text in another format."""
+        """Fill the record from its text. Raises MarkError for a text in another format."""
         try:
             unpack = zlib.decompressobj()
             data = unpack.decompress(base64.b64decode(text, validate=True), PLAIN_MAX)
@@ -314,7 +316,7 @@ class Record:
     def _fill(self, plain: Any) -> None:
         last = None if plain["last"] is None else need_real(plain["last"])
         if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
-            raise MarkError("fenced", f"{plain['by']} has written it a moment ago, and counts the same decisions")
+            raise MarkError("fenced", f"{plain['by']} wrote it a moment ago, and counts the same decisions")
         self.watches.last_wall = last
         for hour, seconds in plain["present"].items():
             self._present[math.floor(need_real(hour))] = need_real(seconds)
@@ -351,18 +353,18 @@ def _zeros() -> list[int]:
 
 
 def _counts(numbers: Iterable[Any]) -> list[int]:
-    """Raises ValueError for another number of them than COUNTS."""
+    """The counts in the order of COUNTS. Raises ValueError for a wrong number of counts."""
     counts = list(need_wholes(numbers))
     if len(counts) != len(COUNTS):
-        raise ValueError("another number of counts")
+        raise ValueError("wrong number of counts")
     return counts
 
 
 def _pool(tenants: dict[str, Standing], regret_max: float) -> Standing | None:
-    """The record of all tenants together, each for a fifth of it at most; None for fewer than TENANTS_MIN.
+    """The record of all tenants together, where each counts for at most a fifth; None for fewer than TENANTS_MIN.
 
-    The tenant with the largest share of regrets is left out if that share is too large, so that it cannot switch acts
-    off for the others.
+    The tenant with the largest share of regrets is left out if this share is too large, so that it cannot prevent acts
+    on other tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

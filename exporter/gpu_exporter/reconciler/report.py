@@ -1,4 +1,4 @@
-"""Decisions as people read them: the table, the explanation of one holder, and JSON."""
+"""Renders decisions: the table, the explanation of one holder, and JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRI
 def render_decisions(
     decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
 ) -> str:
-    """One line per holder, labelled ones first, then how much was seen. Ends in a newline."""
+    """One line per holder, marked holders first, then how much was seen. Ends with a newline."""
     outlooks = outlooks or {}
     seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
     if evidence.hidden:
@@ -52,7 +52,7 @@ def render_decisions(
 
 
 def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
-    """What --apply would write, or why it would not."""
+    """The mark that --apply would write, or why it would refuse."""
     outlook = outlooks.get(decision.name)
     if outlook is None:
         return decision.label or "-"
@@ -67,11 +67,10 @@ def explain(
     other_s: float = 0.0,
     action: str = "",
 ) -> str:
-    """Why one holder got its stage: every number that was looked at, beside what the policy asks.
+    """Explain the stage of one holder: every number that counted, and the limits of the policy.
 
-    `action`: what may be done to it, as what_may_follow says.
-
-    `other`: which witnesses kept its GPUs from being idle, in the last `other_s` seconds.
+    `action`: the act that may follow, by what_may_follow. `other`: the witnesses that kept its GPUs from being idle in
+    the last `other_s` seconds.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
@@ -113,26 +112,26 @@ def explain(
 
 
 def _what_is_next(decision: Decision, windows: Windows) -> str:
-    """What would change the stage; "" where the reason says it."""
+    """The event that would change the stage; "" where the reason already contains it."""
     since = decision.idle_since_wall
     if decision.stage == "candidate" and decision.is_capped:
         return "it stays a candidate; any work ends the mark"
     if decision.stage == "candidate" and since is not None and since + windows.underused_s > decision.observed_wall:
         when = format_time(since + windows.underused_s)
-        return f"underused at {when} if it stays idle, on its host too; work on a GPU ends the mark"
+        return f"underused at {when} if its GPUs stay idle and it does no work on its host; work on a GPU ends the mark"
     if decision.stage == UNDERUSED:
         return "any work ends the mark, within a cycle"
     if decision.stage == "active":
         return f"candidate after {format_duration(windows.candidate_s)} without any work"
     if decision.stage == SHARING:
-        return "nothing follows from this; a MIG instance or a shared GPU may do, if its memory is enough"
+        return "this is only a hint; a MIG instance or a shared GPU may be enough, if it has enough memory"
     if decision.stage == NOT_RUNNING:
-        return "its idle time begins again at nothing when it runs"
+        return "its idle time restarts at zero when it runs"
     return ""
 
 
 def _explain_surroundings(decision: Decision) -> list[str]:
-    """What the holder is part of, and how its owner can keep its GPUs."""
+    """Lines about the holder's class and group, and how its owner can keep the GPUs."""
     around = decision.around
     if around is None:
         return []
@@ -149,9 +148,9 @@ def _explain_surroundings(decision: Decision) -> list[str]:
 def decisions_json(
     decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
 ) -> str:
-    """For scripts: how much was seen, and one object per holder.
+    """JSON for scripts: how much was seen, and one object per holder.
 
-    `refused` is null where it is not known what --apply would refuse.
+    `refused` is null where it is unknown whether --apply would refuse the mark.
     """
     outlooks = outlooks or {}
     holders = [

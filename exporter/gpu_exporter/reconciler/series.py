@@ -1,4 +1,4 @@
-"""Series of the reconciler that are absent until known, one for each holder, or counted elsewhere."""
+"""Collectors for metrics that may be absent, that have one series per holder, or that are counted elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.slurm.demand import Demand
 
-STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
+STAGES_MAX = 30_000  # series; normally a tenth of 100,000 allocations is idle at a time, a bug could publish more
 
 
 class LastSuccess(Collector):
-    """A gauge that is absent until it has a value: 0 would be a success in 1970."""
+    """A gauge that is absent until the first success: 0 would mean a success in 1970."""
 
     def __init__(self) -> None:
         self.wall: float | None = None
@@ -29,13 +29,13 @@ class LastSuccess(Collector):
 
 
 class Stages(Collector):
-    """One series per holder that is a candidate or more: owners' alerts read it, so that one place decides."""
+    """One series per holder with a marked stage. The alerts to owners use it, so that only the reconciler decides."""
 
     def __init__(self) -> None:
         self._rows: Sequence[tuple[str, ...]] = ()
 
     def note(self, decisions: Sequence[Decision]) -> None:
-        """Keep what is published, and nothing of the evidence behind it."""
+        """Keep only the published labels, without the evidence behind them."""
         labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED][:STAGES_MAX]
         self._rows = [
             ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
@@ -45,7 +45,7 @@ class Stages(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "gpu_reconciler_allocation_stage",
-            "What the last cycle's evidence says of a pod or job, always 1; in a dry run too.",
+            "Stage of a pod or job by the evidence of the last cycle, also in a dry run. The value is always 1.",
             labels=("scheduler", "namespace", "pod", "job_id", "stage"),
         )
         for row in self._rows:
@@ -54,7 +54,7 @@ class Stages(Collector):
 
 
 class DemandSeries(Collector):
-    """Absent while Slurm does not answer, or where there is none: 0 would say that nobody waits."""
+    """Absent while Slurm does not answer, and on sites without Slurm: 0 would mean that no job waits."""
 
     def __init__(self) -> None:
         self.demand: Demand | None = None
@@ -62,14 +62,14 @@ class DemandSeries(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         pending = GaugeMetricFamily(
             "gpu_demand_pending_gpus",
-            "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition; a job that asks for "
-            "several partitions is in each.",
+            "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition. A job that asks for "
+            "several partitions counts in each of them.",
             labels=("pool",),
         )
         counted = GaugeMetricFamily(
             "gpu_demand_counted_gpus",
-            "Those of them that count before GPUs are taken back: of one job and of one account no more than "
-            "alerts.demand_pod_max and alerts.demand_tenant_max.",
+            "GPUs of gpu_demand_pending_gpus that count before GPUs are taken back: at most alerts.demand_pod_max per "
+            "job and alerts.demand_tenant_max per account.",
             labels=("pool",),
         )
         if self.demand is not None:
@@ -82,7 +82,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Counted where objects are read."""
+    """Publishes the counts of objects that were left out, which are counted where the objects are read."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}
@@ -90,7 +90,7 @@ class OddObjects(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(
             "gpu_reconciler_odd_objects",
-            "Times that an object was left out of a list because it is malformed or too large, by kind and reason.",
+            "How often an object was left out of a list because it was malformed or too large, by kind and reason.",
             labels=("kind", "reason"),
         )
         for labels, count in self.counts.items():

@@ -1,4 +1,4 @@
-"""What the reconciler serves: its own metrics, and probes."""
+"""The HTTP endpoints of the reconciler: its own metrics, and probes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
-CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, beside the time that one may wait for evidence
+CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, in addition to the time of waiting for evidence
 
 
 class ReconcilerSite:
-    """Alive is a reconciler whose cycles come to their end; whether they had evidence, its metrics say."""
+    """A reconciler is alive while its cycles end, with or without evidence; its metrics show which."""
 
     def __init__(self, telemetry: Telemetry, interval_s: float) -> None:
         self._telemetry = telemetry

@@ -1,4 +1,4 @@
-"""The reconciler's own metrics, served by prometheus_client."""
+"""The reconciler's own metrics, with prometheus_client."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
 from gpu_exporter.reconciler.slurm.demand import Demand
 
-TENANTS_MAX = 50  # series of one reason
-KINDS_MAX = 20  # likewise
+TENANTS_MAX = 50  # tenants with their own series; all others are counted as OTHER
+KINDS_MAX = 20  # pairs of reason and kind with their own series, likewise
 OTHER = "other"
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "fenced", "error")
 REASONS = (
@@ -48,7 +48,7 @@ REASONS = (
 )
 
 ACTION_RESULTS = ("done", "shadow", "unconfirmed", "refused", "replaced", "conflict", "throttled", "error")
-HELD = (  # why nothing was done to a group that is underused
+HELD = (  # reasons why an underused group was not acted on
     "above",
     "acted",
     "audit",
@@ -91,10 +91,10 @@ HELD = (  # why nothing was done to a group that is underused
 
 
 class Telemetry:
-    """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
+    """The metrics gpu_reconciler_*. Known label values exist from the start, so that no first event is missed."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # of the whole process, before the first metric
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # for the whole process, before the first metric
         self.registry = CollectorRegistry()
         self._clock = clock
         self._last_end = clock.monotonic()
@@ -103,7 +103,7 @@ class Telemetry:
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
         self._duration = Histogram(
             "gpu_reconciler_cycle_duration_seconds",
-            "Time that a cycle took.",
+            "Duration of cycles.",
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
@@ -117,50 +117,50 @@ class Telemetry:
         self.registry.register(self._odd_objects)
         self._foreign = Gauge(
             "gpu_reconciler_foreign_marks",
-            "Pods whose mark label the reconciler did not set and does not touch: the pod has not started, requests no "
-            "devices, or the label has a foreign value.",
+            "Pods whose mark label the reconciler did not set and does not change: the pod has not started, requests "
+            "no devices, or the label has a foreign value.",
             registry=self.registry,
         )
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
-            "Marks written, renewed, withdrawn, and writes that failed. replaced: by then it was another pod or job. "
-            "fenced: another replica holds the Lease.",
+            "Marks written, renewed and withdrawn, and failed writes. replaced: the pod or job was replaced, or is "
+            "gone. fenced: another replica holds the Lease.",
             ["result"],
             registry=self.registry,
         )
         self._skipped = Counter(
-            "gpu_reconciler_skipped", "Marks not set, each cycle, by reason.", ["reason"], registry=self.registry
+            "gpu_reconciler_skipped", "Marks not set, in every cycle, by reason.", ["reason"], registry=self.registry
         )
         self._frozen = Gauge(
             "gpu_reconciler_frozen",
-            "1 while nothing new is marked, by reason.",
+            "1 while a brake prevents new marks, by reason.",
             ["reason"],
             registry=self.registry,
         )
         self._exempt = Gauge(
             "gpu_reconciler_exempt",
-            "GPUs and MIG instances that are idle and whose holders asked to keep them, by who asked.",
+            "Idle GPUs and MIG instances of exempt holders, by the source of the exemption.",
             ["source"],
             registry=self.registry,
         )
         self._underused = Counter(
             "gpu_reconciler_underused",
-            "Groups, and pods and jobs by themselves, that became underused by the evidence, marked or not, by the "
-            "policy that decided and their class.",
+            "Groups, single pods and single jobs that became underused by the evidence, marked or not, by the policy "
+            "that decided and by class.",
             ["policy", "class"],
             registry=self.registry,
         )
         self._outcomes = Counter(
             "gpu_reconciler_outcomes",
-            "What came of them. regret: they worked again within an hour. right: they were observed idle for that "
-            "hour, or ended by themselves. unknown: anything else.",
+            "Outcomes of gpu_reconciler_underused_total. regret: work began again within an hour. right: observed idle "
+            "for that whole hour, or ended by itself. unknown: anything else.",
             ["policy", "class", "outcome"],
             registry=self.registry,
         )
         self._spared = Gauge(
             "gpu_reconciler_spared_gpus",
-            "GPUs and MIG instances that have been idle for long enough and stay with their holder, by reason and by "
+            "GPUs and MIG instances that have been idle for long enough but stay with their holder, by reason and by "
             "namespace or account.",
             ["reason", "tenant"],
             registry=self.registry,
@@ -174,7 +174,7 @@ class Telemetry:
         )
         self._surveyed = Gauge(
             "gpu_reconciler_surveyed",
-            "Idle holders whose surroundings were asked for.",
+            "Idle holders whose surroundings were read.",
             registry=self.registry,
         )
         self._applies = Gauge(
@@ -182,14 +182,14 @@ class Telemetry:
         )
         self._actions = Counter(
             "gpu_reconciler_actions",
-            "What was done to underused holders, by action and result. shadow: it would have been done. unconfirmed: "
-            "whether it had an effect is unknown, or its owner could not be told.",
+            "Acts on underused holders, by action and result. shadow: the act would have been done. unconfirmed: the "
+            "effect of the act is unknown, or its owner could not be told.",
             ["action", "result"],
             registry=self.registry,
         )
         self._held = Counter(
             "gpu_reconciler_actions_held",
-            "Underused groups to which nothing was done, each cycle, by reason.",
+            "Underused groups that were not acted on, in every cycle, by reason.",
             ["reason"],
             registry=self.registry,
         )
@@ -198,7 +198,7 @@ class Telemetry:
         )
         self._leader = Gauge(
             "gpu_reconciler_leader",
-            "1 in the process that decides, 0 in one that waits for its Lease.",
+            "1 in the process that decides, 0 in a process that waits for the Lease.",
             registry=self.registry,
         )
         self._leader.set(1)
@@ -214,7 +214,7 @@ class Telemetry:
             self._labelled.labels(stage)
 
     def note_actions(self, kinds: Collection[str]) -> None:
-        """Actions that are possible here: their counters begin at 0."""
+        """Create the series of the actions that the site allows, with value 0."""
         for kind in kinds:
             for result in ACTION_RESULTS:
                 self._actions.labels(kind, result)
@@ -231,17 +231,17 @@ class Telemetry:
         self._applies.set(applies)
 
     def note_standby(self) -> None:
-        """Another process decides: this one is well, and says nothing of marks and holders."""
+        """Note that another process decides: this process is healthy, and publishes no marks and holders."""
         self._leader.set(0)
         self._last_end = self._clock.monotonic()
         self._note_state({}, (), ())
 
     def note_demand(self, demand: Demand | None) -> None:
-        """GPUs that pending jobs wait for, by partition; None while that is not known."""
+        """Publish the GPUs that pending jobs wait for, by partition; None while they are not known."""
         self._demand.demand = demand
 
     def since_last_cycle_s(self) -> float:
-        """Seconds since a cycle ended, with or without evidence; since the start where none has."""
+        """Seconds since the last cycle ended, with or without evidence; before the first end, since the start."""
         return self._clock.monotonic() - self._last_end
 
     def count_write(self, result: str) -> None:
@@ -253,7 +253,7 @@ class Telemetry:
     def count_decision(self, account: Account) -> None:
         self._underused.labels(*account[:2]).inc()
         for outcome in OUTCOMES:
-            self._outcomes.labels(*account[:2], outcome)  # 0 of so many, and not nothing
+            self._outcomes.labels(*account[:2], outcome)  # so that every outcome has a series, from 0 on
 
     def count_outcome(self, account: Account, outcome: str) -> None:
         self._outcomes.labels(*account[:2], outcome).inc()
@@ -280,7 +280,7 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """`counts`: since the start, by kind and reason. `foreign`: in the last list."""
+        """Publish odd objects. `counts`: since the start, by kind and reason. `foreign`: as in Marker."""
         self._odd_objects.counts = dict(counts)
         self._foreign.set(foreign)
 
@@ -295,7 +295,11 @@ class Telemetry:
         decisions: Sequence[Decision] = (),
         frozen: Collection[str] = (),
     ) -> None:
-        """A cycle that began at `began` (monotonic seconds) has ended; `frozen`: why nothing is marked."""
+        """Note the end of a cycle.
+
+        `began`: its start (monotonic seconds). `complete`: whether it had no problem. `standing`: the stage of every
+        existing mark. `frozen`: reasons of the active brakes.
+        """
         self._leader.set(1)
         self._note_state(standing, decisions, frozen)
         self._last_end = self._clock.monotonic()
@@ -306,7 +310,7 @@ class Telemetry:
             self._success.wall = self._clock.wall()
 
     def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """What the last cycle has left to its holders; of many tenants those with the most, the others as one."""
+        """Publish spared GPUs. The tenants with the most GPUs get their own series, all others share one."""
         tally, self._spared_next = self._spared_next, Tally()
         for decision in decisions:
             if reason := why_spared(decision):
@@ -330,7 +334,7 @@ class Telemetry:
         for source in EXEMPT_BY:
             self._exempt.labels(source).set(exempt[source])
         self._stages.note(decisions)
-        # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.
+        # Stages are read from live objects, which users may edit. An unknown stage gets no series of its own.
         tally = Tally(stage if stage in MARKED else "other" for stage in standing.values())
         for stage in (*MARKED, "other"):
             self._labelled.labels(stage).set(tally[stage])

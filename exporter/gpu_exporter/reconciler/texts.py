@@ -1,4 +1,4 @@
-"""Texts that outlive the process, in files of one directory: where there is no Lease to keep them."""
+"""Texts that outlive the process, in files of one directory, for reconcilers without a Lease."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FILE_MAX = 1024 * 1024
 
 
 class TextFiles:
-    """The files reconciler-NAME.json of a directory, which this process has for itself."""
+    """The files reconciler-NAME.json in a directory that no other process may use meanwhile."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError: BlockingIOError where another process has the directory."""
+        """Raises OSError; this is BlockingIOError where another process uses the directory."""
         make_directory(directory)
         self._directory = directory
         self._lock = os.open(directory / "reconciler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)

@@ -1,1 +1,1 @@
-"""Time: one loop and one deadline per device, immutable snapshots."""
+"""Sampling: one loop and one deadline per device, immutable snapshots."""

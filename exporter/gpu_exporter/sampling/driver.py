@@ -1,7 +1,8 @@
-"""The driver's life, from absent to replaced: one state, one table of transitions, and who opens and closes it.
+"""The driver's life cycle, from absent to replaced: one state, one table of transitions, one object that opens and
+closes the driver.
 
-Whoever asks may hang in a call, so every state can be seen from other threads, and a release that is asked for
-meanwhile is carried out when the call ends.
+A thread that queries the driver may hang in a call. So every state is visible from other threads, and a release that is
+requested during a call is carried out when the call ends.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ SILENT = "the driver does not answer"
 
 
 class DriverState(enum.Enum):
-    """Where the driver is in its life."""
+    """The states of the driver."""
 
-    ABSENT = "absent"  # not opened yet, or the last try failed: it is tried again
-    OPENING = "opening"  # being opened, or asked for its list again
+    ABSENT = "absent"  # not opened yet, or the last attempt failed: it is retried
+    OPENING = "opening"  # being opened, or queried for its list again
     OPEN = "open"
-    RELEASING = "releasing"  # to be closed on request, while somebody may still be inside
+    RELEASING = "releasing"  # to be closed on request, while a thread may still be inside a call
     RELEASED = "released"  # closed on request, until it may be opened again
-    REPLACED = "replaced"  # another version was loaded under us: only a new process can go on
+    REPLACED = "replaced"  # another version was loaded while it was open: only a new process can continue
 
 
 class DriverEvent(enum.Enum):
-    """What can happen to it."""
+    """The events that change the state."""
 
-    ASK = "it is opened, or asked again"
+    ASK = "it is opened, or queried again"
     ANSWERED = "it answered"
-    FAILED = "it did not"
-    RELEASE = "it is to be released"
-    CLOSED = "it is closed"
+    FAILED = "it did not answer"
+    RELEASE = "its release was requested"
+    CLOSED = "it was closed"
     TAKE = "it may be opened again"
     REPLACED = "it was replaced"
 
@@ -63,14 +64,14 @@ TRANSITIONS: Mapping[tuple[DriverState, DriverEvent], DriverState] = {
 
 
 def transition(state: DriverState, event: DriverEvent) -> DriverState:
-    """The state after `event`; what is not in the table changes nothing."""
+    """The state after `event`; a pair that is not in the table leaves the state unchanged."""
     return TRANSITIONS.get((state, event), state)
 
 
 class Position(NamedTuple):
-    """One place in the driver's list. `identity` is None while its GPU has no name, for the reason `error`.
+    """One position in the driver's list. `identity`: None while its GPU has no name, for the reason `error`.
 
-    `hung`: a call is past its deadline. `snapshot` is None before the first reading has ended.
+    `hung`: a call has exceeded its deadline. `snapshot`: None before the first reading has ended.
     """
 
     identity: DeviceIdentity | None = None
@@ -84,9 +85,9 @@ class Position(NamedTuple):
 
 
 class DriverView(NamedTuple):
-    """What the driver has shown so far. `error`: why there is no GPU data, "" while there is.
+    """The results of the driver so far. `error`: why there is no GPU data, "" while there is data.
 
-    `complete`: it was asked, and each of its GPUs was read, or hangs; before, no GPU is called missing.
+    `complete`: the driver was queried, and each of its GPUs was read or hangs; before that, no GPU is called missing.
     """
 
     positions: Mapping[int, Position]
@@ -96,12 +97,12 @@ class DriverView(NamedTuple):
 
 
 class Driver:
-    """Opens, lists and closes one backend. `ask` and `close` are called by one thread at a time, the rest by any."""
+    """Opens, lists and closes one backend. Only one thread at a time may call `ask` and `close`; the rest is free."""
 
     def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
-        """`deadline_s`: how long one call may take. `expects_gpus`: whether GPUs should be here, for the log."""
+        """`deadline_s`: how long one call may take. `expects_gpus`: whether this host should have GPUs, for the log."""
         self.state = DriverState.ABSENT
-        self.asked = threading.Event()  # since the start or the last release, well or not
+        self.asked = threading.Event()  # queried since the start or the last release, with or without success
         self.replaced = threading.Event()
         self._backend = backend
         self._clock = clock
@@ -111,11 +112,11 @@ class Driver:
         self._error = NOT_ASKED
         self._is_absent = False
         self._asking_since: float | None = None
-        self._touched = False  # opened, or half opened: to be closed
-        self._has_listed = False  # it has shown GPUs since our start
+        self._touched = False  # opened, or partly opened: must be closed
+        self._has_listed = False  # it has listed GPUs since this process started
 
     def ask(self) -> int | None:
-        """Open it, or ask the open one again: how many GPUs it lists; None when it is not open afterwards."""
+        """Open the driver, or query it again: the number of GPUs in its list, None if it is not open afterwards."""
         if self._step(DriverEvent.ASK) is not DriverState.OPENING:
             return None
         self._asking_since = self._clock.monotonic()
@@ -123,23 +124,23 @@ class Driver:
             self._touched = True
             self._backend.open()
             count = self._backend.count()
-        except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
+        except Exception as exc:  # any error: the process keeps running, logs the error and retries
             self._note_failure(exc)
             return None
         finally:
             self._asking_since = None
         if self._step(DriverEvent.ANSWERED) is not DriverState.OPEN:
-            return None  # to be released, which was asked for meanwhile
+            return None  # a release was requested during the call
         self._error = ""
         self._has_listed |= count > 0
         return count
 
     def release(self) -> None:
-        """It is to be closed until `take`."""
+        """Request that the driver is closed until `take`."""
         self._step(DriverEvent.RELEASE)
 
     def take(self) -> None:
-        """It may be opened again. Until it was, nothing is known of its GPUs."""
+        """Allow opening the driver again. Until it is open, nothing is known about its GPUs."""
         if self.is_released:
             log.info("the driver is opened again")
             self._error = NOT_ASKED
@@ -147,14 +148,14 @@ class Driver:
         self._step(DriverEvent.TAKE)
 
     def close(self) -> None:
-        """Nobody is inside any more."""
+        """Close the driver; no thread may be inside a call any more."""
         if self._touched:
             self._touched = False
             self._backend.close()
         self._step(DriverEvent.CLOSED)
 
     def note_replaced(self, reason: str) -> None:
-        """Calls say that the library and the loaded driver no longer fit."""
+        """Note errors that show that the library and the loaded driver no longer match."""
         if not self.replaced.is_set():
             self._error = f"the driver was replaced while this process used it: {reason}"
             log.error("%s", self._error)
@@ -183,34 +184,34 @@ class Driver:
 
     @property
     def is_released(self) -> bool:
-        """Whether nobody may ask it, on request."""
+        """Whether the driver must not be queried, because its release was requested."""
         return self.state in (DriverState.RELEASING, DriverState.RELEASED)
 
     @property
     def is_silent(self) -> bool:
-        """Whether its start, or its list, hangs."""
+        """Whether opening or listing hangs."""
         since = self._asking_since
         return since is not None and self._clock.monotonic() - since > self._deadline_s
 
     @property
     def is_missed(self) -> bool:
-        """Whether it ought to answer and does not: AgentStatus.driver_missed."""
+        """Whether it should answer and does not: AgentStatus.driver_missed."""
         failed = bool(self._error) and not self._is_absent and not self.is_released
         return not self.asked.is_set() or failed
 
     @property
     def error(self) -> str:
-        """Why there is no GPU data, "" while there is."""
+        """Why there is no GPU data, "" while there is data."""
         if self.is_silent:
             return SILENT
         return RELEASED_TEXT if self.is_released else self._error
 
 
 def warn_of_persistence(off: int) -> tuple[str, ...]:
-    """A warning where `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
+    """A warning if `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
     if not off:
         return ()
     return (
         f"persistence mode is off on {off} GPU{'s' if off > 1 else ''}: each command that opens them waits "
-        "seconds for their start, and counters start at 0 again; run nvidia-persistenced",
+        "seconds for their start, and their counters restart at 0; run nvidia-persistenced",
     )

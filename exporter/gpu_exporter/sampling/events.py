@@ -1,4 +1,4 @@
-"""XIDs: one thread that waits for the driver's events, and what it has counted."""
+"""XIDs: a thread that waits for the driver's events, and the counts of these events."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import EventWatch, XidEvent
 from gpu_exporter.model.readings import CollectorOutcome, XidCounts
-from gpu_exporter.sampling.repeats import Repeats
+from gpu_exporter.sampling.activity.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
-WAIT_S = 0.25  # longest stay inside one driver call, so that the driver can be closed within two seconds
-RETRY_S = 30.0  # after a registration that failed
-MAX_CODES = 100  # distinct codes of one GPU that are counted one by one; NVIDIA documents some 170, no board shows many
+WAIT_S = 0.25  # longest wait inside one driver call, so that the driver can be closed within two seconds
+RETRY_S = 30.0  # after a failed registration
+MAX_CODES = 100  # distinct codes counted per GPU; NVIDIA documents some 170, and no board shows many
 
 
 class XidBook:
-    """Counts by GPU and code. Safe to call from every thread."""
+    """Counts by GPU and code. Every method may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,18 +30,18 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """From now on events of this GPU arrive: no event means none, and not nothing known."""
+        """Note that events of this GPU arrive from now on: no event then means a count of 0, not an unknown count."""
         with self._lock:
             self._codes.setdefault(uuid, {})
 
     def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
-        """The driver raised this event."""
+        """Count an event of the driver."""
         with self._lock:
             if self._add(event, wall):
                 self._event_at[event] = monotonic
 
     def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
-        """The kernel's log has this XID: counted unless the driver raised it at or after `since`, monotonic seconds."""
+        """Count an XID from the kernel's log, unless the driver raised it at or after `since`, monotonic seconds."""
         raised = event._replace(severity="")
         with self._lock:
             return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
@@ -54,7 +54,7 @@ class XidBook:
         return True
 
     def counts(self, uuid: str) -> XidCounts | None:
-        """None for a GPU whose events never arrived here."""
+        """The counts of a GPU, None if its events never arrived here."""
         with self._lock:
             codes = self._codes.get(uuid)
             if codes is None:
@@ -63,7 +63,7 @@ class XidBook:
 
 
 class EventLoop(Worker):
-    """Registers, waits, counts; registers again after an error. Ends within WAIT_S of a request to stop."""
+    """Registers, waits, counts, and registers again after an error. Ends within WAIT_S of a request to stop."""
 
     def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
         super().__init__("events")
@@ -81,8 +81,8 @@ class EventLoop(Worker):
                 watch = self._open_watch()
             except NotSupported:
                 self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
-                return  # no GPU of this host has events: no data
-            except Exception as exc:  # a fault of ours must not silence XIDs for ever
+                return  # no GPU of this host supports events: no data
+            except Exception as exc:  # a bug in the exporter must not silence XIDs for ever
                 self._fail(exc, begin)
             else:
                 for uuid in watch.covered:
@@ -97,7 +97,7 @@ class EventLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _listen(self, watch: EventWatch, begin: float) -> None:
-        """Count until asked to stop, the driver refuses, or GPUs that were left out are to be asked again."""
+        """Count events until a stop request, an error of the driver, or a retry for GPUs that failed to register."""
         while not self._stop.is_set():
             if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
                 return
@@ -113,12 +113,12 @@ class EventLoop(Worker):
                 log.warning("%s, %d times since the last line", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
-        """What the driver has queued would be lost with the registration."""
+        """Count the events that the driver has queued: they would be lost with the registration."""
         try:
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)
         except Exception as exc:  # the registration is given up in any case
-            log.debug("events were not drained: %s", exc)
+            log.debug("queued events were not read: %s", exc)
 
     def _count(self, event: XidEvent) -> None:
         self._book.count(event, self._clock.wall(), self._clock.monotonic())
@@ -128,7 +128,7 @@ class EventLoop(Worker):
 
     def _fail(self, exc: Exception, begin: float) -> None:
         if self.outcome is None or self.outcome.success:
-            log.warning("XIDs are not counted for now: %s", exc)
+            log.warning("XIDs are not counted until a retry succeeds: %s", exc)
         error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
         self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, error)
 

@@ -1,4 +1,4 @@
-"""XIDs from the kernel's log: one thread that adds those for which the driver raises no event."""
+"""XIDs from the kernel's log: a thread that adds the XIDs for which the driver raises no event."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.kmsg import KernelLog, Report, XidLine
 from gpu_exporter.devices.protocol import XidEvent
 from gpu_exporter.model.readings import CollectorOutcome
+from gpu_exporter.sampling.activity.repeats import Repeats
 from gpu_exporter.sampling.events import XidBook
-from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
 NAME = "xid.kmsg"
-LOOK_S = 0.5  # how often the log is looked at
+LOOK_S = 0.5  # how often the log is read
 SAME_S = 2.0  # an event with the same code of the same GPU within this time is the same XID
 RETRY_S = 30.0  # after the log could not be opened or read
-WAITING_MAX = 1000  # lines that wait for their event; beyond it the oldest waits no longer
-STRANGERS_MAX = 100  # addresses of no known GPU that are named in our log
+WAITING_MAX = 1000  # lines that wait for their event; beyond this limit the oldest line is counted at once
+STRANGERS_MAX = 100  # addresses without a known GPU that are logged
 
 
 class _Waiting(NamedTuple):
-    """What a line reports, and when it was read."""
+    """The report of a line, and when the line was read."""
 
     report: Report
     monotonic: float
@@ -38,7 +38,7 @@ class _Waiting(NamedTuple):
 
 
 class KernelLogLoop(Worker):
-    """Reads, waits SAME_S for the event that says the same, then counts."""
+    """Reads lines, waits SAME_S for the event of the same XID, then counts."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class KernelLogLoop(Worker):
         changed: Callable[[], None],
         note_probes: Callable[[frozenset[str]], None] = lambda addresses: None,
     ) -> None:
-        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every GPU that is known, lost ones too.
-        `note_probes`: is told the addresses of GPUs that the driver could not start in this boot.
+        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every known GPU, including lost GPUs. `note_probes`:
+        called with the addresses of GPUs that the driver could not start in this boot.
         """
         self._note_probes = note_probes
-        self._counted: dict[XidLine, float] = {}  # when it was last read, of those of the last SAME_S
+        self._counted: dict[XidLine, float] = {}  # when each line of the last SAME_S was last read
         super().__init__("kernel-log")
         self.outcome: CollectorOutcome | None = None
         self._path = path
@@ -63,7 +63,7 @@ class KernelLogLoop(Worker):
         self._changed = changed
         self._waiting: deque[_Waiting] = deque()
         self._strangers: set[str] = set()
-        self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: records that were overwritten
+        self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: overwritten records
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -82,15 +82,15 @@ class KernelLogLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _follow(self, kernel_log: KernelLog) -> None:
-        """Until asked to stop, or until the log cannot be read any more (OSError)."""
-        with contextlib.suppress(OSError):  # a pipe has no past
+        """Follow the log until a stop request. Raises OSError if the log cannot be read any more."""
+        with contextlib.suppress(OSError):  # a pipe has no past records
             self._note(kernel_log.read_past())
         while not self._stop.is_set():
             if not self.look(kernel_log):
                 self._clock.wait(self._stop, LOOK_S)
 
     def look(self, kernel_log: KernelLog) -> bool:
-        """Read what is new and count what is due; whether there may be more to read. Raises OSError."""
+        """Read new lines and count those that are due; returns whether there may be more lines. Raises OSError."""
         begin = self._clock.monotonic()
         batch = kernel_log.read()
         now, wall = self._clock.monotonic(), self._clock.wall()
@@ -126,7 +126,7 @@ class KernelLogLoop(Worker):
         if uuid is None:
             if address not in self._strangers and len(self._strangers) < STRANGERS_MAX:
                 self._strangers.add(address)
-                log.warning("%s: XID %d of %s, where no GPU is known; not counted", self._path, xid, address)
+                log.warning("%s: XID %d at %s is not counted: no GPU is known there", self._path, xid, address)
             return
         event = XidEvent(uuid, xid, entry.report.severity)
         if self._book.count_line(event, entry.wall, since=entry.monotonic - SAME_S):
@@ -134,7 +134,7 @@ class KernelLogLoop(Worker):
             self._changed()
 
     def _is_told_twice(self, entry: _Waiting) -> bool:
-        """Whether another line says the same within SAME_S, before or after."""
+        """Whether another line reports the same XID within SAME_S, before or after."""
         line = entry.report.line
         if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
             return True
@@ -148,13 +148,13 @@ class KernelLogLoop(Worker):
         if subject is None:
             return f"{self._path}: records were overwritten before they were read; XIDs in them are missed"
         kind = classify(subject.xid, subject.severity)
-        return f"gpu {subject.uuid}: XID {subject.xid} ({kind}), by the kernel's log"
+        return f"gpu {subject.uuid}: XID {subject.xid} ({kind}), reported by the kernel's log"
 
     def _fail(self, exc: OSError, begin: float) -> None:
         if self.outcome is None or self.outcome.success:
             log.warning(
-                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; give CAP_SYSLOG, in a "
-                "container privileges and the device, or leave --collector.xid.kmsg out",
+                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG, in a "
+                "container privileges and the device, or omit --collector.xid.kmsg",
                 self._path,
                 os.getuid(),
                 exc.strerror,

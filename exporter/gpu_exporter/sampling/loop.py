@@ -1,14 +1,15 @@
-"""The clockwork: one daemon thread per GPU, each with its own deadline.
+"""The sampling loops: one daemon thread per GPU, each with its own deadline.
 
-A thread that hangs inside the driver is marked hung and never replaced: it would hang again, and threads would pile
-up. Its GPU's families are withheld by age; the other GPUs go on. The thread also finds its GPU, so that one that hangs
-or fails at its very start costs nobody else a moment.
+A thread that hangs inside the driver is marked hung and never replaced: a new thread would hang again, and threads
+would pile up. The families of its GPU are withheld by age; the other GPUs continue. The thread also finds its GPU, so a
+GPU that hangs or fails at its start does not delay any other GPU.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, DriverChanged
@@ -19,13 +20,23 @@ from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
-FIND_RETRY_S = 5.0  # a GPU that cannot be found, or was lost, is looked for this often
+FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or was lost
+
+
+class LoopEvents(NamedTuple):
+    """What a loop calls. `deliver`: with each snapshot. `driver_changed`: with the reason, and the loop ends.
+    `first_cycle`: once, after the first cycle has ended with or without success.
+    """
+
+    deliver: Callable[[DeviceSnapshot], None]
+    driver_changed: Callable[[str], None]
+    first_cycle: Callable[[], None]
 
 
 class DeviceLoop(Worker):
-    """Samples the device at one position until stopped, and hands each snapshot to `deliver`.
+    """Samples the device at one position until stopped, and passes on each snapshot.
 
-    `interval_s`: between two cycles, until the device turns out to allow a longer one.
+    `interval_s`: time between two cycles, until the device allows a longer time.
     """
 
     def __init__(
@@ -36,29 +47,24 @@ class DeviceLoop(Worker):
         clock: Clock,
         interval_s: float,
         deadline_s: float,
-        deliver: Callable[[DeviceSnapshot], None],
-        on_driver_changed: Callable[[str], None],
-        on_first_cycle: Callable[[], None],
+        events: LoopEvents,
     ) -> None:
-        """`on_first_cycle` is called once, when a first cycle has ended, well or not."""
         super().__init__(f"gpu-{position}")
         self.position = position
         self.sampler: DeviceSampler | None = None
         self.latest: DeviceSnapshot | None = None
-        self.attempted = False  # a first cycle ended, well or not
+        self.attempted = False  # a first cycle has ended, with or without success
         self.find_error = ""
         self._find = find
         self._make_sampler = make_sampler
         self._clock = clock
         self._interval_s = interval_s
         self._deadline_s = deadline_s
-        self._deliver = deliver
-        self._on_driver_changed = on_driver_changed
-        self._on_first_cycle = on_first_cycle
+        self._events = events
         self._cycle_start: float | None = None
         self._due = 0.0
         self._renew_at = 0.0
-        self._was_slow = False  # the last cycle ended, but past its deadline
+        self._was_slow = False  # the last cycle ended, but after its deadline
         self.renewals = 0  # how often the device was found again after a loss
 
     @property
@@ -67,7 +73,7 @@ class DeviceLoop(Worker):
         return self.sampler.interval_s if self.sampler is not None else self._interval_s
 
     def is_hung(self) -> bool:
-        """True while the present cycle is past its deadline, and until one has ended in time again."""
+        """True while the present cycle has exceeded its deadline, and until a later cycle has ended in time."""
         start = self._cycle_start
         return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
 
@@ -78,9 +84,9 @@ class DeviceLoop(Worker):
             try:
                 wait_s = self._cycle()
             except DriverChanged as exc:
-                self._on_driver_changed(str(exc))
+                self._events.driver_changed(str(exc))
                 return
-            except Exception as exc:  # a fault of ours must not end the loop: the GPU's age shows it, the count why
+            except Exception as exc:  # a bug in the exporter must not end the loop; age and error count show it
                 if self.sampler is not None:
                     self.sampler.error_counts["cycle", type(exc).__name__] += 1
                 log.exception("gpu %d: a sampling cycle failed", self.position)
@@ -90,11 +96,11 @@ class DeviceLoop(Worker):
                 self._cycle_start = None
                 if not self.attempted:
                     self.attempted = True
-                    self._on_first_cycle()
+                    self._events.first_cycle()
             self._rest(wait_s)
 
     def _cycle(self) -> float:
-        """Find the device, or sample it once; how long to rest."""
+        """Find the device, or sample it once; returns how long to wait."""
         if self.sampler is None:
             try:
                 self.sampler = self._make_sampler(self._find(self.position))
@@ -103,7 +109,7 @@ class DeviceLoop(Worker):
             except DeviceError as exc:
                 if self.find_error != str(exc):
                     self.find_error = str(exc)
-                    log.error("gpu %d: %s; the others go on", self.position, exc)
+                    log.error("gpu %d: %s; the other GPUs continue", self.position, exc)
                 return FIND_RETRY_S
             self.find_error = ""
         snapshot = self.sampler.sample()
@@ -111,14 +117,14 @@ class DeviceLoop(Worker):
             self._renew(self.sampler.device)
         if self._stop.is_set():
             return 0.0
-        self._deliver(snapshot)
+        self._events.deliver(snapshot)
         self._log_change(snapshot)
         is_first, self.latest = self.latest is None, snapshot
-        # GPM compares two moments: the second one follows at once, so that the first scrapes have it.
+        # GPM compares two moments: the second cycle follows at once, so that the first scrapes have GPM values.
         return min(GPM_WINDOW_S, self._interval_s) if is_first else self.interval_s
 
     def _renew(self, device: Device) -> None:
-        """Now and then ask the driver for the lost device again."""
+        """Ask the driver again for the lost device, every FIND_RETRY_S."""
         now = self._clock.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + FIND_RETRY_S
@@ -139,11 +145,11 @@ class DeviceLoop(Worker):
                 identity.index,
                 identity.uuid,
                 identity.pci_bus_id,
-                "answers again" if snapshot.up else f"{snapshot.error}; its series are withdrawn, the others go on",
+                "answers again" if snapshot.up else f"{snapshot.error}; its series are withdrawn, other GPUs continue",
             )
 
     def _rest(self, wait_s: float) -> None:
-        """Wait for the next tick; after falling behind skip the missed ones, never sample in a burst."""
+        """Wait for the next tick. After a delay, missed ticks are skipped, so there is never a burst of samples."""
         now = self._clock.monotonic()
         self._due += wait_s
         if self._due < now:

@@ -1,7 +1,7 @@
 """The GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for their events.
 
-Everything here outlives faults: no driver yet, a GPU that is lost or hangs, one that left the list, one that was given
-to a virtual machine, the driver released on request, the driver replaced under us.
+This module keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or
+was given to a virtual machine, a driver that was released on request or replaced while in use.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
 from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.sampling.driver import Driver, DriverState, DriverView, Position
 from gpu_exporter.sampling.events import EventLoop, XidBook
-from gpu_exporter.sampling.loop import DeviceLoop
+from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 from gpu_exporter.sampling.worker import Worker
 from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
 SOON_S = 0.1
-CHECK_S = 5.0  # how often an absent driver, new GPUs and the bus are looked for
+CHECK_S = 5.0  # how often to check for an absent driver, new GPUs and the bus
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
 STILL_HANGS = "a call from before the driver was released still hangs in it"
-EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
+EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one driver call
 
 
 class SnapshotSink(Protocol):
-    """Where readings go."""
+    """The receiver of readings."""
 
     xids: XidBook
 
@@ -46,14 +46,14 @@ class SnapshotSink(Protocol):
         """Book one cycle of one GPU."""
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether several holders share this GPU, or may, so that what each process does there matters."""
+        """Whether several holders share this GPU, or may share it, so that per-process usage is needed."""
 
     def touch(self) -> None:
-        """Something that is shown of the GPUs has changed."""
+        """Note that published data about the GPUs has changed."""
 
 
 class DeviceInventory(Protocol):
-    """Which GPUs should be here: the list of those that have answered, and the bus."""
+    """The GPUs that should be here: the list of GPUs that have answered, and the bus."""
 
     def look(self) -> None:
         """Read both again."""
@@ -62,10 +62,10 @@ class DeviceInventory(Protocol):
         """Read the bus again."""
 
     def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
-        """These GPUs answer at `now`, monotonic seconds. Raises OSError when the list cannot be kept in its file."""
+        """Note that these GPUs answer at `now`, monotonic seconds. Raises OSError if the list cannot be saved."""
 
     def remember(self, uuid: str) -> None:
-        """This GPU answers, also if it was forgotten."""
+        """Note that this GPU answers, even if it was forgotten."""
 
 
 class DeviceManager:
@@ -93,16 +93,16 @@ class DeviceManager:
         self._rules = rules
         self._deadline_s = deadline_s
         self._loops: dict[int, DeviceLoop] = {}
-        self._stuck: list[Worker] = []  # asked to stop, but inside a driver call: while one is, the driver stays open
+        self._stuck: list[Worker] = []  # workers that should stop but hang in a driver call; they keep the driver open
         self._stuck_at: dict[int, DeviceLoop] = {}
         self._totals: dict[str, Totals] = {}  # of each GPU, over all its loops
-        self._counts: Counter[tuple[str, str]] = Counter()  # of loops that ended
+        self._counts: Counter[tuple[str, str]] = Counter()  # of loops that have ended
         self._events: EventLoop | None = None
         self._events_for: frozenset[tuple[str, int]] = frozenset()
         self._bus_seen = -math.inf
         self._warned: set[str] = set()
         self._persistence: dict[str, bool] = {}
-        self._lock = threading.RLock()  # over opening, closing, starting and stopping; never while sampling
+        self._lock = threading.RLock()  # held while opening, closing, starting and stopping; never while sampling
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._settled = False
@@ -111,21 +111,21 @@ class DeviceManager:
         start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
 
     def stop(self, timeout_s: float) -> bool:
-        """End every loop and close the driver; false when a call hangs, so that it could not be closed."""
+        """End every loop and close the driver; false if a call hangs, so that the driver could not be closed."""
         self._stop.set()
         self._wake.set()
         self.progress.set()
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Close the driver until `take`, so that it can be unloaded or MIG be switched; false when a call hangs."""
+        """Close the driver until `take`, so that it can be unloaded or MIG can be switched; false if a call hangs."""
         begin = time.monotonic()
         self._driver.release()
         clean = self._close(RELEASE_S)
         if clean:
             log.info("the driver was released within %.1f s", time.monotonic() - begin)
         else:
-            log.error("the driver is not released yet, since a call hangs in it; it will be when that ends")
+            log.error("the driver is not released yet, since a call hangs in it; it is released when the call ends")
         return clean
 
     def take(self) -> None:
@@ -134,16 +134,16 @@ class DeviceManager:
         self._wake.set()
 
     def _close(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s  # of the machine's clock, as threads end in its time
+        deadline = time.monotonic() + timeout_s  # of the machine's clock, because threads end in machine time
         if not self._lock.acquire(timeout=timeout_s):
-            return False  # the driver hangs while it is asked; who asks it ends everything afterwards
+            return False  # the driver hangs during a query; the thread of the query ends all workers afterwards
         try:
             return self._end_all(deadline)
         finally:
             self._lock.release()
 
     def _end_all(self, deadline: float) -> bool:
-        """End every worker and close the driver, unless somebody is still inside it; whether it is closed."""
+        """End every worker, and close the driver unless a worker is inside it; returns whether it is closed."""
         workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
         for worker in workers:
             worker.ask_to_stop()
@@ -163,7 +163,7 @@ class DeviceManager:
         return True
 
     def _drop_ended(self) -> None:
-        """A worker that has returned from its driver call no longer prevents closing."""
+        """Drop workers that have returned from their driver call: they no longer prevent closing."""
         self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
         self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 
@@ -173,11 +173,11 @@ class DeviceManager:
                 self._look()
             except NoThread as exc:
                 self._warn_once(f"a GPU or its events are not watched: {exc}")
-            except Exception:  # a fault of ours must not end the watch over the others
-                log.exception("looking after the driver failed")
+            except Exception:  # a bug in the exporter must not end the watch over the other GPUs
+                log.exception("checking the driver and its GPUs failed")
             self._driver.asked.set()
             self.progress.set()
-            # The first GPUs are found within milliseconds: look at them soon, then now and then.
+            # The first GPUs are found within milliseconds: check for them soon, then every CHECK_S.
             is_open = self._driver.state is DriverState.OPEN
             settled = not is_open or (self._settled and self.first_cycles_done())
             self._clock.wait(self._wake, CHECK_S if settled else SOON_S)
@@ -185,12 +185,12 @@ class DeviceManager:
             self._settled = self.first_cycles_done()
 
     def _look(self) -> None:
-        """Open the driver when it is not, start loops for GPUs that are new, compare with what should be there."""
+        """Open the driver if it is closed, start loops for new GPUs, and compare them with the expected GPUs."""
         self._inventory.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
             count = None if self._stop.is_set() else self._driver.ask()
-            if self._driver.is_released or self._stop.is_set():  # it may have been asked for in the meantime
+            if self._driver.is_released or self._stop.is_set():  # this may have been requested during the query
                 self._end_all(time.monotonic() + RELEASE_S)
             else:
                 if count is not None:
@@ -213,15 +213,13 @@ class DeviceManager:
             self._clock,
             self._rules.interval_s,
             self._deadline_s,
-            self._deliver,
-            self._driver.note_replaced,
-            self.progress.set,
+            LoopEvents(self._deliver, self._driver.note_replaced, self.progress.set),
         )
         loop.start()
         self._loops[position] = loop
 
     def _make_sampler(self, device: Device) -> DeviceSampler:
-        """Runs in the device's own thread."""
+        """Create the sampler of a device; runs in the device's own thread."""
         identity = device.identity
         try:
             self._persistence[identity.uuid] = device.read_persistence_mode()
@@ -232,7 +230,7 @@ class DeviceManager:
         return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """One that stopped answering because it was given away is not lost: the bus is asked before it is shown."""
+        """Pass on a snapshot. If the GPU is down, check the bus first: a GPU that was given away is not lost."""
         if snapshot.up:
             self._inventory.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:
@@ -241,7 +239,7 @@ class DeviceManager:
         self._sink.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
-        """The devices that answer, and how often each was found again."""
+        """The devices that answer, and how often each was found again after a loss."""
         return [
             (loop.sampler.device, loop.renewals)
             for loop in list(self._loops.values())
@@ -249,9 +247,9 @@ class DeviceManager:
         ]
 
     def _listen(self) -> None:
-        """Register for events once the GPUs are found, and again when one came or was found again.
+        """Register for events once the GPUs are found, and again if a GPU is new or was found again.
 
-        Not when one was lost: its last XIDs may still be on their way.
+        A lost GPU causes no new registration: its last XIDs may still be on their way.
         """
         if XID not in self._enabled:
             return
@@ -265,14 +263,14 @@ class DeviceManager:
             self._events = None
         self._drop_ended()
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
-            return  # it hangs in the driver, and so would another
+            return  # the old events' loop hangs in the driver, and a new loop would hang too
         events = EventLoop(self._open_watch, self._sink.xids, self._clock, self._sink.touch)
         events.start()
         self._events_for = wanted
         self._events = events
 
     def _open_watch(self) -> EventWatch:
-        """Runs in the events' own thread, also when it registers again by itself."""
+        """Register for events. Runs in the events' own thread, also if that thread registers again by itself."""
         found = self._devices()
         if not found:
             raise DeviceError("nvmlDeviceRegisterEvents", "without a GPU that answers")
@@ -280,7 +278,7 @@ class DeviceManager:
         return self._backend.watch_events([device for device, _ in found])
 
     def _note_answering(self) -> None:
-        """Those that answer are expected from now on."""
+        """Add the GPUs that answer to the list of expected GPUs."""
         if not self.first_cycles_done():
             return
         latest = [loop.latest for loop in self._loops.values()]
@@ -288,10 +286,10 @@ class DeviceManager:
             up = [snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up]
             self._inventory.note(up, self._clock.monotonic())
         except OSError as exc:
-            self._warn_once(f"the list of expected GPUs is not kept: {exc}")
+            self._warn_once(f"the list of expected GPUs is not saved: {exc}")
 
     def observe(self) -> DriverView:
-        """What the driver has shown so far. Changes nothing."""
+        """The results of the driver so far. Changes nothing."""
         loops = list(self._loops.items())
         positions = {position: _observe(loop) for position, loop in loops}
         positions |= {position: Position(error=STILL_HANGS) for position in list(self._stuck_at)}
@@ -304,26 +302,26 @@ class DeviceManager:
             log.warning("%s", text)
 
     def first_cycles_done(self) -> bool:
-        """True once each GPU was read, or hangs."""
+        """True once each GPU was read or hangs."""
         return all(loop.attempted or loop.is_hung() for loop in list(self._loops.values()))
 
     def is_ready(self) -> bool:
-        """True once the driver was asked and each GPU was read, or they hang."""
+        """True once the driver was asked, and each GPU was read or hangs."""
         return self._driver.asked.is_set() and self.first_cycles_done()
 
     def error(self) -> str:
-        """Why there is no GPU data, "" while there is."""
+        """Why there is no GPU data, "" while there is data."""
         hung = [loop.is_hung() for loop in list(self._loops.values())]
         if hung and all(hung) and not self._driver.is_silent:
             return "every GPU's driver call hangs"
         return self._driver.error
 
     def sample_interval_s(self) -> float:
-        """The longest time between two cycles of a GPU, as things are."""
+        """The longest present interval between two cycles of a GPU."""
         return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """Of collectors that work outside the device cycles."""
+        """Outcomes of collectors that work outside the device cycles."""
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
@@ -335,7 +333,7 @@ class DeviceManager:
         counts = Counter(self._counts)
         for loop in list(self._loops.values()):
             if loop.sampler is not None:
-                counts.update(dict(loop.sampler.error_counts))  # a copy: the loop goes on counting
+                counts.update(dict(loop.sampler.error_counts))  # a copy: the loop continues to count
         return counts
 
 

@@ -1,6 +1,6 @@
-"""One reading of every GPU, each in a thread of its own: one that hangs costs only itself.
+"""One reading of every GPU, each in its own thread: a GPU that hangs delays only its own reading.
 
-Little is imported before the driver is asked: the rest is loaded while the windows of GPM pass.
+Few modules are imported before the driver is queried: the rest is loaded while the GPM windows pass.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from gpu_exporter.threads import start
 if TYPE_CHECKING:
     from gpu_exporter.sampling.sampler import DeviceSampler
 
-GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
+GPM_WINDOW_S = 0.11  # NVML requires more than 100 ms between two samples
 
 
 def open_windows(device: Device, enabled: Collection[str]) -> bool:
-    """Begin the GPM windows of a GPU and its instances ahead of a first cycle; true when a cycle is worth waiting for.
+    """Begin the GPM windows of a GPU and its instances before a first cycle; true if a window was opened, so that the
+    cycle should wait for it.
 
     `enabled`: names of collectors.
     """
@@ -40,7 +41,7 @@ def open_windows(device: Device, enabled: Collection[str]) -> bool:
             except NotSupported:
                 continue
     except DeviceError:
-        return False  # the cycle that follows meets the same error, and says so
+        return False  # the following cycle gets the same error and reports it
     return opened
 
 
@@ -70,7 +71,7 @@ class Reader:
         start(self._thread)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end, or until `deadline` (monotonic seconds of the clock); false when it is not over."""
+        """Wait for the end, or until `deadline` (monotonic seconds of the clock); false if it has not ended."""
         self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         self.is_hung = self._thread.is_alive()
         return not self.is_hung
@@ -90,13 +91,13 @@ class Reader:
             if self.snapshot is None:
                 self.errors[exc.call, exc.error] += 1
                 self.error = str(exc)
-        except Exception as exc:  # a fault of ours costs this GPU, and says so
+        except Exception as exc:  # a bug in the exporter costs only this GPU, and is reported
             log.exception("gpu %d could not be read", self._position)
             self.error = f"unforeseen {type(exc).__name__}"
 
 
 class Readers:
-    """The readers of all GPUs. The driver is opened in a thread of its own, which may hang in it.
+    """The readers of all GPUs. The driver is opened in a separate thread, since opening may hang.
 
     `enabled`: names of collectors.
     """
@@ -114,13 +115,13 @@ class Readers:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Open the driver and begin; called again it does nothing."""
+        """Open the driver and begin; further calls do nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._open, name="open", daemon=True)
             start(self._thread)
 
     def take(self, deadline: float) -> list[Reader] | None:
-        """A reader for each position, of which none may have ended; None when the driver is not open by `deadline`.
+        """A reader for each position; some or all may still be running. None if the driver is not open by `deadline`.
 
         Raises DriverUnavailable.
         """
@@ -140,5 +141,5 @@ class Readers:
                 Reader(position, self._backend, self._enabled, self._clock, self._make_sampler)
                 for position in range(self._backend.count())
             ]
-        except Exception as exc:  # handed to the thread that takes
+        except Exception as exc:  # passed to the thread that calls `take`
             self._fault = exc

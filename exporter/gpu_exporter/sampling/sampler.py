@@ -1,4 +1,4 @@
-"""One cycle over one device: run the collectors, make the snapshot."""
+"""One cycle over one device: runs the collectors and makes the snapshot."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpu_exporter.model.readings import (
     ProcessPeriod,
 )
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.activity import ActivityReader, instance_activity
-from gpu_exporter.sampling.process_periods import ProcessPeriods
-from gpu_exporter.sampling.stuck import StuckCounter
-from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
+from gpu_exporter.sampling.activity.process_periods import ProcessPeriods
+from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
+from gpu_exporter.sampling.activity.stuck import StuckCounter
+from gpu_exporter.sampling.activity.witnesses import ActivityRules, Witnesses
 
 
 class _Kept(NamedTuple):
-    """What a collector that does not run each cycle found last time, and when it is due again."""
+    """The last result of a collector that does not run in every cycle, and when it is due again."""
 
     due: float
     samples: tuple[Sample, ...]
@@ -48,8 +48,8 @@ class DeviceSampler:
         totals: Totals | None = None,
         is_shared: Callable[[str], bool] = lambda uuid: False,
     ) -> None:
-        """`totals`: of an earlier sampler of this device, whose sums go on. `is_shared`: whether what each process does
-        on the GPU with this UUID has to be told apart.
+        """`totals`: of an earlier sampler of this device, whose sums are continued. `is_shared`: whether per-process
+        usage of the GPU with this UUID is needed.
         """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
@@ -60,13 +60,13 @@ class DeviceSampler:
         self._periods = ProcessPeriods()
         self._stuck = StuckCounter()
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
-        self._witnesses = Witnesses(rules)  # of every instance
+        self._witnesses = Witnesses(rules)  # shared by all instances
         self._totals = totals or Totals()
         self._kept: dict[str, _Kept] = {}
         self._has_answered = False
 
     def sample(self) -> DeviceSnapshot:
-        """Run every collector that is due. A lost GPU gives a snapshot with `up` false and nothing else.
+        """Run every collector that is due. A lost GPU gives a snapshot with `up` false and no data.
 
         Raises DriverChanged.
         """
@@ -86,14 +86,14 @@ class DeviceSampler:
         if self.device.answers != answers:
             self._has_answered = True
         elif failure := self._first_failure(cycle):
-            # Nothing at all was answered: more than a few failing calls.
+            # Not one call was answered: more than a few failed calls.
             self.error_counts.update(cycle.errors)
             return self._down(f"no call is answered, the first was {failure}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
-        # In a cycle that dragged on, one witness spoke of another time than the next.
+        # In a cycle that took too long, the witnesses were read at different times.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
         contradiction = self._stuck.judge(cycle, monotonic)
-        activity = self._activity.read(cycle, monotonic, wall)  # which also reviews what GPM says
+        activity = self._activity.read(cycle, monotonic, wall)  # this also reviews the GPM readings
         try:
             period = self._read_period(cycle, monotonic, wall)
         except DeviceLost as exc:
@@ -117,15 +117,15 @@ class DeviceSampler:
         )
 
     def _first_failure(self, cycle: Cycle) -> str:
-        """What shows that a GPU that answers nothing is mute; "" where it has nothing to answer, as Jetson boards.
+        """The error that shows that a GPU without any answer has failed; "" if it supports no calls, as Jetson boards.
 
-        One that has answered before has no other reason. Of another one a missing permission is no failure.
+        If the GPU has answered before, every error counts. Otherwise a missing permission does not count.
         """
         failures = [*(" ".join(error) for error in cycle.errors), self.device.first_failure()]
         return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """What each process did, where the GPU's holders share it. MIG instances have no such source."""
+        """The work of each process, if the GPU's holders share it. MIG instances have no such source."""
         if not self._is_shared(self.device.identity.uuid):
             self._periods.forget()
             return None
@@ -134,7 +134,7 @@ class DeviceSampler:
 
     @property
     def interval_s(self) -> float:
-        """How long the next cycle may wait."""
+        """How long the next cycle may wait, in seconds."""
         return self._activity.interval_s
 
     def _down(self, reason: str) -> DeviceSnapshot:
@@ -147,7 +147,7 @@ class DeviceSampler:
         assert collector.collect is not None
         start = self._clock.monotonic()
         kept = self._kept.get(collector.name)
-        if kept is not None and start < kept.due - self._rules.interval_s / 2:  # not a whole cycle later
+        if kept is not None and start < kept.due - self._rules.interval_s / 2:  # else it would be a whole cycle late
             cycle.samples += kept.samples
             cycle.processes = kept.processes or cycle.processes
             return kept.outcome
@@ -167,13 +167,13 @@ class DeviceSampler:
             error=" ".join(failed[0]) if failed else "",
         )
         if collector.every_s:
-            due = start + (0.0 if failed else collector.every_s)  # after a failure at once, with the next cycle
+            due = start + (0.0 if failed else collector.every_s)  # after a failure it is due in the next cycle
             listed = cycle.processes if cycle.processes is not processes else None
             self._kept[collector.name] = _Kept(due, tuple(cycle.samples[samples:]), outcome, listed)
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Activity over the GPM window that was really compared; at first sight there is none."""
+        """Activity over the GPM window that was really compared; the first reading has no window."""
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)

@@ -1,4 +1,4 @@
-"""Reads that are made for what the driver answers, not for what they mean: `record` writes every answer down."""
+"""Reads the GPUs only to trigger answers of the driver: `record` writes every answer to its file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.collectors import registry
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 
 log = logging.getLogger(__name__)
 EVENT_WAIT_S = 0.25
-FIND_S = 1.0  # for events one GPU that is slow to be found is not waited for longer
+FIND_S = 1.0  # longest wait for one GPU that is slow to be found, before events are registered
 
 
 class Tap:
-    """Reads the GPU at one position, in its own thread: one that hangs at its very start is worth a recording too."""
+    """Reads the GPU at one position, in its own thread: a GPU that hangs at its start is worth a recording too."""
 
     def __init__(
         self, backend: Backend, position: int, rules: ActivityRules, interval_s: float, stop: threading.Event
@@ -31,7 +31,7 @@ class Tap:
         self._interval_s, self._stop = interval_s, stop
 
     def run(self) -> None:
-        """Read until `stop`; a fault ends it, and is written down like every other answer."""
+        """Read until `stop`. An error of the device ends it; the error is recorded like every other answer."""
         try:
             device = self._backend.find(self._position)
             with contextlib.suppress(DeviceError):
@@ -43,14 +43,14 @@ class Tap:
             log.info("gpu %d: %s", self._position, device.identity.name)
             while not self._stop.wait(self._interval_s):
                 sampler.sample()
-        except DeviceError as exc:  # written down, and nothing more will come
+        except DeviceError as exc:  # the error is recorded, and no further answers will come
             log.warning("gpu %d: %s", self._position, exc)
         finally:
             self.tried.set()
 
 
 def listen(backend: Backend, taps: Sequence[Tap], stop: threading.Event) -> None:
-    """Wait for events of the GPUs that were found, until `stop`."""
+    """Wait for events of the found GPUs until `stop`."""
     for tap in taps:
         tap.tried.wait(FIND_S)
     try:
@@ -59,4 +59,4 @@ def listen(backend: Backend, taps: Sequence[Tap], stop: threading.Event) -> None
             watch.wait(EVENT_WAIT_S)
         watch.close()
     except DeviceError:
-        return  # written down like every other answer
+        return  # the error is recorded like every other answer

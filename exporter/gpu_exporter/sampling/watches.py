@@ -1,4 +1,4 @@
-"""What the witnesses said of which time, and what that makes of a stretch in which the GPU was at utilization 0."""
+"""Remembers which witnesses were active at which time, to judge a span in which the GPU's utilization was 0."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 from typing import NamedTuple
 
 from gpu_exporter.model.readings import Span
-from gpu_exporter.sampling.driver_ring import RING_AGE_MAX_S, UNWATCHED_MAX_S
+from gpu_exporter.sampling.activity.driver_ring import RING_AGE_MAX_S, UNWATCHED_MAX_S
 
 
 class WitnessPeriod(NamedTuple):
-    """What witnesses said of the time (start, end]: those that were active, and whether all of them are known."""
+    """The state of witnesses over the time (start, end]: which were active, and whether all of them are known."""
 
     start: float
     end: float
@@ -19,13 +19,13 @@ class WitnessPeriod(NamedTuple):
 
 
 class Track:
-    """Watches of the same witnesses, in the order of their ends."""
+    """Periods of the same witnesses, in the order of their ends."""
 
     def __init__(self) -> None:
         self._watches: deque[WitnessPeriod] = deque()
 
     def note(self, watch: WitnessPeriod) -> None:
-        """Add what was said last; one that goes on from the last one is taken into it."""
+        """Add the newest period; a period that continues the last one with the same state is merged into it."""
         last = self._watches[-1] if self._watches else None
         if last is not None and last.end == watch.start and last[2:] == watch[2:]:
             self._watches[-1] = last._replace(end=watch.end)
@@ -35,9 +35,9 @@ class Track:
             self._watches.popleft()
 
     def judge(self, span: Span) -> tuple[str, ...] | None:
-        """The witnesses that were active at any moment of the span; empty when all were quiet during all of it.
+        """The witnesses that were active at any moment of the span; empty if all were quiet during the whole span.
 
-        None when that is not known.
+        None if that is unknown.
         """
         watched = 0.0
         unknown = False

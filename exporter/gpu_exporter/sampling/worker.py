@@ -1,4 +1,4 @@
-"""A daemon thread that ends when asked, unless it hangs inside the driver."""
+"""A daemon thread that ends on request, unless it hangs inside the driver."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from gpu_exporter.threads import start
 
 
 class Worker(ABC):
-    """Base of the loops: `_run` must look at `_stop`. Each worker owns one thread, which is never replaced."""
+    """Base of the loops: `_run` must check `_stop`. Each worker owns one thread, which is never replaced."""
 
     def __init__(self, name: str) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Raises NoThread."""
+        """Start the thread. Raises NoThread."""
         start(self._thread)
 
     def ask_to_stop(self) -> None:
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; false when the worker hangs inside a call."""
+        """Wait for the end; false if the worker hangs inside a call."""
         self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
     @abstractmethod
     def _run(self) -> None:
-        """What the thread does."""
+        """The work of the thread."""

@@ -1,1 +1,1 @@
-"""Slurm's own notations. Whoever reads what Slurm writes, on a node or about the cluster, reads it by these."""
+"""Parsers of Slurm's own notations, for every reader of Slurm's texts, on a node or in the cluster."""

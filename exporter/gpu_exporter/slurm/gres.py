@@ -13,8 +13,8 @@ from gpu_exporter.outside import need_whole
 from gpu_exporter.slurm.hostlist import parse_ranges
 
 UNSET = ("(null)", "N/A")
-# GPUs, or shares of them, in a GRES list: name, type, count, and what stands in brackets. Types are the site's; a
-# missing one is left out, or "(null)" (22.05, where lines have Cores=).
+# GPUs, or shares of GPUs, in a GRES list: name, type, count, and the text in brackets. The site chooses the types. A
+# missing type is left out, or "(null)" (22.05, in lines with Cores=).
 GRES = re.compile(
     r"(?:gres[:/])?(?P<name>gpu|shard|mps)(?::(?P<type>\(null\)|[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?"
     r"(?:\((?P<detail>[^()]*)\))?"
@@ -26,9 +26,9 @@ MAX_GRES_TEXT = 65_536
 
 
 class Gres(NamedTuple):
-    """The GPUs of one GRES list. `shared`: those of which a part is used, and how they are divided (shard, mps).
+    """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: how many GPUs are counted without an index; `unnamed_share`: the item that names no GPU that it is of.
+    `unnamed`: how many GPUs are counted without an index. `unnamed_share`: the item of a share that names no GPU.
     """
 
     indexes: tuple[int, ...] = ()
@@ -38,20 +38,20 @@ class Gres(NamedTuple):
 
     @property
     def devices(self) -> int | None:
-        """How many GPUs it is about, whole or in part; None where it does not say of which GPUs a part is."""
+        """How many GPUs the list names, whole or in part. None if a share names no GPU."""
         named = {*self.indexes, *(index for index, _ in self.shared)}
         return None if self.unnamed_share else len(named) + self.unnamed
 
 
 def add_devices(lists: Iterable[Gres]) -> int | None:
-    """Devices of all lists of one job, one list for each of its nodes; None where one is not known."""
+    """Devices of all lists of one job, one list for each of its nodes. None if the number of one list is unknown."""
     counts = [each.devices for each in lists]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def parse_gres(text: str) -> Gres:
-    """`gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)` and its like, of a job or of a node's GresUsed.
+    """Parses `gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)` and similar lists, of a job or of a node's GresUsed.
 
     Raises ValueError for a list that is not understood.
     """
@@ -84,7 +84,7 @@ def parse_gres(text: str) -> Gres:
 
 
 def split_gres(text: str) -> list[str]:
-    """Items between the commas that are outside of brackets. Raises ValueError."""
+    """The items between commas outside of brackets. Raises ValueError."""
     if text in UNSET or not text:
         return []
     items, start, depth = [], 0, 0
@@ -101,7 +101,7 @@ def split_gres(text: str) -> list[str]:
 
 
 def _parse_index(detail: str) -> list[int]:
-    """`IDX:0,2-3` to numbers; `IDX:N/A` and `S:0-1` (sockets) name none."""
+    """Converts `IDX:0,2-3` to numbers. `IDX:N/A` and `S:0-1` (sockets) name no GPU."""
     kind, _, numbers = detail.partition(":")
     if kind != "IDX" or numbers in ("", "N/A"):
         return []
@@ -109,7 +109,7 @@ def _parse_index(detail: str) -> list[int]:
 
 
 def _parse_shares(detail: str) -> list[int]:
-    """The GPUs of a share: `IDX:1`, since 23.11 `0/4,1/4,-/4`: how much of each GPU, in order, is allocated."""
+    """The GPUs of a share: `IDX:1`, or since 23.11 `0/4,1/4,-/4`, the allocated part of each GPU in order."""
     if not SHARES.fullmatch(detail):
         return _parse_index(detail)
     return [index for index, part in enumerate(detail.split(",")) if part.partition("/")[0].strip("0-")]

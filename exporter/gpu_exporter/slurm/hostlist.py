@@ -1,7 +1,7 @@
 """Slurm's list expressions: `n[0-1,7],login`, `r[1-2]n[1-4]`, `/dev/nvidia[0-3]`, and plain number ranges.
 
-Rules: slurm.conf(5), "NodeName". The text may come from a file that anybody with rights on it edits, so every list is
-bounded before it is built.
+Rules: slurm.conf(5), "NodeName". The text may come from a file that any user with write access edits, so the size of a
+list is checked before the list is built.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import re
 
 from gpu_exporter.outside import need_wholes
 
-MAX_NAMES = 65_536  # Slurm's own MAX_RANGE bounds one expression likewise
+MAX_NAMES = 65_536  # Slurm's own MAX_RANGE is a similar limit for one expression
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def parse_ranges(text: str) -> list[int]:
-    """`0,2-3` to [0, 2, 3]. Raises ValueError."""
+    """Converts `0,2-3` to [0, 2, 3]. Raises ValueError."""
     return list(need_wholes(_expand_ranges(text)))
 
 
 def parse_names(text: str) -> list[str]:
-    """The names of an expression, in its order; zero padding is kept.
+    """The names of an expression, in its order. Zero padding is kept.
 
-    Raises ValueError for brackets that do not match, for a range that is not one, and for more than MAX_NAMES names.
+    Raises ValueError for unmatched brackets, for an invalid range, and for more than MAX_NAMES names.
     """
     names: list[str] = []
     for part in _split(text):
@@ -33,7 +33,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between the commas that are outside of brackets; empty ones are left out."""
+    """The parts between commas outside of brackets, without empty parts."""
     parts, depth, start = [], 0, 0
     for position, character in enumerate(text):
         if character == "[":
@@ -51,7 +51,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand(part: str) -> list[str]:
-    """`r[1-2]n[1-4]`: the last bracket counts fastest."""
+    """Expands `r[1-2]n[1-4]`: the last bracket counts fastest."""
     names = [""]
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
         endings = [literal] if literal else _expand_ranges(ranges)

@@ -1,4 +1,4 @@
-"""`gpu-exporter top`: reads the nodes again and again and shows them, until somebody presses q."""
+"""`gpu-exporter top`: reads the nodes repeatedly and shows them until the user presses q."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpu_exporter.threads import start
 from gpu_exporter.top.nodes import Answer, Reading, put_together, read_each, read_nodes
 from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
 
-KEY_WAIT_MS = 200  # the screen shows a new reading, and an end, so much later
+KEY_WAIT_MS = 200  # delay until the screen shows a new reading, or ends
 BACKSPACE = frozenset((8, 127))
 ESCAPE, ENTER = 27, frozenset((10, 13))
 
 
 def print_once(urls: Sequence[str], wish: Wish) -> int:
-    """The table and a summary; the exit code: partial where a node does not answer, no data where none does."""
+    """Print the table and a summary. Returns the exit code: partial if a node is silent, no data if all are."""
     reading = read_nodes(urls)
     for line in table(choose(reading.rows, wish), with_node=len(urls) > 1) if reading.answered else ():
         sys.stdout.write(f"{line}\n")
@@ -33,7 +33,7 @@ def print_once(urls: Sequence[str], wish: Wish) -> int:
 
 
 class _Reader:
-    """Reads in a thread of its own, so that a node that does not answer holds up no key."""
+    """Reads in a separate thread, so that a silent node does not delay keys."""
 
     def __init__(self, urls: Sequence[str], interval_s: float) -> None:
         self._urls = urls
@@ -49,24 +49,24 @@ class _Reader:
                 for url, answer in read_each(self._urls):
                     self._answers[url] = answer
                     self.reading = put_together(self._urls, self._answers)
-            except Exception as exc:  # the next reading is soon, and what is shown is not called new
+            except Exception as exc:  # the next reading follows soon, and old values are not shown as new
                 self.reading = Reading([], 0, {"top": f"cannot read: {type(exc).__name__}: {exc}"})
             self._over.wait(self._interval_s)
 
     def end(self) -> None:
-        """No further reading."""
+        """Stop reading."""
         self._over.set()
 
 
 def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
-    """Show them on the whole terminal until q. Raises curses.error where it cannot."""
+    """Show the nodes on the whole terminal until q. Raises curses.error if the terminal is unsuitable."""
     import curses
 
     reader = _Reader(urls, interval_s)
 
     def show(window: curses.window) -> None:
         nonlocal wish
-        with contextlib.suppress(curses.error):  # a terminal that cannot hide it
+        with contextlib.suppress(curses.error):  # some terminals cannot hide the cursor
             curses.curs_set(0)
         window.timeout(KEY_WAIT_MS)
         writing = False
@@ -75,11 +75,11 @@ def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
             window.erase()
             for y, line in enumerate(draw(reader.reading, wish, len(urls), height, width - 1)):
                 mark = curses.A_BOLD if y == 0 else curses.A_REVERSE if y == height - 1 else curses.A_NORMAL
-                with contextlib.suppress(curses.error):  # a window that has just become smaller
+                with contextlib.suppress(curses.error):  # the window has just become smaller
                     window.addstr(y, 0, line, mark)
             if writing:
                 with contextlib.suppress(curses.error):
-                    window.addstr(height - 1, 0, f"words: {wish.words}_ "[: width - 1], curses.A_REVERSE)
+                    window.addstr(height - 1, 0, f"filter: {wish.words}_ "[: width - 1], curses.A_REVERSE)
             window.refresh()
             key = window.getch()
             if writing:
@@ -101,7 +101,7 @@ def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
 
 
 def _write(wish: Wish, key: int) -> tuple[Wish, bool]:
-    """Words as they are typed; whether that goes on."""
+    """The filter words after a key, and whether typing continues."""
     if key in ENTER:
         return wish, False
     if key == ESCAPE:
@@ -114,7 +114,7 @@ def _write(wish: Wish, key: int) -> tuple[Wish, bool]:
 
 
 def _follow(wish: Wish, key: int, page: int, keys: object) -> Wish:
-    """Another order, or other rows."""
+    """The choices after a key: another order, or other rows."""
     if key == ord("s"):
         names = list(ORDERS)
         return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], skip=0)

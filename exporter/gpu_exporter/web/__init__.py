@@ -1,1 +1,1 @@
-"""HTTP for bodies of ours: an exporter's and the reconciler's pages and probes."""
+"""HTTP server for the pages and probes of the exporter and the reconciler."""

@@ -1,4 +1,4 @@
-"""The connections of one port: how many there may be, and who gives way to a newcomer."""
+"""The connections of one port: their limits, and which connection is closed for a new one."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from collections.abc import Iterable, Sequence
 
 CONNECTIONS_MAX = 256
 ADDRESS_MAX = 64  # connections of one client address
-# With TLS a connection costs 256 KiB of asyncio's and some 100 KiB of OpenSSL's, so there are fewer, and fewer yet of
-# those that have not shown by a handshake that they speak TLS at all.
+# With TLS a connection costs 256 KiB in asyncio and some 100 KiB in OpenSSL, so the limits are lower. They are lowest
+# for connections that have not completed a TLS handshake.
 TLS_CONNECTIONS_MAX = 64
 TLS_ADDRESS_MAX = 32
 HANDSHAKES_MAX = 16
-STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
+STALLED_S = 1.0  # seconds; a connection whose client reads no answer for longer may be closed
 LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Connection:
-    """One client, and what it is doing; at first it may still be shaking hands."""
+    """One client and its current step. At first it may still be in the TLS handshake."""
 
     def __init__(self, client: socket.socket, address: str) -> None:
         self.client = client
         self.address = address
-        self.task: asyncio.Task[None] | None = None  # held here, since asyncio holds tasks weakly
+        self.task: asyncio.Task[None] | None = None  # kept here, because asyncio keeps only weak references to tasks
         self.writer: asyncio.StreamWriter | None = None
         self.since = time.monotonic()
         self.is_shaking = False
-        self.is_old = False  # begun before certificates or passwords were read again
-        self.is_waiting = True  # for a handshake, or for the head of a request
+        self.is_old = False  # began before certificates or passwords were reloaded
+        self.is_waiting = True  # for a handshake, or for a request head
         self.is_writing = False
 
     def turn(self, *, waiting: bool = False, writing: bool = False) -> None:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """End it at once, and drop what the kernel has still to send, which may be megabytes."""
+        """Close it at once, and drop the data that the kernel still has to send, which may be megabytes."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
             self.writer.transport.abort()
-        else:  # not handed over yet, or shaking hands: asyncio has the socket, and hears of its end
+        else:  # not handed over yet, or in the handshake: asyncio has the socket, and detects its end
             with contextlib.suppress(OSError):
                 self.client.shutdown(socket.SHUT_RDWR)
 
@@ -53,18 +53,18 @@ class Connection:
 
 
 class Crowd:
-    """Lives in the loop's thread."""
+    """The connections of one port. Used only in the thread of the loop."""
 
     def __init__(self) -> None:
-        # Of the process's descriptors the driver, the state and the sources need some, too.
+        # The driver, the state and the sources need some of the process's descriptors too.
         self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-        self._connections: dict[Connection, None] = {}  # the oldest first
+        self._connections: dict[Connection, None] = {}  # oldest first
 
     def all(self) -> list[Connection]:
         return list(self._connections)
 
     def take(self, newcomer: Connection, *, has_tls: bool) -> bool:
-        """Count a newcomer; where there are too many, end the oldest that may give way. False when there is none."""
+        """Add a new connection. At a limit, close the oldest one that may give way; False if none may give way."""
         address_max, most = (TLS_ADDRESS_MAX, TLS_CONNECTIONS_MAX) if has_tls else (ADDRESS_MAX, CONNECTIONS_MAX)
         own = [other for other in self._connections if other.address == newcomer.address]
         has_room = True
@@ -79,8 +79,8 @@ class Crowd:
         self._connections.pop(connection, None)
 
     def begin_to_shake(self, connection: Connection) -> bool:
-        """Whether a connection may shake hands; False if it was closed meanwhile. If there are too many handshakes, the
-        oldest is closed: an honest one takes some milliseconds.
+        """Whether a connection may begin its handshake; False if it was closed meanwhile. If there are too many
+        handshakes, the oldest is closed: a normal handshake takes some milliseconds.
         """
         if connection not in self._connections:
             return False
@@ -91,7 +91,7 @@ class Crowd:
         return True
 
     def give_way(self, crowd: Sequence[Connection]) -> bool:
-        """End the oldest of them that may give way; False when there is none."""
+        """Close the oldest of these that may give way; False if none may."""
         now = time.monotonic()
         for other in crowd:
             if other.may_give_way(now):
@@ -102,7 +102,7 @@ class Crowd:
 
 
 def _largest(connections: Iterable[Connection]) -> list[Connection]:
-    """Those of the address with the most of them, the oldest first."""
+    """The connections of the address with the most connections, oldest first."""
     by_address: dict[str, list[Connection]] = {}
     for each in connections:
         by_address.setdefault(each.address, []).append(each)

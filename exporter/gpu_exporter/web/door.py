@@ -1,8 +1,8 @@
-"""Checks passwords one at a time within a CPU budget, whoever sends how many.
+"""Checks passwords one at a time, within a CPU budget that does not depend on the number of requests.
 
-bcrypt takes about 50 ms at cost 10. Addresses without a wrong password come first; each wrong password doubles the
-address's delay. Within an address the order is random, so that a new Prometheus behind a guesser's address is delayed
-and not locked out.
+bcrypt takes about 50 ms at cost 10. Addresses without a wrong password are checked first. Each wrong password doubles
+the delay of its address. Within an address the order is random, so a new Prometheus that shares the address of an
+attacker is delayed, but not locked out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpu_exporter.web.secure import Security
 
 log = logging.getLogger(__name__)
 SHARE = 0.25  # of one core, for all checks together
-BURST_S = 1.0  # of CPU that may be used at once after a rest: some twenty passwords
-WAITING_MAX = 64  # headers; beyond it, a random header of the busiest address gets 429
-PATIENCE_S = 9.0  # until a header that had no turn is refused: Prometheus waits ten seconds by default
-DELAY_S, DELAY_MAX_S = 0.25, 4.0  # of an address after a wrong password, doubled with each
+BURST_S = 1.0  # of CPU time that may be used at once after a pause: some twenty passwords
+WAITING_MAX = 64  # headers; above this, a random header of the address with the most headers gets 429
+PATIENCE_S = 9.0  # until a header that was not checked is refused: Prometheus waits ten seconds by default
+DELAY_S, DELAY_MAX_S = 0.25, 4.0  # of an address after a wrong password; each further one doubles it
 FORGET_S = 300.0  # seconds without a wrong password until the address is forgotten
 ADDRESSES_MAX = 1024
 
@@ -34,7 +34,7 @@ class _Waiting(NamedTuple):
 
 
 class _Failures:
-    """Wrong passwords of an address: how many, and when the last one came (monotonic seconds)."""
+    """Wrong passwords of an address: their number, and the time of the last one (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.wrong = 0
@@ -46,17 +46,17 @@ class _Failures:
 
 
 class Doorkeeper:
-    """Lives in the loop's thread, with a thread of its own for bcrypt."""
+    """Checks Authorization headers. Used only in the thread of the loop; bcrypt runs in a separate thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "http-password")
         self._waiting: list[_Waiting] = []
-        self._wrong: dict[str, _Failures] = {}  # the oldest first
+        self._wrong: dict[str, _Failures] = {}  # oldest first
         self._task: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = BURST_S, time.monotonic()
 
     async def admits(self, security: Security, header: str, address: str) -> bool | None:
-        """Whether an Authorization header is right; None when it had no turn."""
+        """Whether an Authorization header is correct; None if it was not checked in time."""
         known = security.recall(header)
         if known is not None:
             return known
@@ -81,7 +81,7 @@ class Doorkeeper:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _give_up_one(self) -> None:
-        """Of the address with the most waiting, one by chance."""
+        """Refuse a random header of the address with the most waiting headers."""
         counts: dict[str, int] = {}
         for entry in self._waiting:
             counts[entry.address] = counts.get(entry.address, 0) + 1
@@ -92,21 +92,21 @@ class Doorkeeper:
             entry.turn.set_result(None)
 
     async def _work(self) -> None:
-        """Check until nobody waits."""
+        """Check headers until none of them waits."""
         while self._waiting:
             now = time.monotonic()
             self._budget_s = min(BURST_S, self._budget_s + SHARE * (now - self._budget_at))
             self._budget_at = now
             pause_s = max(-self._budget_s / SHARE, min(map(self._ready_at, self._waiting)) - now)
             if pause_s > 0.0:
-                await asyncio.sleep(min(pause_s, 0.1))  # somebody else may come meanwhile
+                await asyncio.sleep(min(pause_s, 0.1))  # a header of another address may arrive meanwhile
                 continue
             entry = self._choose(now)
             self._waiting.remove(entry)
             try:
                 is_right, took_s = await asyncio.get_running_loop().run_in_executor(self._thread, _check, entry)
             except RuntimeError as exc:  # the host may have no thread left
-                log.debug("no password can be checked: %s", exc)
+                log.debug("cannot check passwords: %s", exc)
                 is_right, took_s = None, 0.0
             self._budget_s -= took_s
             if is_right is False:
@@ -119,7 +119,7 @@ class Doorkeeper:
         return 0.0 if known is None else known.ready_at
 
     def _choose(self, now: float) -> _Waiting:
-        """Who was wrong the least comes first, and of these one by chance."""
+        """A random header of the addresses with the fewest wrong passwords."""
         ready = [entry for entry in self._waiting if self._ready_at(entry) <= now]
         least = min(map(self._times_wrong, ready))
         return random.choice([entry for entry in ready if self._times_wrong(entry) == least])  # noqa: S311 - no secret
@@ -140,7 +140,7 @@ class Doorkeeper:
 
 
 def _check(entry: _Waiting) -> tuple[bool, float]:
-    """Whether it is right, and the CPU that this took."""
+    """Whether the header is correct, and the CPU seconds that the check took."""
     began = time.thread_time()
     is_right = entry.security.admits(entry.header)
     return is_right, time.thread_time() - began

@@ -1,7 +1,7 @@
 """Accepted Host names, against DNS rebinding: a foreign page could point its own name here and read the answer.
 
-That name is always one of the attacker's domain: never an address, a name without a dot, one of a cluster's Services,
-or this machine's.
+Such a name is always in the attacker's domain. It is never an address, a name without a dot, the name of a cluster's
+Service, or the name of this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESOLVER_MAX = 65_536
 
 
 def own_names(machine: str = "", resolver: Path = RESOLVER) -> frozenset[str]:
-    """The machine's name, by itself and in the domains in which it looks for others (resolv.conf(5), search)."""
+    """The machine's name, alone and in the search domains of resolv.conf(5)."""
     machine = (machine or os.uname().nodename).lower()
     short = machine.partition(".")[0]
     try:
@@ -30,7 +30,7 @@ def own_names(machine: str = "", resolver: Path = RESOLVER) -> frozenset[str]:
 
 
 def is_expected(host: str, names: Collection[str]) -> bool:
-    """Whether `host`, a header of that name ("" for none), may be meant. `names`: of this place, in lower case."""
+    """Whether `host`, the value of the header Host ("" for none), is accepted. `names`: own names in lower case."""
     name = _name(host)
     if not name or "." not in name or name.endswith(OF_CLUSTERS) or name in names:
         return True
@@ -42,7 +42,7 @@ def is_expected(host: str, names: Collection[str]) -> bool:
 
 
 def _name(host: str) -> str:
-    """Without the port, and in lower case."""
+    """The host without its port, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]

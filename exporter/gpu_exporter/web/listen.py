@@ -1,4 +1,4 @@
-"""Sockets that listen: TCP of both families, and a unix socket with the permissions that are asked for."""
+"""Listening sockets: TCP for IPv4 and IPv6, and a unix socket with given permissions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from gpu_exporter.web.request import parse_listen_address
 
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
+BACKLOG = 128  # connections that the kernel holds until they are accepted
 
 
 def listen_tcp(address: str) -> socket.socket:
-    """A listening TCP socket, of both families for an empty host. Raises ValueError, OSError that names the address."""
+    """A listening TCP socket, for both families if the host is empty. Raises ValueError, OSError with the address."""
     host, port = parse_listen_address(address)
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
@@ -29,10 +29,10 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def listen_unix(path: Path, mode: int) -> socket.socket:
-    """`mode`: permissions, whatever the umask is. Call it before other threads make files."""
+    """A unix socket. `mode`: its permissions, whatever the umask is. Call it before other threads create files."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    umask = os.umask(0o777 & ~mode)  # bind() makes it 0777 less the umask: never open for a moment
+    umask = os.umask(0o777 & ~mode)  # bind() sets 0777 minus the umask: the socket never has more permissions
     try:
         listener.bind(str(path))
     finally:

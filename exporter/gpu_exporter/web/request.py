@@ -1,4 +1,4 @@
-"""The head of a request, and what of it decides the answer."""
+"""The head of a request, and the parts of it that decide the reply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD_MAX = 16 * 1024  # bytes; browsers send 2 KiB, Prometheus 300
 
 
 class BadRequest(Exception):
-    """Not answered but with this status, and the connection ends."""
+    """The request is refused with this status, and the connection is closed."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     keeps: bool
 
     def names(self) -> frozenset[str]:
-        """Values of the parameter `name[]`, by which Prometheus and its kin restrict a page to some families."""
+        """Values of the parameter `name[]`, with which Prometheus and others restrict a page to some families."""
         return frozenset(urllib.parse.parse_qs(self.query, errors="replace").get("name[]", ()))
 
     def takes_gzip(self) -> bool:
@@ -40,28 +40,28 @@ class Request(NamedTuple):
 
 
 def parse_head(head: bytes) -> Request:
-    """A request of HTTP/1.0 or 1.1, up to and with its empty line. Raises BadRequest.
+    """A request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
 
-    One with a body is refused: none of ours has any, and what follows the head would be taken for the next request.
+    A request with a body is refused: no page needs a body, and the server would take the body for the next request.
     """
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[0].isalpha():
-        raise BadRequest(400, "this is not a request of HTTP/1.1")
+        raise BadRequest(400, "the request line is not that of HTTP/1.0 or HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if not line:
             break
         if not colon or not name or name != name.strip():
-            raise BadRequest(400, "a header is not NAME: VALUE")
+            raise BadRequest(400, "a header line is not of the form NAME: VALUE")
         headers[name.lower()] = (
             f"{headers[name.lower()]}, {value.strip()}" if name.lower() in headers else value.strip()
         )
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        raise BadRequest(413, "requests have no body here")
+        raise BadRequest(413, "requests with a body are not accepted")
     if words[0] not in ("GET", "HEAD"):
-        raise BadRequest(405, "only GET and HEAD are answered")
+        raise BadRequest(405, "only GET and HEAD are accepted")
     path, _, query = words[1].partition("?")
     wish = headers.get("connection", "").lower()
     keeps = wish != "close" if words[2] == "HTTP/1.1" else wish == "keep-alive"
@@ -69,7 +69,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality that an Accept header gives to one of `names`, the first that it has; 0 when none."""
+    """The quality that an Accept header gives to the first of `names` that it contains; else 0."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))

@@ -1,7 +1,7 @@
 """TLS and passwords of a port, from a file in the format of Prometheus's own exporters.
 
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. What is not supported is refused by name: a
-setting that is silently left out would leave a port more open than its file says.
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is refused by name: if
+it were ignored, the port would be more open than the file says.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ CLIENTS = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-TRIED_MAX = 256  # headers whose password is known to be right, and as many that are wrong
-# Of no password; an unknown user costs as much time as a wrong password.
+TRIED_MAX = 256  # headers with a correct password that are remembered, and the same number with a wrong one
+# The hash of no password: checking an unknown user takes as much time as checking a wrong password.
 NOBODY = "$2b$10$KNkLq/jEmlsfvs/EziYNA.zAtzpDFuN9WoAbP1TxZ3rUxFhIPV09y"
 
 
 class WebConfigError(ValueError):
-    """The text names the file, the key and what to do."""
+    """The web configuration is invalid. The text names the file, the key and the remedy."""
 
 
 class Security:
-    """One reading of the file. `context` is None without TLS."""
+    """The settings of the file, as it was last read. `context`: None without TLS."""
 
     def __init__(self, path: Path) -> None:
         """Raises WebConfigError."""
@@ -44,10 +44,10 @@ class Security:
         self._files = tuple(
             self._place(tls[key]) for key in ("cert_file", "key_file", "client_ca_file") if tls.get(key)
         )
-        self.stamp = self.read_stamp()  # before the files are read: what changes meanwhile is read again
+        self.stamp = self.read_stamp()  # before the files are read: a change meanwhile causes another read
         self.context = self._build(tls) if tls else None
         self._users = self._read_users(self._mapping(data, "basic_auth_users"))
-        self._tried: dict[bytes, bool] = {}  # by digest of the header, whether its password was right
+        self._tried: dict[bytes, bool] = {}  # by digest of the header, whether its password was correct
 
     @property
     def wants_password(self) -> bool:
@@ -55,12 +55,12 @@ class Security:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may read: no password is asked for, and no certificate *required*."""
+        """Whether the port can be read without a password and without a client certificate."""
         has_certificate = self.context is not None and self.context.verify_mode is ssl.CERT_REQUIRED
         return not (self.wants_password or has_certificate)
 
     def read_stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes with the file and with every file that it names."""
+        """A value that changes with the file, and with every file that it names."""
         stamps = []
         for path in (self._path, *self._files):
             try:
@@ -72,7 +72,7 @@ class Security:
         return tuple(stamps)
 
     def recall(self, authorization: str) -> bool | None:
-        """Whether this header was right, where it was tried before or cannot be; takes no time."""
+        """Whether this header is correct, if it was checked before or cannot be parsed; else None. Returns at once."""
         known = self._tried.get(_digest(authorization))
         if known is None and self._parse(authorization) is None:
             return False
@@ -92,7 +92,7 @@ class Security:
         except ValueError:  # a NUL byte
             is_right = False
         tried = [digest for digest, was_right in self._tried.items() if was_right == is_right]
-        if len(tried) >= TRIED_MAX:  # the oldest; wrong ones never cost a right one its place
+        if len(tried) >= TRIED_MAX:  # drop the oldest; wrong passwords never displace a correct one
             self._tried.pop(tried[0], None)
         self._tried[_digest(authorization)] = is_right
         return is_right
@@ -118,7 +118,7 @@ class Security:
         if value is None:
             return {}
         if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-            raise self._error(f"{key}: expected keys with a text each")
+            raise self._error(f"{key}: expected a mapping of names to texts")
         return value
 
     def _build(self, tls: dict[str, str]) -> ssl.SSLContext:
@@ -126,14 +126,14 @@ class Security:
         if unknown:
             raise self._error(f"tls_server_config.{unknown[0]} is not supported; known: {', '.join(TLS_KEYS)}")
         if not (tls.get("cert_file") and tls.get("key_file")):
-            raise self._error("tls_server_config: cert_file and key_file are needed")
+            raise self._error("tls_server_config: cert_file and key_file are required")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._choose(tls, "min_version", VERSIONS, "TLS12")
         context.maximum_version = self._choose(tls, "max_version", VERSIONS, "TLS13")
         clients = self._choose(tls, "client_auth_type", CLIENTS, "NoClientCert")
         if (clients is ssl.CERT_NONE) == bool(tls.get("client_ca_file")):
             raise self._error(
-                "tls_server_config: client_ca_file goes with a client_auth_type that verifies, and not without"
+                "tls_server_config: client_ca_file and a client_auth_type that verifies must be set together"
             )
         try:
             context.load_cert_chain(self._place(tls["cert_file"]), self._place(tls["key_file"]), password=_no_password)
@@ -162,7 +162,7 @@ class Security:
                 bcrypt.checkpw(b"", hashed.encode())
             except ValueError as exc:
                 raise self._error(
-                    f"basic_auth_users.{user}: no bcrypt hash, as `htpasswd -nBC 10 {user}` makes"
+                    f"basic_auth_users.{user}: not a bcrypt hash: create one with `htpasswd -nBC 10 {user}`"
                 ) from exc
         return dict(users)
 
@@ -177,7 +177,7 @@ def _read(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise WebConfigError(f"{path}: expected tls_server_config and basic_auth_users")
+        raise WebConfigError(f"{path}: expected a mapping with tls_server_config and basic_auth_users")
     return data
 
 

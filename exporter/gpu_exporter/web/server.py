@@ -1,8 +1,7 @@
-"""HTTP: bodies out, nothing else. One thread for all connections, a few for the bodies that are not ready yet.
+"""HTTP server for bodies only. One thread serves all connections; a few workers render bodies that are not ready.
 
-No client can take the server from the others. Every step has a time limit and every address a limit of connections;
-beyond it, the oldest waiting or stalled connection is closed. The loop's thread never blocks, so it always answers
-probes.
+No client can block the others. Every step has a time limit, and every address a limit of connections. Above this limit,
+the oldest waiting or stalled connection is closed. The thread of the loop never blocks, so it always answers probes.
 """
 
 from __future__ import annotations
@@ -26,19 +25,21 @@ from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head
 from gpu_exporter.web.secure import Security, WebConfigError
 
 log = logging.getLogger(__name__)
-WORKERS = 4  # threads that make bodies; they share what they make
-WAITING_MAX = 64  # requests that wait for a worker; one more gets 503
-HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
-IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
-WRITE_S = 10.0  # for a whole answer
-END_S = 0.3  # for connections that are being ended with the server
-PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they say nothing of GPUs
-ACCEPT_AGAIN_S = 0.01  # after an accept that failed for want of descriptors, when something has given way
-RELOAD_S = 5.0  # how soon new certificates and passwords count
+WORKERS = 4  # threads that render bodies; they share the rendered bodies
+WAITING_MAX = 64  # requests that wait for a worker; further ones get 503
+HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a TLS handshake
+IDLE_S = 75.0  # without a request on an open connection: longer than the time between two scrapes
+WRITE_S = 10.0  # for a whole reply
+END_S = 0.3  # for connections that end with the server
+PROBES = ("/-/healthy", "/-/ready")  # without a password, because kubelets have none; probes show nothing about GPUs
+ACCEPT_AGAIN_S = (
+    0.01  # pause after an accept that failed because no descriptor was left; a connection was closed for it
+)
+RELOAD_S = 5.0  # interval of checks for new certificates and passwords
 CHUNK = 64 * 1024
 TEXT = "text/plain; charset=utf-8"
-# For browsers: nothing is what its type does not say, no other page may frame or read it, and a page of ours loads
-# nothing from elsewhere.
+# For browsers: they must not guess another content type, no other page may frame or read a reply, and the status page
+# loads nothing from other servers.
 HEADERS = (
     "X-Content-Type-Options: nosniff",
     "X-Frame-Options: DENY",
@@ -56,23 +57,23 @@ class Reply(NamedTuple):
     is_zipped: bool = False
 
 
-UNAUTHORIZED = Reply(401, TEXT, b"a user and a password are needed\n")
+UNAUTHORIZED = Reply(401, TEXT, b"user and password are required\n")
 TOO_MANY = Reply(429, TEXT, b"too many passwords to check; retry in a few seconds\n")
-BUSY = Reply(503, TEXT, b"too many requests at once; come back in a second\n")
+BUSY = Reply(503, TEXT, b"too many requests; retry in a second\n")
 
 
 class Site(Protocol):
-    """What is served."""
+    """The pages of a port."""
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """What takes no time: probes, errors, bodies that are ready. None: ask `answer`. Called by the one thread."""
+        """The reply if it needs no time (probes, errors, ready bodies), else None. Called in the thread of the loop."""
 
     def answer(self, request: Request) -> Reply:
-        """Called by a worker; whatever it raises becomes a status of 500."""
+        """The reply. Called in a worker. Any exception becomes status 500."""
 
 
 class _Listener:
-    """Connections of one listening socket; lives in the loop's thread."""
+    """The connections of one listening socket. Used only in the thread of the loop."""
 
     def __init__(
         self, listener: socket.socket, site: Site, workers: ThreadPoolExecutor, security: Security | None
@@ -84,15 +85,15 @@ class _Listener:
         self._site = site
         self._doorkeeper = Doorkeeper()
         self._workers = workers
-        self._asked = 0  # bodies that workers make or have to make
+        self._asked = 0  # requests that workers answer now or have to answer
         self._crowd = Crowd()
 
     def begin(self) -> None:
-        """Take connections, until `end`. In no task: one that is cancelled drops the connection that it waited for."""
+        """Accept connections until `end`. Without a task: a cancelled task would drop the connection it waits for."""
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Take the next one. It counts before its handshake: a client may never shake hands."""
+        """Accept the next connection. It counts before its handshake: a client may never complete the handshake."""
         try:
             client, peer = self._listener.accept()
         except BlockingIOError:
@@ -110,7 +111,7 @@ class _Listener:
         connection.task = asyncio.create_task(self._serve(connection, only_probes))
 
     async def _serve(self, connection: Connection, only_probes: bool) -> None:
-        """One connection to its end."""
+        """Serve one connection until it ends."""
         loop = asyncio.get_running_loop()
         context = self.security.context if self.security is not None else None
         reader = asyncio.StreamReader(limit=HEAD_MAX, loop=loop)
@@ -118,10 +119,10 @@ class _Listener:
         try:
             owns_socket = True
             if context is not None:
-                await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent one costs a socket only
+                await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent client costs only a socket
                 if not self._crowd.begin_to_shake(connection):
                     return
-            owns_socket = False  # from here on asyncio closes it
+            owns_socket = False  # from here on asyncio closes the socket
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection.client, ssl=context, ssl_handshake_timeout=HEAD_S if context else None
             )
@@ -143,11 +144,11 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """End a connection, which counts until its socket is closed: a client may never read the rest, or acknowledge
-        the end.
+        """Close a connection. It counts until its socket is closed: a client may never read the rest, or never
+        acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:
-            connection.break_off()  # what a slow client has not taken by now it will not get
+            connection.break_off()  # a slow client does not get the data that it has not read by now
             return
         connection.turn(writing=True)
         connection.writer.close()
@@ -160,7 +161,7 @@ class _Listener:
             raise
 
     async def _serve_one(self, reader: asyncio.StreamReader, connection: Connection, only_probes: bool) -> bool:
-        """One request; whether the connection stays."""
+        """Answer one request. Returns whether the connection remains open."""
         connection.turn(waiting=True)
         first = await asyncio.wait_for(reader.read(1), IDLE_S if not only_probes else HEAD_S)
         if not first:
@@ -169,7 +170,7 @@ class _Listener:
             head = first + await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
             request = parse_head(head)
         except asyncio.LimitOverrunError:
-            await self._write(connection, Reply(431, TEXT, b"the head of the request is too long\n"), keeps=False)
+            await self._write(connection, Reply(431, TEXT, b"the request head is too long\n"), keeps=False)
             return False
         except BadRequest as exc:
             await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
@@ -180,17 +181,17 @@ class _Listener:
             reply = BUSY if only_probes else await self._ask(request)
         keeps = request.keeps and not only_probes and not connection.is_old
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
-        return keeps and not connection.is_old  # which it may have become meanwhile
+        return keeps and not connection.is_old  # it may have become old meanwhile
 
     async def _refuse(self, request: Request, connection: Connection) -> Reply | None:
-        """What a client without the right password gets."""
+        """The reply to a client without the correct password; None if the client is admitted."""
         security = self.security
         if security is None or not security.wants_password or request.path in PROBES:
             return None
         given = request.headers.get("authorization", "")
         if not given:
             return UNAUTHORIZED
-        connection.turn(waiting=True)  # whoever waits at the door gives way to others
+        connection.turn(waiting=True)  # while it waits for the check, it may be closed for another connection
         admitted = await self._doorkeeper.admits(security, given, connection.address)
         connection.turn()
         if admitted is None:
@@ -202,15 +203,15 @@ class _Listener:
             return BUSY
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._workers, self._site.answer, request)
-        except RuntimeError as exc:  # the first requests start the workers; the host may have no thread left
+        except RuntimeError as exc:  # the first requests start the workers, and the host may have no thread left
             log.debug("no worker: %s", exc)
             return BUSY
         self._asked += 1
         try:
             return await answer
         except Exception:
-            log.exception("%s could not be answered", request.path)
-            return Reply(500, TEXT, b"an error of the exporter: see its log\n")
+            log.exception("cannot answer %s", request.path)
+            return Reply(500, TEXT, b"internal error: see the log of the exporter\n")
         finally:
             self._asked -= 1
 
@@ -232,7 +233,7 @@ class _Listener:
         connection.is_writing = False
 
     def renew(self, security: Security) -> None:
-        """Take over certificates and passwords. Waiting connections end at once, others after their current answer."""
+        """Use new certificates and passwords. Waiting connections end at once, others after their current reply."""
         self.security = security
         for connection in self._crowd.all():
             connection.is_old = True
@@ -240,7 +241,7 @@ class _Listener:
                 connection.break_off()
 
     def end(self) -> None:
-        """Take no more connections, and break off those that are there."""
+        """Accept no more connections, and close the existing ones."""
         self._loop.remove_reader(self._listener)
         if self._again is not None:
             self._again.cancel()
@@ -250,7 +251,7 @@ class _Listener:
 
 
 async def _readable(client: socket.socket) -> None:
-    """Wait for the first byte, or the end, of a connection."""
+    """Wait for the first byte or the end of a connection."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
 
@@ -280,7 +281,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
 
 
 class HttpServer:
-    """Serves on one TCP address, and on a unix socket for `--once` where a state directory is kept."""
+    """Serves one TCP address, and a unix socket for `--once` if there is a state directory."""
 
     def __init__(
         self,
@@ -290,7 +291,7 @@ class HttpServer:
         socket_mode: int = 0o660,
         web_config: Path | None = None,
     ) -> None:
-        """Bind. `web_config`: TLS and passwords of the TCP port; the unix socket has the permissions of its file.
+        """Bind. `web_config`: TLS and passwords of the TCP port. The permissions of its file protect the unix socket.
 
         Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
         """
@@ -317,7 +318,7 @@ class HttpServer:
 
         self._end = end
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
-        workers.submit(int)  # one is there from the start, whatever threads the host has later
+        workers.submit(int)  # starts one worker now, because the host may have no thread left later
         parts = [
             _Listener(listener, self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
             for listener in self._listeners
@@ -341,7 +342,7 @@ class HttpServer:
 
     @staticmethod
     async def _reload(path: Path, part: _Listener) -> None:
-        """Take over new certificates and passwords; a bad file changes nothing."""
+        """Load new certificates and passwords. An invalid file changes nothing."""
         refused: object = None
         while True:
             await asyncio.sleep(RELOAD_S)
@@ -352,13 +353,13 @@ class HttpServer:
             try:
                 part.renew(await asyncio.get_running_loop().run_in_executor(None, Security, path))
             except WebConfigError as exc:
-                log.error("%s; what was read before stays in force", exc)
+                log.error("%s; the previous certificates and passwords remain in use", exc)
                 refused = stamp
             else:
-                log.info("%s: read again", path)
+                log.info("%s: reloaded", path)
 
     def is_open(self) -> bool:
-        """Whether anybody may read the TCP port, as its file was last read."""
+        """Whether the TCP port needs neither a password nor a client certificate, as its file was last read."""
         security = self._tcp.security if self._tcp is not None else self._security
         return security is None or security.is_open
 
@@ -367,8 +368,8 @@ class HttpServer:
         self._begun.wait()
 
     def stop(self) -> None:
-        """End every connection. A worker that is held up ends with the process."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        """Close every connection. A blocked worker ends with the process."""
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
             self._end()
         if self._thread.is_alive():
             self._thread.join(2 * END_S)

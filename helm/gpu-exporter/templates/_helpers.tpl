@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if eq (floor $seconds) $seconds }}{{ int64 $seconds }}{{ else }}{{ $seconds }}{{ end -}}
 {{- end }}
 
-{{/* One rules file with the site's own values in it. */}}
+{{/* One rules file with the site's values. */}}
 {{- define "gpu-exporter.rules" -}}
 {{- $text := .root.Files.Get .file -}}
 {{- $defaults := .root.Files.Get "files/alerts.json" | fromJson -}}
@@ -55,7 +55,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $text -}}
 {{- end }}
 
-{{/* How and where the kubelet probes: the address that the program listens on, unless that is every address.
+{{/* The kubelet's probe. It names the program's listen address, unless the program listens on every address.
      (dict "root" $ "address" ADDRESS) */}}
 {{- define "gpu-exporter.probe" -}}
 scheme: {{ .root.Values.web.scheme }}
@@ -80,7 +80,7 @@ basicAuth: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* What every container may do: nothing. */}}
+{{/* The security context of every container: no rights. */}}
 {{- define "gpu-exporter.securityContext" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -88,7 +88,7 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{/* What the reconciler and its cleanup have in common: of the pod, of the container, and their rights. */}}
+{{/* Shared by the reconciler and its cleanup: parts of the pod and the container, and their rights. */}}
 {{- define "gpu-exporter.reconcilerPod" -}}
 enableServiceLinks: false
 hostNetwork: {{ .Values.reconciler.hostNetwork }}
@@ -119,7 +119,7 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- end }}
 
 {{/* A dry run reads the pods that it would mark, and changes nothing. */}}
-{{- /* What surrounds a pod: its group, its class, and who asked to keep its GPUs. */ -}}
+{{- /* The objects around a pod: for its group, its class, and its exemptions. */ -}}
 {{- define "gpu-exporter.dryRunRules" -}}
 - apiGroups: [""]
   resources: [pods]
@@ -156,12 +156,12 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- if has .kind (splitList "," (dig "actions" "kinds" "" (.root.Values.settings | default dict) | nospace)) }}true{{ end -}}
 {{- end }}
 
-{{/* What may be taken back, each only where the site allows it. To read these objects is among the rights above. */}}
+{{/* The rights of each action, only if the site allows it. The rights above include reading these objects. */}}
 {{- define "gpu-exporter.actionRules" -}}
 {{- $mode := include "gpu-exporter.actionMode" . | trim -}}
 {{- if ne $mode "none" }}
 {{- if eq $mode "act" }}
-{{- /* Beside a Workload that is deactivated, its object gets a note: Kueue can make the Workload again. */}}
+{{- /* The object of a deactivated Workload gets a note, because Kueue can create the Workload again. */}}
 {{- if or (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) (include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate")) }}
 - apiGroups: [batch]
   resources: [jobs]
@@ -181,7 +181,7 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- end }}
 {{- $mayDeactivate := include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate") }}
 {{- if or $mayDeactivate (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) }}
-- apiGroups: [kueue.x-k8s.io]   # what Kueue manages is not suspended, since Kueue would resume it
+- apiGroups: [kueue.x-k8s.io]   # objects of Kueue are deactivated instead of suspended, since Kueue would resume them
   resources: [workloads]
   verbs: {{ ternary "[get, list, patch]" "[list]" (and (eq $mode "act") (ne $mayDeactivate "")) }}
 {{- end }}

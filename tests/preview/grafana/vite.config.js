@@ -1,7 +1,7 @@
 import { defineConfig } from 'vite';
 import react from '@vitejs/plugin-react';
 
-// `modules`: where npm has installed; the page's own folder has no node_modules.
+// `modules`: the folder in which npm has installed. The page's folder has no node_modules.
 export default defineConfig({
   plugins: [react()],
   base: './',

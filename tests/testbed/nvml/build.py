@@ -1,4 +1,4 @@
-"""Compiles the library, once per source and driver generation, into the test bed's cache."""
+"""Compiles the fake NVML library into the test bed's cache, once per source and driver generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.testbed.programs import cache_root
 SOURCE = Path(__file__).resolve().parent / "libnvidia_ml.c"
 NAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NAME}")
-# What older drivers do not export yet (API reference, change log by release).
+# Functions that older drivers do not export yet (API reference, change log by release).
 _AFTER_535 = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature")
 _AFTER_470 = (
     *_AFTER_535,
@@ -37,7 +37,7 @@ MISSING: dict[str, tuple[str, ...]] = {"580": (), "535": _AFTER_535, "470": _AFT
 
 
 def render_symbols(driver: str) -> str:
-    """The linker's list of what this driver exports."""
+    """The linker's list of functions that this driver exports."""
     functions = re.findall(r"^(?:ret_t|const char \*)\s*(nvml\w+)\(", SOURCE.read_text("utf-8"), re.MULTILINE)
     exported = "".join(f"{name}; " for name in functions if name not in MISSING[driver])
     return f"{{ global: {exported}local: *; }};\n"
@@ -62,6 +62,6 @@ def build_library(driver: str = "580") -> Path:
         shutil.move(str(work / NAME), str(finished / NAME))
         try:
             finished.rename(target)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(finished)
     return target

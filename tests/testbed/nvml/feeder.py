@@ -1,4 +1,4 @@
-"""Writes the shared table: from a scenario as it runs, or by hand from a test.
+"""Writes the shared table: from a running scenario, or directly from a test.
 
 python -m tests.testbed.nvml.feeder SCENARIO TABLE     feeds until it is ended
 """
@@ -23,15 +23,15 @@ from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstanc
 from gpu_exporter.devices.simulated import Partitioned, ScenarioTime, SimulatedDevice, resolve_parts
 from tests.testbed.nvml import layout
 
-PERIOD_S = 1 / 6  # an A100 renews its utilization each 0.2 s, a V100 each 1/6 s (measured in the recordings)
+PERIOD_S = 1 / 6  # an A100 updates its utilization every 0.2 s, a V100 every 1/6 s (measured in the recordings)
 FEED_S = 0.05
 ERROR_NUMBERS = {name: number for number, name in constants.ERROR_NAMES.items()}
 UINT, ULONGLONG = 1, 3  # nvmlValueType_t
 MIB = 1024.0**2
 PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # by compute slices, as `nvidia-smi mig -lgip` of an A100 lists them
-FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so that no process of this machine is meant
+FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so no process of this machine has it
 NO_INSTANCE = 0xFFFFFFFF
-# Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
+# Percent by GPM metric: the part from which it is computed (traffic: see _rates).
 GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
 GPM_ENGINES = {30: "decoder", 40: "jpeg", 50: "ofa", 166: "encoder"}
 SM_CLOCK_CYCLES = 1e9  # cycles of all SMs together in a second; the ratio matters, not the number
@@ -51,7 +51,7 @@ class NvmlTable:
         self.table.driver_version = b"580.00.00"
 
     def push_event(self, index: int, xid: int, kind: int = constants.nvmlEventTypeXidCriticalError) -> None:
-        """The driver reports an event of one device."""
+        """Make the driver report an event of one device."""
         entry = self.table.events[self.table.event_count % layout.MAX_EVENTS]
         entry.device, entry.type, entry.data = index, kind, xid
         self.table.event_count += 1
@@ -59,7 +59,7 @@ class NvmlTable:
     def set_field(
         self, index: int, field: int, value: float, scope: int = 0, kind: int = ULONGLONG, error: str = ""
     ) -> None:
-        """One answer of nvmlDeviceGetFieldValues; with `error` it fails."""
+        """Set one answer of nvmlDeviceGetFieldValues; with `error` the field fails."""
         device = self.table.devices[index]
         for position in range(device.field_count + 1):
             entry = device.fields[position]
@@ -71,7 +71,7 @@ class NvmlTable:
 
     @contextlib.contextmanager
     def writing(self, index: int) -> Iterator[layout.Device]:
-        """One device for a consistent write: readers wait or see it before or after, never half."""
+        """One device for a consistent write: readers wait, or see the state before or after, never a part."""
         device = self.table.devices[index]
         device.sequence += 1
         try:
@@ -80,7 +80,7 @@ class NvmlTable:
             device.sequence += 1
 
     def set_call(self, index: int, call: str, error: str = "", delay_s: float = 0.0) -> None:
-        """From now on `call` ("*" is every call) of one device sleeps, then fails with NVML's `error` ("" succeeds)."""
+        """Make `call` ("*" is every call) of one device sleep, and then fail with NVML's `error` ("" succeeds)."""
         for position, name in enumerate(layout.CALLS):
             if call in ("*", name):
                 entry = self.table.devices[index].calls[position]
@@ -88,7 +88,7 @@ class NvmlTable:
                 entry.delay_us = int(delay_s * 1e6)
 
     def push_work(self, index: int, wall: float, pid: int, percent: int, decoder: int = 0) -> None:
-        """What one process did in the period that ends at `wall`; the oldest entry falls out.
+        """Add the work of one process in the period that ends at `wall`; a full table drops the oldest entry.
 
         Call inside `writing`.
         """
@@ -102,7 +102,7 @@ class NvmlTable:
         device.work_count += 1
 
     def push_sample(self, index: int, wall: float, percent: int, **engines: int) -> None:
-        """Append to the device's ring, percent by engine beside its utilization; the oldest entry falls out.
+        """Append to the device's ring: utilization and percent by engine; a full ring drops the oldest entry.
 
         Call inside `writing`.
         """
@@ -127,17 +127,17 @@ class ScenarioFeeder:
     def __init__(self, scenario: Scenario, table: NvmlTable, clock: Clock | None = None) -> None:
         self._scenario = scenario
         self._table = table
-        # Faults are the table's business: the values themselves are always there.
+        # The table applies the faults: the values themselves are always present.
         clean = Scenario(tuple(dataclasses.replace(gpu, faults=()) for gpu in scenario.gpus), scenario.holders)
         self._clock = clock or SystemClock()
         self.stage = ScenarioTime(clean, self._clock, PERIOD_S)
         self._devices = [SimulatedDevice(self.stage, gpu) for gpu in clean.gpus]
         self._sampled_until = [0.0] * len(self._devices)
-        self._refused = [False] * len(self._devices)  # what the product lacks is written once
-        # By GPU (pid, MIG ids or ""): listed in place of its holders' made-up processes.
+        self._refused = [False] * len(self._devices)  # calls that the product lacks are written once
+        # By GPU (pid, MIG ids or ""): listed in place of the invented processes of its holders.
         self.pids: dict[int, tuple[tuple[int, str], ...]] = {}
-        self.memory: dict[int, int] = {}  # of these processes, bytes by pid
-        self.work: dict[int, loads.Load] = {}  # of these processes, what each does on its GPU, by pid
+        self.memory: dict[int, int] = {}  # memory of these processes in bytes, by pid
+        self.work: dict[int, loads.Load] = {}  # work of each of these processes on its GPU, by pid
         self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -156,13 +156,13 @@ class ScenarioFeeder:
             self.feed()
 
     def feed(self) -> None:
-        """Write the present moment of every device."""
+        """Write the present values of every device."""
         for index, device in enumerate(self._devices):
             self._feed_device(index, device, self._scenario.gpus[index])
 
     def _feed_device(self, index: int, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
         now = self.stage.now()
-        device.list_instances()  # notes the MIG mode of the moment
+        device.list_instances()  # this updates the present MIG mode
         identity, memory, clocks = device.identity, device.read_memory(), device.read_clocks()
         has_mig = gpu.has_mig(now)
         with self._table.writing(index) as out:
@@ -190,7 +190,7 @@ class ScenarioFeeder:
                 rates = device.read_utilization()
                 out.utilization, out.memory_utilization = round(rates.gpu * 100), round((rates.memory or 0) * 100)
                 out.engine_rings = 2 if gpu.product.jpeg_ofa else 1
-                # Half a period, since wall and monotonic clock drift apart by microseconds.
+                # Half a period of tolerance, since wall and monotonic clock drift apart by microseconds.
                 for sample in device.read_utilization_samples(self._sampled_until[index] + PERIOD_S / 2):
                     end = sample.wall - self.stage.to_wall(0.0)
                     engines = {name: loads.mean(load, end - PERIOD_S, end) for name, load in device.parts.items()}
@@ -283,7 +283,7 @@ class ScenarioFeeder:
         out.process_count = count
 
     def _feed_instances(self, out: layout.Device, gpu: ScenarioGpu, now: float) -> None:
-        """In the order of the scenario without gaps: when one goes, the handles after it mean others."""
+        """Write the instances in order without gaps: after one has ended, later handles mean other instances."""
         present = gpu.instances_at(now)
         for position, instance in enumerate(present):
             entry = out.instances[position]
@@ -301,7 +301,7 @@ class ScenarioFeeder:
         out.instance_count = len(present)
 
     def _feed_calls(self, index: int, gpu: ScenarioGpu, now: float) -> None:
-        """What the product does not support, and the scenario's faults over it."""
+        """Write the calls that the product does not support, and the scenario's faults, which override them."""
         self._refused[index] = True
         product = gpu.product
         missing = {
@@ -320,7 +320,7 @@ class ScenarioFeeder:
 
 
 def _first_slice(present: Sequence[ScenarioInstance], position: int) -> int:
-    """Where the GPU instance begins when they lie one after the other."""
+    """The first slice of the GPU instance, if the instances follow one another without gaps."""
     before: dict[str, int] = {}
     for instance in present:
         gpu_instance = instance.mig.partition("/")[0]
@@ -331,7 +331,7 @@ def _first_slice(present: Sequence[ScenarioInstance], position: int) -> int:
 
 
 def _instance_ids(mig: str) -> tuple[int, int]:
-    """`7/0` as numbers; NVML's sign for none without."""
+    """`7/0` as two numbers; without MIG, NVML's value for no instance."""
     gpu_instance, _, compute_instance = mig.partition("/")
     return (int(gpu_instance), int(compute_instance)) if mig else (NO_INSTANCE, NO_INSTANCE)
 
@@ -339,7 +339,7 @@ def _instance_ids(mig: str) -> tuple[int, int]:
 def _fill_gpm(
     out: ctypes.Array[layout.GpmMetric], parts: Mapping[str, loads.Load], now: float, rates: Mapping[str, float]
 ) -> int:
-    """Integrals of percent and MiB/s until `now`, and the SM counters; how many."""
+    """Fill in integrals of percent and MiB/s until `now`, and the SM counters; returns their number."""
     metrics = [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_PERCENT.items()]
     metrics += [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_ENGINES.items()]
     for name, rate in rates.items():

@@ -1,6 +1,6 @@
-"""The shared table between feeder and C library, described once.
+"""The layout of the shared table between feeder and C library, defined once.
 
-The ctypes structures below are the description: the feeder writes through them, and `render_header()` turns them into
+The ctypes structures below define the layout: the feeder writes through them, and `render_header()` turns them into
 the C header that the library is compiled with. A change of layout changes VERSION, which the library checks.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 MAGIC = 0x4C4D564E  # "NVML"
 VERSION = 7
 MAX_DEVICES = 16
-MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
+MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
-MAX_WORK = 512  # entries of what single processes did
+MAX_WORK = 512  # entries of per-process work
 MAX_INSTANCES = 8
 MAX_FIELDS = 96
 MAX_GPM = 24
@@ -66,13 +66,13 @@ u32, u64, i32, double = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes
 
 
 class Call(ctypes.Structure):
-    """What one call of one device does: return code, and delay before it."""
+    """The behaviour of one call of one device: return code, and the delay before it."""
 
     _fields_ = (("rc", u32), ("delay_us", u32))
 
 
 class RingSample(ctypes.Structure):
-    """One entry of the driver's ring: everything that it samples of a period, in percent."""
+    """One entry of the driver's ring: all values that it samples in a period, in percent."""
 
     _fields_ = (
         ("time_us", u64),
@@ -92,13 +92,13 @@ class Process(ctypes.Structure):
 
 
 class Work(ctypes.Structure):
-    """What one process did in one period of the driver, in percent."""
+    """The work of one process in one period of the driver, in percent."""
 
     _fields_ = (("time_us", u64), ("pid", u32), ("sm", u32), ("decoder", u32), ("padding", u32))
 
 
 class Field(ctypes.Structure):
-    """One answer of nvmlDeviceGetFieldValues. `value` is the bits of the union, `type` its nvmlValueType_t."""
+    """One answer of nvmlDeviceGetFieldValues. `value`: the bits of the union. `type`: its nvmlValueType_t."""
 
     _fields_ = (("id", u32), ("scope", u32), ("rc", u32), ("type", u32), ("value", u64))
 
@@ -161,7 +161,7 @@ class Device(ctypes.Structure):
         (
             "processes_by_instance",
             u32,
-        ),  # with MIG no ids are named, and 1: the board refuses, as without rights
+        ),  # not 0, with MIG: process lists have no instance ids; 1: the board also refuses, as without permission
         ("ecc", u64 * 2),  # corrected, uncorrected
         ("sm_clock_mhz", u32),
         ("memory_clock_mhz", u32),
@@ -184,13 +184,13 @@ class Device(ctypes.Structure):
         ("reasons", u64),
         ("reasons_supported", u64),
         ("samples", RingSample * MAX_SAMPLES),
-        ("engine_rings", u32),  # nvmlDeviceGetSamples knows the encoder's and decoder's (1), all four engines' (2)
+        ("engine_rings", u32),  # nvmlDeviceGetSamples supports encoder and decoder (1), or all four engines (2)
         ("padding3", u32),
         ("process_count", u32),
         ("instance_count", u32),
         ("processes", Process * MAX_PROCESSES),
         ("work_count", u32),
-        ("zombies", u32),  # entries of no process that nvmlDeviceGetProcessUtilization adds (Syllo/nvtop issue 110)
+        ("zombies", u32),  # entries without a process that nvmlDeviceGetProcessUtilization adds (Syllo/nvtop issue 110)
         ("work", Work * MAX_WORK),
         ("instances", Instance * MAX_INSTANCES),
         ("calls", Call * len(CALLS)),
@@ -198,9 +198,9 @@ class Device(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """The whole file. `init_rc`: what nvmlInit answers, after `init_delay_us`. `event_count`: all events ever.
+    """The whole file. `init_rc`: the answer of nvmlInit, after `init_delay_us`. `event_count`: all events so far.
 
-    `process_bytes`: size of an entry in lists of processes, 0 is 24.
+    `process_bytes`: size of an entry in lists of processes; 0 means 24.
     """
 
     _fields_ = (
@@ -234,7 +234,7 @@ STRUCTS = (
 
 
 def render_header() -> str:
-    """The C header that says the same as the structures above."""
+    """The C header for the structures above."""
     names: dict[Any, str] = {u32: "uint32_t", u64: "uint64_t", i32: "int32_t", double: "double", **dict(STRUCTS)}
     out = ["/* Generated from layout.py. */", "#include <stdint.h>", ""]
     constants = {
@@ -248,11 +248,11 @@ def render_header() -> str:
     out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]
     for structure, name in STRUCTS:
         out.append("typedef struct {")
-        fields: Sequence[tuple[str, Any]] = structure._fields_  # none has bits
+        fields: Sequence[tuple[str, Any]] = structure._fields_  # no structure has bit fields
         for field, kind in fields:
             if kind in names:
                 out.append(f"    {names[kind]} {field};")
-            else:  # an array: of characters or of one of the above
+            else:  # an array of characters or of one of the types above
                 element = "char" if kind._type_ is ctypes.c_char else names[kind._type_]
                 out.append(f"    {element} {field}[{kind._length_}];")
         out += [f"}} {name};", f'_Static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name}");']

@@ -1,8 +1,8 @@
-/* A libnvidia-ml.so.1 of our own: answers NVML's calls from a shared table that a feeder writes.
+/* A fake libnvidia-ml.so.1: answers NVML's calls from a shared table that a feeder writes.
  *
- * It knows no scenario. The table's path comes from GPU_EXPORTER_NVML_TABLE at nvmlInit. Each call first sleeps and then
- * fails as the table says, so that hangs and errors can be scripted per device and call; a sleep ends early when the
- * feeder takes the delay back. Signatures and struct layouts follow NVML's published API reference.
+ * It does not know scenarios. nvmlInit takes the table's path from GPU_EXPORTER_NVML_TABLE. Each call first sleeps and
+ * then fails if the table requests it, so hangs and errors can be scripted per device and call. A sleep ends early if the
+ * feeder removes the delay. Signatures and struct layouts follow NVML's published API reference.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -164,7 +164,7 @@ ret_t nvmlDeviceGetMigMode(dev_t_ handle, unsigned *current, unsigned *pending) 
 ret_t nvmlDeviceGetMaxMigDeviceCount(dev_t_ handle, unsigned *out) { (void)handle; *out = INSTANCES; return OK; }
 ret_t nvmlDeviceGetMigDeviceHandleByIndex(dev_t_ handle, unsigned index, dev_t_ *out) {
     ENTER(nvmlDeviceGetMigDeviceHandleByIndex);
-    if (index >= d.instance_count || !d.instances[index].uuid[0]) return NOT_FOUND; /* a hole */
+    if (index >= d.instance_count || !d.instances[index].uuid[0]) return NOT_FOUND; /* a gap */
     *out = &part[handle->device][index];
     return OK;
 }
@@ -180,7 +180,7 @@ ret_t nvmlDeviceGetComputeInstanceId(dev_t_ handle, unsigned *out) {
     *out = d.instances[handle->instance].compute_instance;
     return OK;
 }
-/* A handle of a GPU instance is that of a MIG device in it. */
+/* The handle of a GPU instance is the handle of a MIG device in it. */
 ret_t nvmlDeviceGetGpuInstanceById(dev_t_ handle, unsigned id, dev_t_ *out) {
     ENTER(nvmlDeviceGetGpuInstanceById);
     WHOLE_ONLY();
@@ -244,12 +244,12 @@ ret_t nvmlDeviceGetOfaUtilization(dev_t_ handle, unsigned *out, unsigned *period
 
 typedef union { double d; unsigned u; unsigned long ul; unsigned long long ull; long long sll; int i; unsigned short us; } value_t;
 typedef struct { unsigned long long time_us; value_t value; } sample_t;
-/* As the driver does: without a buffer the size of the ring, with one the entries newer than `since`. */
+/* As the driver does: without a buffer the size of the ring, with a buffer the entries newer than `since`. */
 ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, int *value_type, unsigned *count, sample_t *out) {
     ENTER(nvmlDeviceGetSamples);
     WHOLE_ONLY();
     int has_ring = type == 1 || (d.engine_rings >= 1 && (type == 3 || type == 4)) || (d.engine_rings >= 2 && (type == 8 || type == 9));
-    if (type >= 8 && d.engine_rings < 2) return INVALID_ARGUMENT; /* as a driver that does not know these numbers yet */
+    if (type >= 8 && d.engine_rings < 2) return INVALID_ARGUMENT; /* as a driver that does not support these numbers yet */
     if (d.mig_mode || !has_ring) return NOT_SUPPORTED;
     *value_type = 1;
     if (!out) { *count = d.sample_count; return d.sample_count ? OK : NOT_FOUND; }
@@ -265,8 +265,8 @@ ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, in
 }
 
 typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } work_sample_t;
-/* One entry for each process that did anything since: the time it was last seen at work, and its mean over all periods
- * since. So answer the drivers of Syllo/nvtop issue 110 and NVIDIA/go-nvml issue 51; and so do their entries of none. */
+/* One entry for each process that has worked since: the time of its last work, and its mean over all periods since. The
+ * drivers of Syllo/nvtop issue 110 and NVIDIA/go-nvml issue 51 answer like this, also with entries without a process. */
 ret_t nvmlDeviceGetProcessUtilization(dev_t_ handle, work_sample_t *out, unsigned *count, unsigned long long since) {
     ENTER(nvmlDeviceGetProcessUtilization);
     WHOLE_ONLY();
@@ -308,7 +308,7 @@ ret_t nvmlDeviceGetMemoryInfo_v2(dev_t_ handle, memory_v2_t *out) {
 ret_t nvmlDeviceGetMemoryInfo(dev_t_ handle, memory_t *out) {
     memory_v2_t v2;
     ret_t rc = nvmlDeviceGetMemoryInfo_v2(handle, &v2);
-    if (rc == OK) *out = (memory_t){v2.total, v2.free, v2.used + v2.reserved}; /* v1 counts reserved as used */
+    if (rc == OK) *out = (memory_t){v2.total, v2.free, v2.used + v2.reserved}; /* v1 counts reserved memory as used */
     return rc;
 }
 
@@ -395,7 +395,7 @@ ret_t nvmlDeviceGetFieldValues(dev_t_ handle, int count, field_t *fields) {
     return OK;
 }
 
-/* GPM: a sample is a copy of integrals with their time; two of them give means. */
+/* GPM: a sample is a copy of integrals with their time; two samples give means. */
 typedef struct { double time; unsigned count; gpm_metric_t metrics[MAX_GPM]; } gpm_sample_t;
 typedef struct { unsigned id; ret_t rc; double value; char *short_name, *long_name, *unit; } gpm_told_t;
 typedef struct { unsigned version, count; gpm_sample_t *first, *second; gpm_told_t metrics[]; } gpm_query_t;
@@ -420,7 +420,7 @@ ret_t nvmlGpmSampleGet(dev_t_ handle, gpm_sample_t *out) {
     else take_sample(out, d.gpm_time, d.instances[handle->instance].gpm, d.instances[handle->instance].gpm_count);
     return OK;
 }
-/* A GPU instance is the mean of its compute instances. */
+/* The values of a GPU instance are the means of its compute instances. */
 ret_t nvmlGpmMigSampleGet(dev_t_ handle, unsigned gpu_instance, gpm_sample_t *out) {
     ENTER(nvmlGpmSampleGet);
     WHOLE_ONLY();
@@ -449,7 +449,7 @@ ret_t nvmlGpmMetricsGet(gpm_query_t *query) {
     return OK;
 }
 
-/* Events: each set has its own place in the one ring. */
+/* Events: each set has its own position in the common ring. */
 typedef struct { uint64_t next; uint32_t devices; uint64_t types; } event_set_t;
 typedef struct { dev_t_ device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_data_t;
 ret_t nvmlEventSetCreate(event_set_t **out) {
@@ -507,8 +507,8 @@ ret_t nvmlDeviceGetSupportedClocksThrottleReasons(dev_t_ handle, unsigned long l
 }
 
 typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } running_t;
-/* With MIG the board names all of its processes, unless the caller lacks the right to see them; an instance its own.
- * Entries are as large as the table says: 32 bytes from some drivers around 535.43. */
+/* With MIG, the board lists all of its processes, unless the caller lacks the permission; an instance lists its own.
+ * The table sets the size of an entry: some drivers around 535.43 use 32 bytes. */
 static ret_t list_processes(dev_t_ handle, const device_t *d, uint32_t graphics, unsigned *count, char *out) {
     unsigned found = 0, room = out ? *count : 0, size = table->process_bytes ? table->process_bytes : sizeof(running_t);
     const instance_t *own = handle->instance < 0 ? NULL : &d->instances[handle->instance];

@@ -1,6 +1,6 @@
-"""The scenarios of tests/scenarios: one for each product and mode, and the documentation of what is tested with.
+"""The scenarios of tests/scenarios: one for each product and mode; they document the hardware that tests cover.
 
-Each runs by hand as well: gpu-exporter --once --format table --devices.scenario tests/scenarios/h100-mig.yaml
+Each scenario can also be run by hand: gpu-exporter --once --format table --devices.scenario tests/scenarios/h100-mig.yaml
 """
 
 from __future__ import annotations

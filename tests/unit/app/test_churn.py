@@ -1,4 +1,4 @@
-"""Pods that come and go each few seconds, ten thousand of them: memory and state file stay as they are."""
+"""Ten thousand pods that start and end every few seconds: memory and state file do not grow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GPUS, ROUNDS, POLL_S = 8, 1_250, 5.0
 STATUS = AgentStatus("TEST", "simulated", True, "", GPUS, GPUS, 1.0, None, attribution_known=True)
 
 
-def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+def test_memory_and_state_file_do_not_grow_with_ten_thousand_short_holders(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = Settings()
     backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}] * GPUS}), clock)
@@ -67,7 +67,7 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
             blocks.append(sys.getallocatedblocks())
             sizes.append(state.path.stat().st_size)
     half = len(blocks) // 2
-    slope, _ = statistics.linear_regression(range(half), blocks[-half:])  # a sample each 50 rounds of GPUS holders
+    slope, _ = statistics.linear_regression(range(half), blocks[-half:])  # one sample every 50 rounds of GPUS holders
     assert slope / (50 * GPUS) < 0.05, f"{blocks}: blocks that stay of each holder"
     assert max(sizes[half:]) <= 1.05 * sizes[half]
     assert max(sizes) < GPUS * 5 * 1000

@@ -1,4 +1,6 @@
-"""The view of `--once`: one reading each, on a manual clock; what does not answer in time costs only itself."""
+"""The view of `--once`: one reading on a manual clock. A GPU or source that does not answer in time affects nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ from gpu_exporter.model.views import View
 LOST = {"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}
 HANGS = {"at": 0, "call": "nvmlDeviceGetTemperature", "hang_ms": 600_000}
 HOLDER = {"kind": "job", "name": "42"}
-SHORT_S, LONG_S = 0.5, 30.0  # a time limit that is spent, and one that is not
+SHORT_S, LONG_S = 0.5, 30.0  # a time limit that passes in the test, and a time limit that does not
 
 
 def take(
     *gpus: dict[str, Any], held: int | None = None, sources: Sequence[Source] | None = None, timeout_s: float = LONG_S
 ) -> View:
-    """`held`: the GPU that job 42 has."""
+    """`held`: the GPU that job 42 holds."""
     clock = ManualClock()
     holders = [] if held is None else [{"gpu": held, **HOLDER}]
     backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
@@ -46,7 +48,7 @@ def states(view: View) -> list[str]:
     return [row.state for row in list_rows(view)]
 
 
-def test_holders_and_free_gpus_are_known_at_once_and_nothing_is_called_idle() -> None:
+def test_one_view_knows_holders_and_free_gpus_and_reports_nothing_as_idle() -> None:
     view = take({"model": "H100"}, {"model": "T4"}, held=0)
     (allocation,) = view.allocations
     assert (allocation.allocation.holder.job_id, allocation.gpu) == ("42", 0)
@@ -56,12 +58,12 @@ def test_holders_and_free_gpus_are_known_at_once_and_nothing_is_called_idle() ->
     assert view.status.devices_visible == view.status.devices_expected == 2
 
 
-def test_ratios_of_gpm_are_there_since_its_window_is_waited_for() -> None:
+def test_one_view_waits_for_the_gpm_window_and_has_gpm_ratios() -> None:
     (gpu,) = take({"model": "H100", "load": {"kind": "constant", "value": 0.5}}).gpus
     assert {"gpu_graphics_active_ratio", "gpu_sm_active_ratio"} <= {s.family.name for s in gpu.snapshot.samples}
 
 
-def test_a_gpu_that_hangs_costs_only_itself() -> None:
+def test_a_hanging_gpu_affects_no_other_gpu() -> None:
     view = take({"model": "H100", "faults": [HANGS]}, {"model": "T4"}, held=1, timeout_s=SHORT_S)
     assert [(row.gpu, row.state) for row in list_rows(view)] == [("0", "hung"), ("1", "unknown")]
     assert list_rows(view)[0].why == "its first call hangs in the driver"
@@ -69,12 +71,12 @@ def test_a_gpu_that_hangs_costs_only_itself() -> None:
     assert view.status.devices_expected == 2
 
 
-def test_a_driver_in_which_every_gpu_hangs_does_not_answer() -> None:
+def test_a_driver_does_not_answer_if_every_gpu_hangs() -> None:
     with pytest.raises(DriverUnavailable, match=r"the driver did not answer within 0\.5 s"):
         take({"model": "H100", "faults": [HANGS]}, timeout_s=SHORT_S)
 
 
-def test_a_lost_gpu_is_named_beside_the_others() -> None:
+def test_a_lost_gpu_is_listed_beside_the_others() -> None:
     view = take({"model": "H100", "faults": [LOST]}, {"model": "T4"})
     assert states(view) == ["lost", "free"]
 
@@ -95,14 +97,14 @@ def silent() -> Iterator[Source]:
     over.set()
 
 
-def test_while_a_source_is_silent_no_gpu_is_free(silent: Source) -> None:
+def test_no_gpu_is_free_while_a_source_is_silent(silent: Source) -> None:
     view = take({"model": "T4"}, sources=[silent], timeout_s=SHORT_S)
     assert states(view) == ["unknown"]
     assert (view.status.attribution_known, [source.up for source in view.status.sources]) == (False, [False])
 
 
 class Absent(SimulatedBackend):
-    """A driver that is not installed, or is and fails."""
+    """A driver that is not installed, or that is installed and fails."""
 
     def __init__(self, *, absent: bool) -> None:
         self._absent = absent
@@ -134,6 +136,6 @@ def test_a_node_whose_gpus_were_seen_before_is_missing_its_driver(tmp_path: Path
         take_without_driver(tmp_path, absent=True)
 
 
-def test_a_driver_that_fails_is_a_fault_anywhere(tmp_path: Path) -> None:
+def test_a_failing_driver_is_a_fault_on_every_node(tmp_path: Path) -> None:
     with pytest.raises(DriverUnavailable, match="there is no driver"):
         take_without_driver(tmp_path, absent=False)

@@ -1,4 +1,4 @@
-"""While a slow scheduler is left alone, nothing else asks it either."""
+"""While the reconciler does not ask a slow scheduler, no other part of it asks either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.reconciler.telemetry import Telemetry
 
 
 @pytest.mark.parametrize(("rests", "asked"), [(False, 1), (True, 0)])
-def test_pending_jobs_are_not_asked_for_while_the_cycles_rest(
+def test_pending_jobs_are_not_requested_while_the_cycles_rest(
     monkeypatch: pytest.MonkeyPatch, rests: bool, asked: int
 ) -> None:
     class Demand:

@@ -1,4 +1,4 @@
-"""After the driver was replaced: a new process in our place, once, or an end that a supervisor answers."""
+"""After the driver was replaced: the process is replaced once, or ends so that a service manager restarts it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpu_exporter.exits import Exit
 
 
 class Replaced(Exception):
-    """Stands for the process that another one has taken over."""
+    """Represents a process that a new process has replaced."""
 
 
 class Ended(Exception):
-    """Stands for the end of the process."""
+    """Represents the end of the process."""
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of the process that took over last."""
+    """The environment of the last new process."""
     taken: dict[str, str] = {}
 
     def execve(program: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -59,7 +59,7 @@ def test_on_a_host_the_process_replaces_itself_once_in_ten_minutes(
 
 
 @pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "container"])
-def test_in_a_container_it_ends_unless_it_is_asked_to_restart(
+def test_in_a_container_the_process_ends_unless_a_restart_is_requested(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "x")
@@ -68,7 +68,7 @@ def test_in_a_container_it_ends_unless_it_is_asked_to_restart(
             restart_or_exit(action, 1000.0)
 
 
-def test_a_program_that_is_gone_ends_it_too(
+def test_the_process_ends_if_its_program_no_longer_exists(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -81,6 +81,6 @@ def test_a_program_that_is_gone_ends_it_too(
 
 
 @pytest.mark.parametrize("mark", ["", "yesterday", "nan", "inf", "1100"])
-def test_a_mark_that_is_no_time_of_before_is_none(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_restart_time_in_the_environment_is_ignored(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, mark)
     assert not restarted_lately(1000.0)

@@ -1,4 +1,4 @@
-"""A node of a Slurm cluster without Slurm's commands: said once, and `--once` ends with 4."""
+"""A node of a Slurm cluster without Slurm's commands: one log line, and `--once` ends with status 4."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> None:
+def test_one_reading_is_partial_and_reports_no_gpu_as_free(without_slurm: None) -> None:
     backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
     readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
     view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK, 10.0)
@@ -42,7 +42,9 @@ def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> No
     assert [row.state for row in list_rows(view)] == ["unknown"]
 
 
-def test_it_is_said_once_and_not_at_each_poll(without_slurm: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_slurm_commands_are_logged_once_and_not_at_every_poll(
+    without_slurm: None, caplog: pytest.LogCaptureFixture
+) -> None:
     poller = Poller([SlurmSource(SlurmOptions(node="n0"))], ManualClock(), 300.0)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
@@ -50,7 +52,7 @@ def test_it_is_said_once_and_not_at_each_poll(without_slurm: None, caplog: pytes
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_node_with_a_configuration_of_slurm_is_asked_about_jobs(
+def test_a_node_with_a_slurm_configuration_is_asked_about_jobs(
     without_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "runs_slurmd", lambda _: False)

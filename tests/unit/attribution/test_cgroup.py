@@ -1,4 +1,4 @@
-"""Whose process it is, by every form of path that runtimes and Slurm are known to make."""
+"""The owner of a process, by every form of path that runtimes and Slurm are known to make."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ REST = {
 
 
 @pytest.mark.parametrize(("text", "owner"), [*PODS.values(), *JOBS.values(), *REST.values()], ids=[*PODS, *JOBS, *REST])
-def test_the_owner_by_the_path(text: str, owner: Owner) -> None:
+def test_the_path_of_a_cgroup_shows_the_owner(text: str, owner: Owner) -> None:
     assert parse_cgroup(text) == owner
     assert parse_cgroup(text + "\n") == owner
 
@@ -143,7 +143,7 @@ TEXTS = st.lists(st.tuples(st.integers(0, 99), st.text(max_size=5), PATHS), max_
 
 
 @given(TEXTS | st.text())
-def test_any_text_names_only_what_it_contains(text: str) -> None:
+def test_any_cgroup_text_names_only_owners_that_it_contains(text: str) -> None:
     owner = parse_cgroup(text)
     for pod in owner.pods:
         assert f"pod{pod}" in text or f"pod{pod.replace('-', '_')}" in text
@@ -154,7 +154,7 @@ def test_any_text_names_only_what_it_contains(text: str) -> None:
 
 
 @given(PATHS, st.sampled_from([*PODS.values(), *JOBS.values()]))
-def test_what_stands_below_an_owners_group_never_takes_its_name_away(path: str, case: tuple[str, Owner]) -> None:
+def test_a_cgroup_below_an_owners_cgroup_never_hides_the_owner(path: str, case: tuple[str, Owner]) -> None:
     text, owner = case
     below = parse_cgroup("\n".join(f"{line}/{path.replace(chr(10), '')}" for line in text.splitlines()))
     assert set(owner.pods) <= set(below.pods)
@@ -162,12 +162,12 @@ def test_what_stands_below_an_owners_group_never_takes_its_name_away(path: str, 
     assert below.job == owner.job or not owner.job or len(text.splitlines()) > 1
 
 
-def test_a_text_without_end_is_read_in_part() -> None:
+def test_an_endless_cgroup_text_is_read_in_part() -> None:
     assert parse_cgroup("0::/\n" * 100 + "0::/slurm/job_42/step_0") == Owner()
     assert parse_cgroup(f"0::/{'x' * 100_000}/slurm/job_42/step_0").job == "42"
 
 
 @pytest.mark.parametrize("service", ["slurm_exporter.service", "slurm_check.scope", "slurm_tools.slice"])
-def test_a_service_that_is_called_like_slurm_is_not_slurm(service: str) -> None:
+def test_a_service_with_a_name_like_slurm_is_not_slurm(service: str) -> None:
     assert parse_cgroup(f"0::/system.slice/{service}\n") == Owner()
     assert parse_cgroup("0::/slurm_n0/uid_0/job_7/step_batch\n").job == "7"

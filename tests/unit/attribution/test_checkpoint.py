@@ -1,4 +1,4 @@
-"""The checkpoint of the DRA driver says which claims only watch."""
+"""The checkpoint of the DRA driver shows which claims only watch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(uid: str = UID, driver: str = GPU, name: str = "ml/watch") -> Containe
 
 
 def judged(folder: Path, claims: dict[str, Any], *entries: ContainerDevices, form: str = "v2") -> list[str]:
-    """What becomes of each entry: watches, takes (proven) or unknown."""
+    """The result for each entry: watches, takes (proven) or unknown."""
     (folder / CHECKPOINT).write_text(json.dumps({form: {"preparedClaims": claims}}))
     consumers = Consumers(plugin=folder)
     found = []
@@ -42,13 +42,13 @@ def judged(folder: Path, claims: dict[str, Any], *entries: ContainerDevices, for
 @pytest.mark.parametrize("form", ["v1", "v2"])
 @pytest.mark.parametrize(("admin", "said"), [(True, "watches"), (False, "takes"), (None, "takes")])
 @pytest.mark.parametrize("uid", [UID, ""])
-def test_a_claim_is_found_by_its_uid_and_by_its_name(
+def test_a_claim_is_found_by_its_uid_or_its_name(
     tmp_path: Path, form: str, admin: bool | None, said: str, uid: str
 ) -> None:
     assert judged(tmp_path, {UID: claim(result(admin=admin))}, entry(uid), form=form) == [said]
 
 
-def test_taking_a_device_counts_beside_watching_it(tmp_path: Path) -> None:
+def test_a_claim_that_watches_and_takes_a_device_counts_as_taking_it(tmp_path: Path) -> None:
     for results in ((result(admin=True), result()), (result(), result(admin=True))):
         assert judged(tmp_path, {UID: claim(*results)}, entry()) == ["takes"]
 
@@ -58,8 +58,8 @@ def test_a_device_of_another_driver_is_another_device(tmp_path: Path) -> None:
     assert judged(tmp_path, claims, entry(), entry(driver=OTHER), entry(driver="")) == ["watches", "takes", "unknown"]
 
 
-def test_a_claim_of_before_says_nothing_of_its_successor(tmp_path: Path) -> None:
-    """The file keeps a claim until it is unprepared; the next one of that name has another UID."""
+def test_a_deleted_claim_proves_nothing_about_a_new_claim_of_its_name(tmp_path: Path) -> None:
+    """The file keeps a claim until it is unprepared. The next claim of that name has another UID."""
     claims = {OLD: claim(result(admin=True)), UID: claim(result())}
     assert judged(tmp_path, claims, entry(UID), entry(OLD)) == ["takes", "watches"]
 
@@ -67,7 +67,7 @@ def test_a_claim_of_before_says_nothing_of_its_successor(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"v3": {}}', '{"v2": 1}', "\x00", '{"v2": {"preparedClaims": [1]}}']
 )
-def test_a_file_that_is_not_understood_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_checkpoint_that_is_not_understood_proves_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / CHECKPOINT).write_text(text)
     (left,) = Consumers(plugin=tmp_path).select([entry()])
     assert not left.proven

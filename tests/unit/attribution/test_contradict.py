@@ -1,4 +1,4 @@
-"""What processes say of a mapping: confirmed, contradicted, or nothing."""
+"""The result of processes for a mapping: confirmed, contradicted, or neither."""
 
 from __future__ import annotations
 
@@ -83,46 +83,48 @@ def texts(resolution: Resolution) -> list[str]:
         (pod("a", UID["1"]), CONTAINER, "unknown"),
     ],
 )
-def test_only_what_is_positively_anothers_is_other(holder: Holder, owner: Owner, relation: Relation) -> None:
+def test_a_process_is_other_only_if_it_is_proven_to_belong_to_another_holder(
+    holder: Holder, owner: Owner, relation: Relation
+) -> None:
     assert relate(holder, owner) == relation
 
 
 def test_processes_of_another_job_contradict_and_count_for_the_source_of_the_grant() -> None:
     net = ProcessNet()
     checked = net.check(resolved((A, job("42")), (B, job("44"))), {A: [of_job("43")], B: [of_job("44")]}, PLACES)
-    assert texts(checked) == ["processes of job 43 run here, slurm says job 42", ""]
+    assert texts(checked) == ["processes of job 43 run here, but slurm reports job 42", ""]
     assert [grant.holder.job_id for grant in checked.conflicts] == ["42"]
 
 
-def test_pods_are_named_where_a_source_knows_them_and_by_uid_elsewhere() -> None:
+def test_pods_have_their_name_if_a_source_knows_them_and_otherwise_their_uid() -> None:
     mapping = resolved((A, pod("trainer-0", UID["1"])), (B, pod("trainer-1", UID["2"])))
     swapped = {A: [of_pod(UID["2"])], B: [of_pod(UID["3"]), of_pod(UID["2"])]}
     assert texts(ProcessNet().check(mapping, swapped, PLACES)) == [
-        "processes of pod ml/trainer-1 run here, kubelet says pod ml/trainer-0",
-        f"processes of pod {UID['3']} run here, kubelet says pod ml/trainer-1",
+        "processes of pod ml/trainer-1 run here, but kubelet reports pod ml/trainer-0",
+        f"processes of pod {UID['3']} run here, but kubelet reports pod ml/trainer-1",
     ]
 
 
 @pytest.mark.parametrize(("count", "more"), [(3, ""), (4, " and 1 more"), (6, " and 3 more")])
-def test_a_long_list_of_owners_is_cut(count: int, more: str) -> None:
+def test_a_long_list_of_owners_is_shortened(count: int, more: str) -> None:
     many = {A: [of_job(str(50 + number)) for number in range(count)]}
     (text,) = texts(ProcessNet().check(resolved((A, job("42"))), many, PLACES))
-    assert text == f"processes of job 50, job 51, job 52{more} run here, slurm says job 42"
+    assert text == f"processes of job 50, job 51, job 52{more} run here, but slurm reports job 42"
 
 
 @pytest.mark.parametrize("seen", [[SYSTEM], [CONTAINER], [Owner(slurm=True)], [], [of_job("42"), SYSTEM, CONTAINER]])
-def test_what_is_not_positively_anothers_contradicts_nothing(seen: list[Owner]) -> None:
+def test_processes_that_may_be_the_holders_contradict_nothing(seen: list[Owner]) -> None:
     checked = ProcessNet().check(resolved((A, job("42"))), {A: seen}, PLACES)
     assert (texts(checked), checked.conflicts) == ([""], [])
 
 
-def test_holders_who_share_a_unit_do_not_contradict_each_other() -> None:
+def test_holders_that_share_a_unit_do_not_contradict_each_other() -> None:
     mapping = resolved((A, pod("a", UID["1"])), (A, pod("b", UID["2"])))
     assert texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"]), of_pod(UID["2"])]}, PLACES)) == ["", ""]
     both = texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"]), of_pod(UID["3"])]}, PLACES))
     assert both == [
-        f"processes of pod {UID['3']} run here, kubelet says pod ml/a",
-        f"processes of pod {UID['3']} run here, kubelet says pod ml/b",
+        f"processes of pod {UID['3']} run here, but kubelet reports pod ml/a",
+        f"processes of pod {UID['3']} run here, but kubelet reports pod ml/b",
     ]
 
 
@@ -130,43 +132,45 @@ def test_one_foreign_process_among_the_holders_own_contradicts() -> None:
     assert texts(ProcessNet().check(resolved((A, job("42"))), {A: [of_job("42"), of_job("43")]}, PLACES)) != [""]
 
 
-def test_a_holder_that_works_on_a_unit_it_does_not_hold_is_not_idle_on_its_own() -> None:
-    """A renumbered GPU: job 42 is said to hold gpu 1 and works on gpu 0, which has no holder."""
+def test_a_holder_that_works_on_another_unit_is_not_idle_on_its_own_unit() -> None:
+    """A renumbered GPU: Slurm reports that job 42 holds gpu 1, but the job works on gpu 0, which has no holder."""
     net = ProcessNet()
     checked = net.check(resolved((B, job("42"))), {A: [of_job("42")]}, PLACES)
-    assert texts(checked) == ["processes of job 42 run on gpu 0, which slurm does not give it"]
+    assert texts(checked) == ["processes of job 42 run on gpu 0, which slurm did not allocate to it"]
     assert len(checked.conflicts) == 1
-    assert net.in_use == {A: "in use by job 42, to whom slurm does not give it"}
+    assert net.in_use == {A: "in use by job 42, but slurm did not allocate it to job 42"}
 
 
 @pytest.mark.parametrize("elsewhere", [UnitId("GPU-x"), UnitId("GPU-a", "MIG-x")])
-def test_a_unit_that_people_have_no_name_for_is_called_by_its_uuid(elsewhere: UnitId) -> None:
+def test_a_unit_without_a_name_for_people_is_named_by_its_uuid(elsewhere: UnitId) -> None:
     checked = ProcessNet().check(resolved((B, job("42"))), {elsewhere: [of_job("42")]}, PLACES)
     uuid = elsewhere.mig_uuid or elsewhere.uuid
-    assert texts(checked) == [f"processes of job 42 run on {uuid}, which slurm does not give it"]
+    assert texts(checked) == [f"processes of job 42 run on {uuid}, which slurm did not allocate to it"]
 
 
-def test_each_source_that_knows_a_user_of_a_free_unit_is_named() -> None:
+def test_the_text_names_each_source_that_knows_a_user_of_a_free_unit() -> None:
     net = ProcessNet()
     assert net.in_use == {}
     mapping = resolved((A, job("42")), (B, pod("a", UID["1"])))
     net.check(mapping, {A: [of_job("42")], B: [of_pod(UID["1"])], C: [of_job("42"), of_pod(UID["1"])]}, PLACES)
-    assert net.in_use == {C: "in use by job 42, pod ml/a, to whom kubelet and slurm does not give it"}
+    assert net.in_use == {
+        C: "in use by job 42, pod ml/a, but kubelet and slurm did not allocate it to job 42, pod ml/a"
+    }
 
 
-def test_a_holder_at_work_on_its_own_unit_is_confirmed_there_wherever_else_it_works() -> None:
+def test_a_holder_that_works_on_its_own_unit_is_confirmed_even_if_it_works_elsewhere_too() -> None:
     mapping = resolved((A, job("42")), (B, job("42")))
     assert texts(ProcessNet().check(mapping, {A: [of_job("42")], C: [of_job("42")]}, PLACES)) == [
         "",
-        "processes of job 42 run on gpu 2, which slurm does not give it",
+        "processes of job 42 run on gpu 2, which slurm did not allocate to it",
     ]
 
 
-def test_a_unit_whose_grant_is_unresolved_may_be_the_one_it_works_on() -> None:
+def test_a_holder_with_an_unresolved_grant_is_not_contradicted_by_its_work_elsewhere() -> None:
     mapping = resolved((A, job("42")), unresolved=(job("42"),))
     net = ProcessNet()
     assert texts(net.check(mapping, {B: [of_job("42")]}, PLACES)) == [""]
-    assert net.in_use == {B: "in use by job 42, to whom slurm does not give it"}
+    assert net.in_use == {B: "in use by job 42, but slurm did not allocate it to job 42"}
 
 
 def test_a_pod_with_two_containers_holds_the_units_of_both() -> None:
@@ -174,10 +178,12 @@ def test_a_pod_with_two_containers_holds_the_units_of_both() -> None:
     assert texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"])]}, PLACES)) == ["", ""]
 
 
-def test_a_contradiction_stays_until_the_holders_own_processes_alone_are_seen() -> None:
+def test_a_contradiction_remains_until_only_the_holders_own_processes_are_seen() -> None:
     net, mapping = ProcessNet(), resolved((A, job("42")))
-    assert texts(net.check(mapping, {A: [of_job("43")]}, PLACES)) == ["processes of job 43 run here, slurm says job 42"]
-    past = ["processes of job 43 ran here, slurm says job 42"]
+    assert texts(net.check(mapping, {A: [of_job("43")]}, PLACES)) == [
+        "processes of job 43 run here, but slurm reports job 42"
+    ]
+    past = ["processes of job 43 ran here, but slurm reports job 42"]
     for seen in ({}, {A: []}, {A: [SYSTEM]}, {A: [Owner(slurm=True)]}, {B: [of_job("43")]}):
         checked = net.check(mapping, seen, PLACES)
         assert texts(checked) == past
@@ -187,14 +193,16 @@ def test_a_contradiction_stays_until_the_holders_own_processes_alone_are_seen() 
     assert texts(net.check(mapping, {}, PLACES)) == [""]
 
 
-def test_working_elsewhere_is_remembered_as_well() -> None:
+def test_work_elsewhere_is_remembered_as_a_contradiction() -> None:
     net, mapping = ProcessNet(), resolved((B, job("42")))
     net.check(mapping, {A: [of_job("42")]}, PLACES)
-    assert texts(net.check(mapping, {}, PLACES)) == ["processes of job 42 ran on gpu 0, which slurm does not give it"]
+    assert texts(net.check(mapping, {}, PLACES)) == [
+        "processes of job 42 ran on gpu 0, which slurm did not allocate to it"
+    ]
     assert texts(net.check(mapping, {B: [of_job("42")]}, PLACES)) == [""]
 
 
-def test_another_holder_starts_without_the_contradictions_of_the_one_before() -> None:
+def test_a_new_holder_starts_without_the_contradictions_of_the_previous_holder() -> None:
     net = ProcessNet()
     net.check(resolved((A, job("42"))), {A: [of_job("43")]}, PLACES)
     assert texts(net.check(resolved((A, job("44"))), {}, PLACES)) == [""]
@@ -213,7 +221,7 @@ HIDDEN = job("")._replace(identity="hidden")
     [(), ((B, job("44")),), ((A, pod("static")),), ((A, HIDDEN),)],
     ids=["at-once", "after-a-pause", "after-a-pod-known-by-name", "after-a-hidden-job"],
 )
-def test_what_the_previous_holder_left_running_counts_only_while_it_runs(
+def test_processes_left_by_the_previous_holder_contradict_only_while_they_run(
     previous: Holder, left: Owner, between: tuple[tuple[UnitId, Holder], ...]
 ) -> None:
     net = ProcessNet()
@@ -222,20 +230,20 @@ def test_what_the_previous_holder_left_running_counts_only_while_it_runs(
         net.check(resolved(*between), {}, PLACES)
     mapping = resolved((A, job("42")))
     (text,) = texts(net.check(mapping, {A: [left]}, PLACES))
-    assert text.endswith(" run here, slurm says job 42")
+    assert text.endswith(" run here, but slurm reports job 42")
     assert texts(net.check(mapping, {}, PLACES)) == [""]
 
 
-def test_processes_of_a_job_without_a_number_are_not_taken_for_the_hidden_holders_before() -> None:
+def test_processes_of_a_job_without_a_number_do_not_count_as_left_by_a_hidden_holder() -> None:
     net, mapping = ProcessNet(), resolved((A, pod("a", UID["1"])))
     net.check(resolved((A, HIDDEN)), {}, PLACES)
     net.check(mapping, {A: [Owner(slurm=True)]}, PLACES)
     assert texts(net.check(mapping, {}, PLACES)) == [
-        "processes of a Slurm job of unknown number ran here, kubelet says pod ml/a"
+        "processes of a Slurm job of unknown number ran here, but kubelet reports pod ml/a"
     ]
 
 
-def test_a_previous_holder_that_still_holds_something_is_no_left_over() -> None:
+def test_processes_of_a_previous_holder_that_still_holds_a_unit_are_not_leftovers() -> None:
     net = ProcessNet()
     net.check(resolved((A, job("41"))), {}, PLACES)
     mapping = resolved((A, job("42")), (B, job("41")))
@@ -243,7 +251,7 @@ def test_a_previous_holder_that_still_holds_something_is_no_left_over() -> None:
     assert "" not in texts(net.check(mapping, {}, PLACES))
 
 
-def test_a_left_over_beside_a_stranger_excuses_nothing() -> None:
+def test_leftover_processes_do_not_excuse_processes_of_a_stranger() -> None:
     net = ProcessNet()
     net.check(resolved((A, job("41"))), {}, PLACES)
     net.check(resolved((A, job("42"))), {A: [of_job("41"), of_job("43")]}, PLACES)
@@ -253,14 +261,14 @@ def test_a_left_over_beside_a_stranger_excuses_nothing() -> None:
 @pytest.mark.parametrize(
     ("owner", "text"),
     [
-        (of_job("43"), "in use by job 43, not in any source"),
-        (Owner(slurm=True), "in use by a Slurm job of unknown number, not in any source"),
-        (of_pod(UID["3"]), f"in use by pod {UID['3']}, not in any source"),
-        (CONTAINER, "in use by container ffffffffffff, not in any source"),
+        (of_job("43"), "in use by job 43, which no source reports"),
+        (Owner(slurm=True), "in use by a Slurm job of unknown number, which no source reports"),
+        (of_pod(UID["3"]), f"in use by pod {UID['3']}, which no source reports"),
+        (CONTAINER, "in use by container ffffffffffff, which no source reports"),
         (SYSTEM, None),
     ],
 )
-def test_a_unit_without_a_holder_is_not_free_while_a_job_a_pod_or_a_container_uses_it(
+def test_a_unit_without_a_holder_is_not_free_while_a_job_pod_or_container_uses_it(
     owner: Owner, text: str | None
 ) -> None:
     net = ProcessNet()
@@ -276,8 +284,8 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
         for seen in ({A: [of_job("43")]}, {}, {A: [of_job("43")]}, {A: [of_job("42")]}, {A: [of_job("43")]}):
             net.check(mapping, seen, PLACES)
         assert [record.getMessage() for record in caplog.records] == [
-            "gpu 0: processes of job 43 run here, slurm says job 42; the time of job 42 here is unknown until its own "
-            "processes, and no others, are seen here; compare the order of gres.conf with `nvidia-smi -L` and with "
+            "gpu 0: processes of job 43 run here, but slurm reports job 42; the time of job 42 here is unknown until only its "
+            "own processes are seen here; compare the order of gres.conf with `nvidia-smi -L` and with "
             "`scontrol show node -d`"
         ]
         net.check(mapping, {A: [of_job("44")]}, PLACES)
@@ -285,19 +293,19 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("unit", "place"), [(UnitId("GPU-x"), "GPU-x"), (UnitId("GPU-a", "MIG-x"), "MIG-x")])
-def test_a_finding_of_a_source_without_a_remedy_on_a_unit_without_a_name_is_logged_too(
+def test_a_finding_without_a_remedy_or_a_name_for_the_unit_is_logged_too(
     caplog: pytest.LogCaptureFixture, unit: UnitId, place: str
 ) -> None:
     mapping = resolved((unit, job("42")._replace(source="scenario")))
     with caplog.at_level(logging.WARNING):
         ProcessNet().check(mapping, {A: [of_job("42")]}, PLACES)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{place}: processes of job 42 run on gpu 0, which scenario does not give it; the time of job 42 here is "
-        "unknown until its own processes, and no others, are seen here; check what scenario says"
+        f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it; the time of job 42 here is "
+        "unknown until only its own processes are seen here; check what scenario reports"
     ]
 
 
-def test_nothing_is_kept_of_units_and_holders_that_are_gone() -> None:
+def test_findings_are_forgotten_with_their_units_and_holders() -> None:
     net = ProcessNet()
     for number in range(100):
         unit = UnitId("GPU-a", f"MIG-{number}")
@@ -322,7 +330,7 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-def test_a_mapping_is_believed_only_where_no_process_of_another_is_seen(looks: list) -> None:
+def test_a_mapping_counts_only_if_no_process_of_another_holder_is_seen(looks: list) -> None:
     net = ProcessNet()
     before: dict[tuple[UnitId, HolderKey], str] = {}
     for holders, owners in looks:

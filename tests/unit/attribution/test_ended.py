@@ -1,4 +1,4 @@
-"""Pods without any process: ended, and still in the kubelet's list."""
+"""Pods without any process that have ended and are still in the kubelet's list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grant(uid: str, device: str = "GPU-a", working: float | None = 1e9, why: str
 
 
 class Looks:
-    """Polls each ten seconds, with these pods at work."""
+    """Polls every ten seconds, while these pods have processes."""
 
     def __init__(self, running: Set[str] | None) -> None:
         self.running, self.looks, self.now = running, 0, 100.0
@@ -46,15 +46,15 @@ class Looks:
         return list(found)
 
 
-def test_of_two_pods_on_one_gpu_the_one_that_has_ended_holds_nothing() -> None:
+def test_of_two_pods_on_one_gpu_the_ended_pod_holds_nothing() -> None:
     looks = Looks({NEXT})
     pods = (grant(DONE), grant(NEXT))
-    assert looks.poll(*pods, seconds=0) == list(pods)  # seen once
+    assert looks.poll(*pods, seconds=0) == list(pods)  # seen without a process once
     assert looks.poll(*pods) == [grant(NEXT)]
-    assert looks.looks == 4 - 1  # at 0, and each minute
+    assert looks.looks == 4 - 1  # at 0, and every minute
 
 
-def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_judged() -> None:
+def test_a_pod_without_a_process_that_has_its_gpu_alone_keeps_it_and_is_not_judged() -> None:
     held = grant(DONE)
     (found,) = Looks({NEXT}).poll(held)
     assert found == held._replace(running=False, why=WHY, obstacle="no_process")
@@ -66,11 +66,11 @@ def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_ju
     assert [each.holder.pod_uid for each in Looks({NEXT}).poll(*others)] == [NEXT]
 
 
-def test_with_no_process_of_either_both_are_unknown() -> None:
+def test_both_pods_are_unknown_if_neither_has_a_process() -> None:
     assert [each.why for each in Looks({THIRD}).poll(grant(DONE), grant(NEXT))] == [WHY, WHY]
 
 
-def test_where_both_run_or_processes_are_hidden_nothing_is_said() -> None:
+def test_no_pod_counts_as_ended_if_both_run_or_processes_are_hidden() -> None:
     pods = (grant(DONE), grant(NEXT))
     assert Looks({DONE, NEXT}).poll(*pods) == list(pods)
     assert Looks(None).poll(*pods) == list(pods)
@@ -79,20 +79,20 @@ def test_where_both_run_or_processes_are_hidden_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     "holder",
     [
-        grant(DONE, working=math.inf, why="its container has not begun"),
+        grant(DONE, working=math.inf, why="its container has not started"),
         grant(DONE, working=None),
         grant("f" * 32),  # a static pod
-        grant("gpu-server-1"),  # one whose manifest says its UID
+        grant("gpu-server-1"),  # a static pod whose manifest sets its UID
         grant(""),
     ],
 )
-def test_what_has_not_begun_has_not_ended(holder: Grant) -> None:
+def test_a_pod_that_has_not_started_has_not_ended(holder: Grant) -> None:
     looks = Looks({NEXT})
     assert looks.poll(holder) == [holder]
     assert looks.looks == 0
 
 
-def test_a_process_on_a_gpu_is_proof_enough() -> None:
+def test_a_process_on_a_gpu_proves_that_the_pod_runs() -> None:
     looks = Looks({NEXT})
     assert looks.poll(grant(DONE), on_gpu=(DONE,)) == [grant(DONE)]
     assert looks.looks == 0
@@ -100,17 +100,18 @@ def test_a_process_on_a_gpu_is_proof_enough() -> None:
     assert looks.poll(grant(DONE), seconds=0, on_gpu=(DONE,)) == [grant(DONE)]
 
 
-def test_a_pod_that_comes_back_is_believed_at_the_next_look() -> None:
+def test_a_pod_that_returns_counts_at_the_next_look() -> None:
     looks = Looks({NEXT})
     assert looks.poll(grant(DONE))[0].why == WHY
     looks.running = {NEXT, DONE}
     assert looks.poll(grant(DONE), seconds=LOOK_S) == [grant(DONE)]
     looks.running = {NEXT}
-    assert looks.poll(grant(DONE), seconds=LOOK_S) == [grant(DONE)]  # once is a container that starts
+    # one look without a process may be a container that starts
+    assert looks.poll(grant(DONE), seconds=LOOK_S) == [grant(DONE)]
     assert looks.poll(grant(DONE), seconds=LOOK_S)[0].why == WHY
 
 
-def test_the_pods_of_a_host_are_those_of_its_processes(tmp_path: Path) -> None:
+def test_the_running_pods_of_a_host_are_the_pods_of_its_processes(tmp_path: Path) -> None:
     owners = ProcessOwners(tmp_path, ManualClock())
     assert owners.list_pods() is None
     assert ProcessOwners(tmp_path / "nowhere", ManualClock()).list_pods() is None
@@ -122,6 +123,6 @@ def test_the_pods_of_a_host_are_those_of_its_processes(tmp_path: Path) -> None:
     ):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cgroup").write_text(f"{cgroup}\n", encoding="utf-8")
-    (tmp_path / "23").mkdir()  # hidden, or gone
+    (tmp_path / "23").mkdir()  # a hidden or ended process
     (tmp_path / "self").mkdir()
     assert owners.list_pods() == {DONE, NEXT}

@@ -1,4 +1,4 @@
-"""gres.conf: where it is, what an IDX means, when nothing proves it. Orders as slurmd 22.05 and 24.11 made them."""
+"""gres.conf: where it is, what an IDX means, and when no order is proven. Orders as slurmd 22.05 and 24.11 made them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def order(text: str, configured: tuple[tuple[str, int], ...] = H100, node: str =
         ("Name=gpu File=/dev/nvidia0\nName=mps Count=100\nName=shard Count=8 File=/dev/nvidia0", (("", 1),), "0"),
     ],
 )
-def test_files_name_the_gpus_of_a_node_by_type_and_line(
+def test_file_entries_give_the_order_of_gpus_by_type_and_line(
     text: str, configured: tuple[tuple[str, int], ...], minors: str
 ) -> None:
     assert order(text, configured) == GpuOrder("minor", tuple(minors.split()))
@@ -65,7 +65,7 @@ def test_files_name_the_gpus_of_a_node_by_type_and_line(
         ("AutoDetect=NVML\nName=gpu Type=h100", ()),
     ],
 )
-def test_autodetect_counts_in_the_order_of_nvml_whatever_the_files_say(text: str, minors: tuple[str, ...]) -> None:
+def test_with_autodetect_the_order_is_that_of_nvml_for_any_order_of_files(text: str, minors: tuple[str, ...]) -> None:
     assert order(text) == GpuOrder("index", minors, 4)
 
 
@@ -107,19 +107,19 @@ def test_autodetect_counts_in_the_order_of_nvml_whatever_the_files_say(text: str
         ),
     ],
 )
-def test_what_proves_no_order_is_unknown_with_line_and_remedy(
+def test_a_configuration_that_proves_no_order_is_unknown_with_line_and_remedy(
     text: str, configured: tuple[tuple[str, int], ...], problem: str
 ) -> None:
     assert order(text, configured) == GpuOrder("unknown", problem=problem)
 
 
-def test_a_mig_device_of_several_files_is_one_position_and_no_whole_gpu() -> None:
+def test_a_mig_device_of_several_files_is_one_position_and_not_a_whole_gpu() -> None:
     text = "Name=gpu File=/dev/nvidia0\nName=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap30"
     found = order(text, (("", 2),))
     assert (found.minors, found.caps) == (("0", ""), ((), (30,)))
 
 
-def test_capability_files_of_a_list_and_files_of_other_kinds() -> None:
+def test_capability_files_are_read_from_a_list_and_files_of_other_kinds_are_ignored() -> None:
     text = "Name=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap[30-31],/dev/nvidiactl"
     assert order(text, (("", 1),)).caps == ((30, 31),)
     with pytest.raises(GresConfError, match=r"MultipleFiles: .*brackets do not match"):
@@ -140,22 +140,24 @@ def test_capability_files_of_a_list_and_files_of_other_kinds() -> None:
             "NodeName=n0 AutoDetect=off\nNodeName=n0 AutoDetect=nvml",
             "gres.conf:2: AutoDetect=nvml contradicts AutoDetect=off for the same node",
         ),
-        ("Include other.conf", "gres.conf:1: Include is not followed any deeper"),
+        ("Include other.conf", "gres.conf:1: this Include is not read: too many Includes inside each other"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_line(text: str, error: str) -> None:
+def test_a_line_that_is_not_understood_is_refused_with_its_number(text: str, error: str) -> None:
     with pytest.raises(GresConfError) as caught:
         order(text)
     assert str(caught.value) == error
 
 
-def test_included_files_count_where_they_stand() -> None:
+def test_included_lines_count_at_the_place_of_the_include() -> None:
     files = {"more.conf": "Name=gpu File=/dev/nvidia2\n", "loop.conf": "Include loop.conf\n"}
     lines = parse_gres_conf(
         "Name=gpu File=/dev/nvidia1\nInclude more.conf\nName=gpu File=/dev/nvidia0", "g", files.__getitem__
     )
     assert order_of(lines, "n0", (("", 3),)).minors == ("1", "2", "0")
-    with pytest.raises(GresConfError, match=r"loop\.conf:1: Include is not followed any deeper"):
+    with pytest.raises(
+        GresConfError, match=r"loop\.conf:1: this Include is not read: too many Includes inside each other"
+    ):
         parse_gres_conf("Include loop.conf", "g", files.__getitem__)
 
     def missing(path: str) -> str:
@@ -173,9 +175,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=24).map(" ".join), st.sampled_from([H100, (("", 2),), (("a100", 1), ("h100", 4)), ()]))
-def test_any_file_gives_an_order_of_whole_length_or_says_why_not(
-    text: str, configured: tuple[tuple[str, int], ...]
-) -> None:
+def test_any_file_gives_an_order_of_full_length_or_a_reason(text: str, configured: tuple[tuple[str, int], ...]) -> None:
     try:
         found = order(text, configured)
     except GresConfError as exc:
@@ -203,11 +203,14 @@ def test_included_files_may_include_others_and_errors_name_the_inner_line() -> N
     assert [line.place for line in parse_gres_conf("Include a.conf", "g", files.__getitem__)] == ["b.conf:3"]
 
 
-def test_a_chain_of_includes_is_followed_so_far_and_no_further() -> None:
+def test_a_chain_of_includes_is_followed_up_to_a_limit() -> None:
     files = {f"{number}.conf": f"Include {number + 1}.conf\n" for number in range(MAX_INCLUDES)}
     files[f"{MAX_INCLUDES}.conf"] = "Name=gpu File=/dev/nvidia0\n"
     assert len(parse_gres_conf("Include 1.conf", "g", files.__getitem__)) == 1
-    with pytest.raises(GresConfError, match=rf"{MAX_INCLUDES - 1}\.conf:1: Include is not followed any deeper"):
+    with pytest.raises(
+        GresConfError,
+        match=rf"{MAX_INCLUDES - 1}\.conf:1: this Include is not read: too many Includes inside each other",
+    ):
         parse_gres_conf("Include 0.conf", "g", files.__getitem__)
 
 
@@ -236,20 +239,20 @@ def test_a_continued_last_line_counts() -> None:
         ),
     ],
 )
-def test_gpus_of_other_types_than_slurm_conf_counts_prove_no_order(
+def test_gpus_of_types_that_slurm_conf_does_not_count_prove_no_order(
     text: str, configured: tuple[tuple[str, int], ...], problem: str
 ) -> None:
     assert order(text, configured) == GpuOrder("unknown", problem=problem)
 
 
-def test_autodetect_on_a_line_of_gpus_overrides_the_one_for_all() -> None:
+def test_autodetect_on_a_line_of_gpus_overrides_the_general_line() -> None:
     text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia[0-3]"
     assert order(text).kind == "index"
     with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles exclude each other"):
         order("Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1")
 
 
-def test_a_fault_in_a_line_about_other_nodes_or_other_resources_costs_this_node_nothing() -> None:
+def test_an_error_in_a_line_about_other_nodes_or_resources_does_not_affect_this_node() -> None:
     text = "NodeName=n9 Name=gpu Fiel=x\nName=nic Speed=fast File=/dev/nic0\nName=gpu Files=/dev/nvidia0 Link=0"
     assert order(text, (("", 1),)).minors == ("0",)
 
@@ -271,7 +274,7 @@ def test_a_fault_in_a_line_about_other_nodes_or_other_resources_costs_this_node_
     ],
     ids=["everywhere", "no-spool", "no-slurm-conf", "named", "named-copy"],
 )
-def test_slurmd_has_it_beside_slurm_conf_or_in_a_copy_of_its_own_or_in_etc(
+def test_gres_conf_is_found_beside_slurm_conf_in_slurmds_copy_or_in_etc(
     monkeypatch: pytest.MonkeyPatch,
     environment: str | None,
     path: str,
@@ -279,7 +282,7 @@ def test_slurmd_has_it_beside_slurm_conf_or_in_a_copy_of_its_own_or_in_etc(
     named: str | None,
     places: list[str],
 ) -> None:
-    """A star marks slurmd's own copies."""
+    """An asterisk marks slurmd's own copies."""
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="host7.lab.example"))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     if environment is not None:
@@ -294,14 +297,14 @@ FOUR = "NodeName=n9 Name=gpu File=/dev/nvidia9\nNodeName=n0 Name=gpu Type=h100 F
 
 
 def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeRecord = NODE) -> GpuOrder:
-    """The order of node n0 by these files, 0.conf and so on."""
+    """The order of node n0 from these files, named 0.conf and so on."""
     for number, text in enumerate(texts):
         (folder / f"{number}.conf").write_bytes(text)
     places = [Place(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))]
     return read_order(places, "n0", record).order
 
 
-def test_files_that_agree_are_one_and_those_that_are_not_there_none(tmp_path: Path) -> None:
+def test_files_that_agree_count_as_one_and_missing_files_are_ignored(tmp_path: Path) -> None:
     four = GpuOrder("minor", ("0", "1", "2", "3"))
     assert read_files(tmp_path, FOUR.encode()) == four
     assert read_files(tmp_path, FOUR.encode(), FOUR.encode() + b"# the same") == four
@@ -329,11 +332,11 @@ def test_files_that_agree_are_one_and_those_that_are_not_there_none(tmp_path: Pa
     ],
     ids=["none", "two-orders", "too-large", "no-text", "of-all-lines", "of-one-line"],
 )
-def test_files_that_prove_nothing_are_named_with_the_reason(tmp_path: Path, texts: list[bytes], problem: str) -> None:
+def test_files_that_prove_no_order_are_named_with_the_reason(tmp_path: Path, texts: list[bytes], problem: str) -> None:
     assert read_files(tmp_path, *texts) == GpuOrder("unknown", problem=problem.format(tmp_path, REMEDY))
 
 
-def test_slurmd_goes_by_a_file_that_was_not_changed_after_the_second_in_which_it_started(tmp_path: Path) -> None:
+def test_slurmd_uses_a_file_that_was_last_changed_before_or_in_the_second_of_its_start(tmp_path: Path) -> None:
     path, start = tmp_path / "0.conf", 4_000_000_000.0
     read_files(tmp_path, FOUR.encode())
     order = GpuOrder("minor", ("0", "1", "2", "3"))
@@ -341,14 +344,14 @@ def test_slurmd_goes_by_a_file_that_was_not_changed_after_the_second_in_which_it
         os.utime(path, (date, date))
         expected = Found(order, None, date, str(path)) if changed else Found(order, start, path=str(path))
         assert read_order([Place(path)], "n0", NODE) == expected
-    # Its own copy it has written itself, at its start or when it was told to read its configuration again.
+    # slurmd wrote its own copy, at its start or when it was told to read its configuration again.
     assert read_order([Place(path, fetched=True)], "n0", NODE) == Found(order, 4_000_000_001.0, path=str(path))
     os.utime(path, (1.0, 1.0))
     before = NODE._replace(slurmd_start=path.stat().st_ctime + 100.0)
     assert read_order([Place(path, fetched=True)], "n0", before).since == before.slurmd_start
 
 
-def test_links_and_names_of_a_site_are_the_device_that_they_lead_to(
+def test_links_and_names_of_a_site_mean_the_device_that_they_lead_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = {"first": "nvidia2", "nvidia9": "nvidia3"}
@@ -371,15 +374,15 @@ def test_links_and_names_of_a_site_are_the_device_that_they_lead_to(
 
 
 @pytest.mark.parametrize("end", ["\\", "\\  \t", "\\  # and more"])
-def test_a_line_goes_on_after_a_backslash_at_its_end(end: str) -> None:
+def test_a_line_continues_after_a_backslash_at_its_end(end: str) -> None:
     assert order(f"Name=gpu File=/dev/nvidia[0-1]{end}\n Type=h100", (("h100", 2),)).minors == ("0", "1")
 
 
-def test_a_node_with_more_gpus_than_its_one_line_names_is_told_by_that_line() -> None:
+def test_the_error_names_the_only_line_of_a_node_with_more_gpus_than_the_line_has() -> None:
     found = order("AutoDetect=nvml\nName=gpu File=/dev/nvidia0", (("", 2),))
     assert found.problem == "gres.conf:2: names 1 GPUs, but the node has 2 in slurm.conf"
 
 
-def test_autodetect_of_a_line_about_gpus_prevails_wherever_it_stands() -> None:
+def test_autodetect_on_a_line_about_gpus_takes_precedence_at_any_place() -> None:
     text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia0\nAutoDetect=off"
     assert order(text, (("", 1),)).kind == "index"

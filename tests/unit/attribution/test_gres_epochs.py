@@ -1,4 +1,4 @@
-"""Which order of GPUs a job got its numbers by: the file of today says nothing of a job of yesterday."""
+"""Which order of GPUs gave a job its numbers: the present file proves nothing about an older job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fresh(directory: Path | None = None) -> Epochs:
     return Epochs(directory, "n0")
 
 
-def test_a_job_that_began_before_slurmd_is_not_resolved_by_what_the_file_says_now() -> None:
+def test_a_job_that_began_before_slurmd_is_not_resolved_by_the_present_file() -> None:
     epochs = fresh()
     now = epochs.note(same(), START, START + 100)
     assert epochs.at(START + 50, now) == A
@@ -39,33 +39,33 @@ def test_a_job_that_began_before_slurmd_is_not_resolved_by_what_the_file_says_no
     assert epochs.at(None, now) == A
 
 
-def test_a_file_that_was_touched_and_says_the_same_loses_no_holder() -> None:
+def test_a_touched_file_with_the_same_content_loses_no_holder() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 100)
     now = epochs.note(edited(A, START + 200), START, START + 205)
     assert now == epochs.at(START + 50, now) == epochs.at(START + 300, now) == A
 
 
-def test_another_order_counts_for_nobody_until_slurmd_has_read_it() -> None:
+def test_another_order_counts_for_no_job_until_slurmd_has_read_it() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 100)
     now = epochs.note(edited(B, START + 200), START, START + 205)
     assert now.kind == "unknown" and "another order than when slurmd started: restart slurmd" in now.problem
     assert epochs.at(START + 50, now) == A, "slurmd cannot have read it before it was there"
     assert epochs.at(START + 201, now) == now
-    # It may have read it, and the file says the old order again: nothing shows which one is in force.
+    # slurmd may have read the other order, and the file has the old order again: nothing shows which order applies.
     now = epochs.note(edited(A, START + 300), START, START + 305)
     assert now.kind == "unknown"
     later = START + 400
     now = epochs.note(same(B, later), later, later + 60)
     assert now == epochs.at(later + SKEW_S, now) == B
-    assert epochs.at(START + 50, now) == A, "a job outlives slurmd"
+    assert epochs.at(START + 50, now) == A, "a job runs across a restart of slurmd"
     for start in (START - 1, START + 199, START + 250, later + 1):
         assert epochs.at(start, now).problem == BEFORE
     assert epochs.at(None, now).kind == "unknown"
 
 
-def test_a_date_ahead_of_the_clock_resolves_no_later_job(tmp_path: Path) -> None:
+def test_a_file_date_ahead_of_the_clock_resolves_no_later_job(tmp_path: Path) -> None:
     """The file came from a host whose clock is ahead, and slurmd has read it since."""
     epochs = fresh()
     epochs.note(same(), START, START + 90)
@@ -76,16 +76,16 @@ def test_a_date_ahead_of_the_clock_resolves_no_later_job(tmp_path: Path) -> None
     assert epochs.at(START + 50, now) == A
 
 
-def test_a_file_that_was_changed_before_anybody_looked_proves_nothing() -> None:
+def test_a_file_that_changed_before_the_first_look_proves_nothing() -> None:
     epochs = fresh()
     now = epochs.note(edited(A, START + 200), START, START + 205)
-    assert "was changed after slurmd started, and what it said before is not known" in now.problem
+    assert "was changed after slurmd started, and its earlier content is unknown" in now.problem
     assert epochs.at(START + 300, now) == now
     assert epochs.note(same(), None, START).kind == "unknown"
     assert epochs.note(Found(GpuOrder("unknown", problem="no file")), START, START).problem == "no file"
 
 
-def test_slurmd_that_starts_again_with_the_same_order_costs_no_job_its_gpus() -> None:
+def test_after_a_restart_of_slurmd_with_the_same_order_every_job_keeps_its_gpus() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 1000)
     again = START + 1000 + GAP_S - 1
@@ -94,10 +94,10 @@ def test_slurmd_that_starts_again_with_the_same_order_costs_no_job_its_gpus() ->
     late = again + 5 + GAP_S + 1
     now = epochs.note(same(A, late), late, late + 5)
     assert epochs.at(START + 1, now) == epochs.at(late + 1, now) == A
-    assert epochs.at(late - 1, now).kind == "unknown", "slurmd may have run with another file meanwhile"
+    assert epochs.at(late - 1, now).kind == "unknown", "slurmd may have used another file in between"
 
 
-def test_an_exporter_that_was_away_remembers_and_a_daemon_alone_writes(tmp_path: Path) -> None:
+def test_orders_survive_a_restart_of_the_exporter_and_only_the_daemon_writes_them(tmp_path: Path) -> None:
     for name in ("touched", "edited", "restarted", "other"):
         (tmp_path / name).mkdir()
         fresh(tmp_path / name).note(same(), START, START + 100)
@@ -105,7 +105,7 @@ def test_an_exporter_that_was_away_remembers_and_a_daemon_alone_writes(tmp_path:
     now = later.note(edited(A, START + 4000), START, START + 9000)
     assert now == later.at(START + 50, now) == later.at(START + 8000, now) == A
     assert fresh(tmp_path / "edited").note(edited(B, START + 4000), START, START + 9000).kind == "unknown"
-    restarted = START + 500  # after the last look, and the file was changed after that: what it read was not seen
+    restarted = START + 500  # after the last look; the file was changed later, so what slurmd read was not seen
     assert fresh(tmp_path / "restarted").note(edited(A, START + 600), restarted, START + 9000).kind == "unknown"
     assert Epochs(tmp_path / "other", "n1").note(edited(A, START + 400), START, START + 500).kind == "unknown"
     reader = Epochs(tmp_path / "none", "n0", writes=False)
@@ -124,15 +124,17 @@ def test_an_exporter_that_was_away_remembers_and_a_daemon_alone_writes(tmp_path:
         )
     ],
 )
-def test_a_file_that_is_not_understood_is_none(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_remembered_file_that_is_not_understood_is_ignored(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / FILE).write_bytes(text.encode("latin-1"))
     epochs = fresh(tmp_path)
     assert epochs.at(START - 1, epochs.note(same(), START, START + 1)).kind == "unknown"
     assert epochs.at(START + 1, A) == A
-    assert fresh(tmp_path).at(START + 1, A) == A, "it is written anew"
+    assert fresh(tmp_path).at(START + 1, A) == A, "the file is written again"
 
 
-def test_a_directory_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_directory_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     epochs = fresh(tmp_path / "none")
     with caplog.at_level(logging.WARNING):
         for second in range(0, 1000, 100):
@@ -151,10 +153,10 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_no_job_is_ever_resolved_by_an_order_that_was_not_in_force_when_it_began(
+def test_no_job_is_ever_resolved_by_an_order_that_did_not_apply_when_it_began(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, GpuOrder, float]]
 ) -> None:
-    """slurmd and its file, edited, restarted and read again at any time; jobs begin at each step."""
+    """slurmd and its file are edited, restarted and read again at any time. A job starts at each step."""
     directory = tmp_path_factory.mktemp("epochs")
     epochs, now = fresh(directory), START
     file, file_at, force, slurmd_start = A, START - 10, A, START

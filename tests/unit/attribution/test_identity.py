@@ -1,4 +1,4 @@
-"""How users and accounts are shown, and the key that hashes need."""
+"""How users and accounts are shown, and the key for hashes."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="p
     [
         ("name", "ada", "phys"),
         ("uid", "1007", "phys"),
-        ("hmac", "3159b903de95cc04", "4b6638d56a0d0d78"),  # as openssl dgst -sha256 -hmac gives them
+        ("hmac", "3159b903de95cc04", "4b6638d56a0d0d78"),  # as openssl dgst -sha256 -hmac computes them
         ("none", "", ""),
     ],
 )
-def test_a_user_and_an_account_in_each_mode(mode: Mode, user: str, account: str) -> None:
+def test_user_and_account_are_shown_as_the_mode_requires(mode: Mode, user: str, account: str) -> None:
     assert apply_identity(JOB, mode, KEY) == JOB._replace(user=user, account=account, uid="")
 
 
-def test_what_is_not_known_stays_empty() -> None:
+def test_unknown_users_and_accounts_remain_empty() -> None:
     unknown = JOB._replace(user="", account="", uid="")
     for mode in MODES.values():
         assert apply_identity(unknown, mode, KEY) == unknown
-    assert apply_identity(JOB._replace(uid=""), "uid", KEY).user == ""  # a name is no substitute for a number
+    assert apply_identity(JOB._replace(uid=""), "uid", KEY).user == ""  # a name does not replace a number
 
 
-def test_without_a_key_nothing_is_shown() -> None:
+def test_without_a_key_neither_user_nor_account_is_shown() -> None:
     assert apply_identity(JOB, "hmac", None) == JOB._replace(user="", account="", uid="")
 
 
-def test_a_name_that_is_not_utf_8_has_a_hash_of_its_own() -> None:
+def test_a_name_that_is_not_utf_8_has_its_own_hash() -> None:
     shown = {
         apply_identity(JOB._replace(user=name), "hmac", KEY).user for name in ("ad\udcff", "ad\udcfe", "ad?", "ad")
     }
@@ -68,7 +68,7 @@ NAMES = st.text(st.characters(blacklist_categories=("Cs",)), min_size=3, max_siz
 
 
 @given(NAMES, NAMES, st.binary(min_size=16, max_size=64), st.binary(min_size=16, max_size=64))
-def test_a_hash_is_stable_and_tells_users_keys_and_accounts_apart(a: str, b: str, key: bytes, other: bytes) -> None:
+def test_a_hash_is_stable_and_differs_by_user_key_and_kind(a: str, b: str, key: bytes, other: bytes) -> None:
     def shown(name: str, with_key: bytes) -> Holder:
         return apply_identity(JOB._replace(user=name, account=name), "hmac", with_key)
 
@@ -90,7 +90,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_key_is_made_once_and_readable_only_for_its_owner(tmp_path: Path) -> None:
     key = load_key(tmp_path)
     assert len(key) >= 32
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
@@ -98,15 +98,13 @@ def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
 
 
-def test_the_key_is_made_in_the_state_directory_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_made_only_in_the_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of another file system cannot be linked there, and a container may have no /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert load_key(tmp_path)
 
 
-def test_a_site_may_make_its_own_key_long_enough_and_of_its_first_4096_bytes(tmp_path: Path) -> None:
+def test_a_sites_own_key_must_be_long_enough_and_its_first_4096_bytes_count(tmp_path: Path) -> None:
     for size, kept in ((KEY_MIN_BYTES, KEY_MIN_BYTES), (4096, 4096), (5000, 4096)):
         (tmp_path / KEY_FILE).write_bytes(b"k" * size)
         (tmp_path / KEY_FILE).chmod(0o600)
@@ -116,7 +114,7 @@ def test_a_site_may_make_its_own_key_long_enough_and_of_its_first_4096_bytes(tmp
         load_key(tmp_path)
 
 
-def test_two_makers_have_one_key(tmp_path: Path) -> None:
+def test_two_processes_that_make_a_key_get_the_same_key(tmp_path: Path) -> None:
     keys: list[bytes] = []
     threads = [threading.Thread(target=lambda: keys.append(load_key(tmp_path))) for _ in range(8)]
     for thread in threads:
@@ -127,21 +125,23 @@ def test_two_makers_have_one_key(tmp_path: Path) -> None:
     assert len(set(keys)) == 1
 
 
-def test_a_key_that_is_no_secret_or_none_is_refused(tmp_path: Path) -> None:
+def test_an_exposed_or_empty_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / KEY_FILE
     load_key(tmp_path)
     for mode in (0o644, 0o640, 0o620, 0o602):
         path.chmod(mode)
         with pytest.raises(KeyUnusable) as open_to_others:
             load_key(tmp_path)
-        assert str(open_to_others.value) == f"{path}: others may read or change it (mode {mode:04o}); chmod 600 it"
+        assert str(open_to_others.value) == f"{path}: other users may read or change it (mode {mode:04o}); chmod 600 it"
     path.chmod(0o600)
     path.write_bytes(b"\n")
-    with pytest.raises(KeyUnusable, match="0 bytes are too short for a key; remove it, and a new one is made"):
+    with pytest.raises(
+        KeyUnusable, match="0 bytes are too short for a key; remove the file, and the exporter makes a new key"
+    ):
         load_key(tmp_path)
 
 
-def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
     identity = Identity("hmac", tmp_path / "none")
     assert identity.apply(JOB, hidden=False) == JOB._replace(user="", account="", uid="")
     path = tmp_path / "none" / KEY_FILE
@@ -160,7 +160,7 @@ def test_without_a_state_directory_hashes_have_no_key() -> None:
     assert "set --state.directory" in identity.problem
 
 
-def test_no_key_is_made_where_none_is_needed(tmp_path: Path) -> None:
+def test_no_key_is_made_if_none_is_needed(tmp_path: Path) -> None:
     for setting in ("auto", "name", "uid", "none"):
         identity = Identity(setting, tmp_path)
         identity.apply(JOB, hidden=False)
@@ -170,9 +170,7 @@ def test_no_key_is_made_where_none_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [{"account": ""}, {"user": ""}])
-def test_a_user_without_an_account_needs_the_key_and_so_does_an_account_without_a_user(
-    tmp_path: Path, known: dict[str, str]
-) -> None:
+def test_a_user_alone_and_an_account_alone_need_the_key(tmp_path: Path, known: dict[str, str]) -> None:
     shown = Identity("hmac", tmp_path).apply(JOB._replace(**known), hidden=False)
     assert (len(shown.user), len(shown.account)) == (16 * ("user" not in known), 16 * ("account" not in known))
 
@@ -196,7 +194,7 @@ def test_the_configuration_offers_every_mode() -> None:
 
 
 class Scripted:
-    """A source with one job of ada; fails while `answer` is None."""
+    """A source with one job of ada. It fails while `answer` is missing."""
 
     def __init__(self, name: str, answer: bool | None) -> None:
         self.name = name
@@ -214,21 +212,21 @@ def users(poller: Poller, ask: bool = True) -> list[str]:
     return [entry.holder.user for entry in grants]
 
 
-def test_auto_shows_names_until_one_source_hides_them(tmp_path: Path) -> None:
+def test_auto_shows_names_until_a_source_hides_them(tmp_path: Path) -> None:
     slurm, static = Scripted("slurm", False), Scripted("static", False)
     poller = Poller([static, slurm], ManualClock(), 300.0, Identity("auto", tmp_path))
     assert users(poller) == ["ada", "ada"]
     slurm.hides_users = True
     hashed = users(poller)
-    assert len(set(hashed)) == 1  # the file that a prolog writes must not undo what Slurm hides
+    assert len(set(hashed)) == 1  # the file that a prolog writes must not show what Slurm hides
     assert "ada" not in hashed
-    slurm.hides_users = None  # it no longer answers: what it said holds
+    slurm.hides_users = None  # Slurm no longer answers: its last answer still applies
     assert users(poller) == hashed
     again = Poller([static, Scripted("slurm", True)], ManualClock(), 300.0, Identity("auto", tmp_path))
-    assert users(again) == hashed  # over a restart
+    assert users(again) == hashed  # after a restart
 
 
-def test_auto_names_nobody_before_every_source_has_answered(tmp_path: Path) -> None:
+def test_auto_shows_no_name_before_every_source_has_answered(tmp_path: Path) -> None:
     slurm = Scripted("slurm", None)
     poller = Poller([Scripted("static", False), slurm], ManualClock(), 300.0, Identity("auto", tmp_path))
     assert "ada" not in users(poller)
@@ -237,7 +235,7 @@ def test_auto_names_nobody_before_every_source_has_answered(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("setting", "user"), [("name", "ada"), ("uid", "1007"), ("none", "")])
-def test_an_explicit_setting_overrules_what_a_source_hides(tmp_path: Path, setting: str, user: str) -> None:
+def test_an_explicit_setting_overrides_a_source_that_hides_users(tmp_path: Path, setting: str, user: str) -> None:
     poller = Poller([Scripted("slurm", True)], ManualClock(), 300.0, Identity(setting, tmp_path))
     assert users(poller) == [user]
 

@@ -1,4 +1,4 @@
-"""Files of a prolog: three layouts, read only where nobody else could have written them."""
+"""Files of a prolog in three layouts. They are read only if no other user could have written them."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def read(place: Path) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
         ({"42": "gpus=0-2\nvisible=\n"}, {"42": ((0, 1, 2), ())}),
         ({"42": f"gpus=4\nvisible={MIG}\n", "43": "gpus=\nvisible=\n"}, {"42": ((4,), (MIG,)), "43": ((), ())}),
         ({"42": "gpus=1,2\nvisible=GPU-a,GPU-b\n"}, {"42": ((1, 2), ("GPU-a", "GPU-b"))}),
-        # /run/gpustat: one file a GPU or instance, by number and by UUID
+        # /run/gpustat: one file for each GPU or instance, by number and by UUID
         ({"GPU-a": "42 1000\n", "0": "42 1000\n", "GPU-b": "42 1000", "2.1": "43 7"}, {"42": ((), ("GPU-a", "GPU-b")), "43": ((), ())}),
         ({MIG: "42 1000\n"}, {"42": ((), (MIG,))}),
-        # dcgm-exporter: job ids by line, twice the same once, an empty file is a free GPU
+        # dcgm-exporter: one job id a line; a repeated id counts once, an empty file is a free GPU
         ({"0": "42\n42\n", "1": "", "2.3": "42\n43\n"}, {"42": ((), ()), "43": ((), ())}),
-        ({".42.17": "gpus=", "42": "gpus=1\nvisible="}, {"42": ((1,), ())}),  # one is being written
+        ({".42.17": "gpus=", "42": "gpus=1\nvisible="}, {"42": ((1,), ())}),  # a file that is being written
         ({}, {}),
     ],
 )  # fmt: skip
-def test_layouts(place: Path, files: Mapping[str, str], expected: object) -> None:
+def test_all_three_layouts_of_job_files_are_read(place: Path, files: Mapping[str, str], expected: object) -> None:
     put(place, files)
     assert read(place) == expected
 
@@ -72,7 +72,7 @@ def test_layouts(place: Path, files: Mapping[str, str], expected: object) -> Non
         ("42", "gpus=é\n", "ordinal not in range"),
     ],
 )
-def test_a_file_that_is_not_understood_costs_no_other_its_job_and_is_named(
+def test_a_file_that_is_not_understood_is_named_and_affects_no_other_job(
     place: Path, name: str, text: str, why: str
 ) -> None:
     put(place, {"7": "gpus=1\nvisible=\n", name: text})
@@ -82,35 +82,35 @@ def test_a_file_that_is_not_understood_costs_no_other_its_job_and_is_named(
     assert why in filed.problem
 
 
-def test_what_is_no_plain_file_is_not_opened(place: Path, tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(place: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("gpus=1\n")
     (place / "42").symlink_to(tmp_path / "secret")
     assert "42: " in read_job_files(place).problem
     (place / "42").unlink()
     os.mkfifo(place / "42", 0o644)
-    assert "no regular file" in read_job_files(place).problem
+    assert "not a regular file" in read_job_files(place).problem
     (place / "42").unlink()
     (place / "42").mkdir()
-    assert "no regular file" in read_job_files(place).problem
+    assert "not a regular file" in read_job_files(place).problem
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_may_write_to_is_not_believed(place: Path, mode: int) -> None:
+def test_a_directory_that_other_users_may_write_to_is_ignored(place: Path, mode: int) -> None:
     put(place, {"42": "gpus=0\n"})
     place.chmod(mode)
-    with pytest.raises(SourceError, match="others may write there"):
+    with pytest.raises(SourceError, match="other users may write there"):
         read_job_files(place)
 
 
-def test_a_file_that_others_may_write_to_is_not_believed(place: Path) -> None:
+def test_a_file_that_other_users_may_write_to_is_ignored(place: Path) -> None:
     put(place, {"42": "gpus=0\n"})
     (place / "42").chmod(0o666)
     filed = read_job_files(place)
-    assert (filed.jobs, "others may write there" in filed.problem) == ({}, True)
+    assert (filed.jobs, "other users may write there" in filed.problem) == ({}, True)
 
 
 @pytest.mark.parametrize(("owner", "us", "believed"), [(0, 1000, True), (1000, 1000, True), (2000, 1000, False)])
-def test_files_are_roots_or_of_who_reads_them(
+def test_files_must_belong_to_root_or_the_reading_user(
     place: Path, monkeypatch: pytest.MonkeyPatch, owner: int, us: int, believed: bool
 ) -> None:
     put(place, {"42": "gpus=0\n"})
@@ -126,7 +126,7 @@ def test_files_are_roots_or_of_who_reads_them(
     if believed:
         assert read(place).keys() == {"42"}
     else:
-        with pytest.raises(SourceError, match="others may write there"):
+        with pytest.raises(SourceError, match="other users may write there"):
             read_job_files(place)
 
 
@@ -137,7 +137,7 @@ def test_a_job_is_as_old_as_its_newest_file(place: Path) -> None:
     assert {job: file.written_wall for job, file in read_job_files(place).jobs.items()} == {"42": 500.0, "43": 300.0}
 
 
-def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_directory_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_job_files(tmp_path / "none")
     (tmp_path / "file").write_text("")
@@ -145,14 +145,14 @@ def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
         read_job_files(tmp_path / "file")
 
 
-def test_more_files_than_a_prolog_makes_are_not_believed(place: Path) -> None:
+def test_more_files_than_a_prolog_makes_are_refused(place: Path) -> None:
     put(place, {str(number): "gpus=0\n" for number in range(1, FILES_MAX + 2)})
     with pytest.raises(SourceError, match="more than a prolog makes"):
         read_job_files(place)
 
 
 @given(name=st.text(min_size=1, max_size=20), text=st.text(max_size=80))
-def test_any_file_is_a_job_or_a_problem(tmp_path_factory: pytest.TempPathFactory, name: str, text: str) -> None:
+def test_any_file_gives_a_job_or_a_problem(tmp_path_factory: pytest.TempPathFactory, name: str, text: str) -> None:
     place = tmp_path_factory.mktemp("jobs")
     place.chmod(0o755)
     try:
@@ -160,7 +160,7 @@ def test_any_file_is_a_job_or_a_problem(tmp_path_factory: pytest.TempPathFactory
         if path.parent != place or name in (".", ".."):
             return
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    except (OSError, ValueError):  # no name of a file
+    except (OSError, ValueError):  # not a valid name of a file
         return
     path.chmod(0o644)
     filed = read_job_files(place)
@@ -173,14 +173,14 @@ def shell(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def run(shell: str, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """As slurmd runs it: with its own small environment."""
+    """Runs the script as slurmd does, with its own small environment."""
     command = [shell, *(["--posix"] if shell == "bash" else []), str(SCRIPTS / script)]
     return subprocess.run(
         command, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, text=True, check=False, timeout=10
     )
 
 
-def test_what_our_prolog_writes_is_what_is_read_until_our_epilog(shell: str, tmp_path: Path) -> None:
+def test_the_content_of_the_prologs_file_is_read_until_the_epilog_removes_it(shell: str, tmp_path: Path) -> None:
     place = tmp_path / "run" / "jobs"
     common = {"GPU_EXPORTER_JOB_FILES": str(place), "SLURM_JOB_ID": "42"}
     done = run(shell, "prolog.sh", **common, SLURM_JOB_GPUS="1,2", CUDA_VISIBLE_DEVICES="GPU-a,GPU-b")
@@ -208,7 +208,9 @@ def test_what_our_prolog_writes_is_what_is_read_until_our_epilog(shell: str, tmp
         {"SLURM_JOB_ID": "42", "GPU_EXPORTER_JOB_FILES": "/dev/null"},
     ],
 )
-def test_no_fault_of_ours_fails_a_job(shell: str, script: str, variables: dict[str, str], tmp_path: Path) -> None:
+def test_no_fault_of_prolog_or_epilog_fails_a_job(
+    shell: str, script: str, variables: dict[str, str], tmp_path: Path
+) -> None:
     place = {"GPU_EXPORTER_JOB_FILES": str(tmp_path / "jobs"), "SLURM_JOB_GPUS": "0"}
     done = run(shell, script, **place | variables)
     assert (done.returncode, done.stderr) == (0, "")

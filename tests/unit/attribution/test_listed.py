@@ -1,4 +1,4 @@
-"""Listed is not held: what the kubelet lists, from the entry to what is shown, for pods of every kind in any order."""
+"""A listed device is not always held: from entries of the kubelet to the view, for pods of every kind in any order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UUIDS = [gpu.uuid for gpu in SCENARIO.gpus]
 
 
 class Pod(NamedTuple):
-    """A pod in the kubelet's list. `plugin`: ids of its devices; `claims`: names of claims and their devices."""
+    """A pod in the kubelet's list. `plugin`: ids of its devices. `claims`: names of claims and their devices."""
 
     name: str
     namespace: str = "ml"
@@ -49,10 +49,10 @@ class Pod(NamedTuple):
 
 
 class Cluster:
-    """A simulated node whose pods are listed by a kubelet; ended ones have no cgroup."""
+    """A simulated node with a kubelet that lists these pods. Ended pods have no cgroup."""
 
     def __init__(self, folder: Path, pods: Sequence[Pod] = (), booted_s: float = 86_400.0) -> None:
-        """`booted_s`: for how long the node has been up."""
+        """`booted_s`: how long the node has been up."""
         self.logs = folder
         self.booted_s = booted_s
         self.pods: list[Pod] = []
@@ -100,11 +100,11 @@ class Cluster:
         return bytes(response.SerializeToString())
 
     def run(self, seconds: float = 2 * LOOK_S + 30.0) -> View:
-        """Sampled and polled each 15 s, which the ledger still charges."""
+        """Sample and poll every 15 s, which the ledger still charges."""
         with mock.patch(
             "gpu_exporter.attribution.kubelet.source.call", lambda socket, method, request, timeout: self.answer(method)
         ):
-            if self.sees_processes:  # once, on a GPU, and then no more: from then on an empty list says something
+            if self.sees_processes:  # on one GPU, for one cycle: after that an empty list means no process
                 self.sees_processes = False
                 with mock.patch.object(self.node.samplers[0].device, "read_processes", lambda: Processes(1, 0)):
                     self.node.sample()
@@ -150,7 +150,7 @@ TRAIN = Pod("train", claims=[("own", "gpu-0")])
 
 
 @pytest.mark.parametrize("order", [(MONITOR, TRAIN), (TRAIN, MONITOR)])
-def test_a_monitor_that_is_named_holds_nothing(order: tuple[Pod, ...]) -> None:
+def test_a_pod_that_is_named_as_a_monitor_holds_nothing(order: tuple[Pod, ...]) -> None:
     with cluster(*order) as it:
         view = it.run()
         assert holders(view) == {("train", "0", "none", "")}
@@ -161,8 +161,8 @@ def test_a_monitor_that_is_named_holds_nothing(order: tuple[Pod, ...]) -> None:
 
 
 @pytest.mark.parametrize("order", [(STRANGER, TRAIN), (TRAIN, STRANGER)])
-def test_of_two_claims_on_a_gpu_one_watches_and_neither_is_judged(order: tuple[Pod, ...]) -> None:
-    """By its name alone a pod is no monitor: a tenant chooses that."""
+def test_of_two_claims_on_a_gpu_one_only_watches_and_neither_is_judged(order: tuple[Pod, ...]) -> None:
+    """A pod's name alone does not make it a monitor, because a tenant chooses the name."""
     with cluster(*order) as it:
         view = it.run()
         found = {(each.allocation.holder.pod, each.gpu): each for each in view.allocations}
@@ -190,11 +190,13 @@ def test_pods_that_share_a_claim_share_its_gpu() -> None:
         assert {found[:3] for found in holders(it.run())} == {("a", "1", "time_slice"), ("b", "1", "time_slice")}
 
 
-def test_a_claim_on_a_gpu_that_a_device_plugin_gave_away_only_watches() -> None:
+def test_a_claim_on_a_gpu_from_a_device_plugin_only_watches() -> None:
     with cluster(Pod("main", plugin=[UUIDS[2]]), STRANGER) as it:
         view = it.run(600)
         (main,) = [each for each in view.allocations if each.gpu == 2]
-        assert (main.allocation.holder.pod, main.allocation.share_ratio) == ("main", 1), "a device plugin gives it away"
+        assert (main.allocation.holder.pod, main.allocation.share_ratio) == ("main", 1), (
+            "a device plugin gives the device away"
+        )
         assert not main.allocation.contradiction
         others = [each for each in view.allocations if each.gpu != 2]
         assert len(others) == GPUS - 1
@@ -202,7 +204,7 @@ def test_a_claim_on_a_gpu_that_a_device_plugin_gave_away_only_watches() -> None:
         assert held_s(view)["ml"] == pytest.approx(held_s(view)["team"] / (GPUS - 1))
 
 
-def test_a_pod_that_has_ended_holds_nothing_after_two_looks() -> None:
+def test_an_ended_pod_holds_nothing_after_two_looks() -> None:
     done = Pod("done", plugin=[UUIDS[0]], ended=True)
     with cluster(done, Pod("lives")) as it:
         before = it.run(LOOK_S)
@@ -214,17 +216,17 @@ def test_a_pod_that_has_ended_holds_nothing_after_two_looks() -> None:
         assert held_s(it.run())["ml"] == charged
 
 
-def test_where_no_process_was_ever_listed_an_empty_list_frees_nothing() -> None:
-    """Inside a container without the host's PID namespace NVML lists none, whoever works."""
+def test_an_empty_list_frees_no_gpu_if_no_process_was_ever_listed() -> None:
+    """Inside a container without the host's PID namespace NVML lists no process, even while processes run."""
     with cluster(Pod("done", plugin=[UUIDS[0]], ended=True), Pod("lives")) as it:
         it.sees_processes = False
         view = it.run()
         assert not view.allocations
         assert UUIDS[0] not in rows(view, "gpu_allocated")
-        assert "has ended, and the driver does not list the GPU's processes" in str(view.gpus[0].not_free)
+        assert "has ended, but the driver does not list the GPU's processes" in str(view.gpus[0].not_free)
 
 
-def test_a_look_that_fails_brings_no_ended_pod_back() -> None:
+def test_a_failed_look_does_not_bring_an_ended_pod_back() -> None:
     done = Pod("done", plugin=[UUIDS[0]], ended=True)
     with cluster(done, Pod("lives")) as it:
         charged = held_s(it.run())["ml"]
@@ -233,15 +235,15 @@ def test_a_look_that_fails_brings_no_ended_pod_back() -> None:
             assert not it.run(300).allocations
             setattr(it, broken, True)
         more = [Pod(f"done-{number}", ended=True) for number in range(5)]
-        it.list(done, Pod("lives"), *more)  # most of what is listed has ended by now
+        it.list(done, Pod("lives"), *more)  # most listed pods have ended by now
         view = it.run(300)
         assert not view.allocations
         assert held_s(view)["ml"] == charged
-        it.pods[0] = done._replace(ended=False)  # its cgroup is there again: it was no end
+        it.pods[0] = done._replace(ended=False)  # its cgroup exists again, so the pod had not ended
         assert [each.allocation.holder.pod for each in it.run().allocations] == ["done"]
 
 
-def test_two_looks_that_agree_are_needed_whatever_lies_between() -> None:
+def test_two_looks_must_agree_even_with_other_events_between_them() -> None:
     pod, own = "00000000-0000-4000-8000-000000000001", OWN
     looks = [{own}, {pod}, {own}, {own}]
     lives = PodLives(lambda uids: uids & looks[0], own)
@@ -249,19 +251,19 @@ def test_two_looks_that_agree_are_needed_whatever_lies_between() -> None:
     for number in range(4):
         ended.append(bool(lives.ended({own, pod}, {pod}, number * LOOK_S)))
         looks = looks[1:] or looks
-    assert ended == [False, False, False, True], "it was seen in between"
+    assert ended == [False, False, False, True], "its cgroup was seen in between"
     assert not PodLives(lambda uids: set(), own).are_there({pod})
-    assert PodLives(lambda uids: None, own).are_there({pod}), "not all of them could be seen"
+    assert PodLives(lambda uids: None, own).are_there({pod}), "not all cgroups were visible"
 
 
-def test_a_pod_that_began_before_the_node_did_is_waited_for() -> None:
+def test_a_pod_that_began_before_the_node_has_time_to_get_its_cgroup() -> None:
     done = Pod("done", plugin=[UUIDS[0]], ended=True)
     with cluster(done, Pod("lives"), booted_s=-60.0) as it:
         assert len(it.run(300).allocations) == 1, "its cgroup may come late"
         assert not it.run(1200).allocations
 
 
-def test_half_of_the_pods_that_have_not_ended_must_be_seen() -> None:
+def test_half_of_the_pods_that_have_not_ended_must_have_a_visible_cgroup() -> None:
     listed = {f"00000000-0000-4000-8000-{number:012d}" for number in range(1, 7)}
     first, *others = sorted(listed)
     for seen, proves in ((3, True), (2, False)):
@@ -272,7 +274,7 @@ def test_half_of_the_pods_that_have_not_ended_must_be_seen() -> None:
 
 @pytest.mark.parametrize("case", ["no_cgroups", "few_pods", "not_begun", "own_is_missing"])
 def test_a_look_that_proves_nothing_ends_no_pod(case: str) -> None:
-    """Cgroups are seen where the exporter's own pod and half of the listed ones are found."""
+    """Cgroups are visible if the exporter's own pod and half of the listed pods are found."""
     done = Pod("done", plugin=[UUIDS[0]], ended=True)
     others = [Pod(f"other-{number}", ended=case == "few_pods") for number in range(3)]
     with cluster(done, Pod("lives"), *others) as it:
@@ -283,17 +285,17 @@ def test_a_look_that_proves_nothing_ends_no_pod(case: str) -> None:
         assert {each.allocation.holder.pod for each in it.run(600).allocations} == {"done"}
 
 
-def test_a_gpu_whose_holder_has_ended_is_not_free_while_the_driver_lists_a_process() -> None:
+def test_a_gpu_of_an_ended_holder_is_not_free_while_the_driver_lists_a_process() -> None:
     with cluster(Pod("done", plugin=[UUIDS[0]], ended=True), Pod("lives")) as it:
         with mock.patch.object(it.node.samplers[0].device, "read_processes", lambda: Processes(1, 0)):
             view = it.run()
         assert not view.allocations
         assert UUIDS[0] not in rows(view, "gpu_allocated")
-        assert "has ended, and the driver lists processes" in str(view.gpus[0].not_free)
+        assert "has ended, but the driver lists processes" in str(view.gpus[0].not_free)
         assert rows(it.run(), "gpu_allocated")[UUIDS[0]] == 0.0
 
 
-def test_replicas_of_a_gpu_are_one_gpu() -> None:
+def test_replicas_of_a_gpu_count_as_one_gpu() -> None:
     with cluster(Pod("quad", plugin=[f"{UUIDS[0]}::{number}" for number in range(6000)])) as it:
         (quad,) = it.run().allocations
         assert (quad.allocation.share, quad.allocation.share_ratio, quad.allocation.holder.units) == (
@@ -308,7 +310,7 @@ def test_an_id_that_begins_with_a_uuid_frees_no_gpu() -> None:
         view = it.run()
         assert not view.allocations and not rows(view, "gpu_allocated")
         (status,) = view.status.sources
-        assert "its scheduler chooses the device" in status.error
+        assert "its scheduler writes the chosen device" in status.error
 
 
 DEVICES = st.integers(0, GPUS - 1)
@@ -340,7 +342,7 @@ def _ask(device: int, name: str, how: str) -> dict[str, Any]:
 
 
 def _holding(device: int, how: str) -> list[Pod]:
-    """Pods that hold this device, in one of the ways that a scheduler gives it away."""
+    """Pods that hold this device, in one of the ways in which a scheduler allocates it."""
     names = [f"p{device}-{number}" for number in range(2)]
     return {
         "free": [],
@@ -360,12 +362,12 @@ def _holding(device: int, how: str) -> list[Pod]:
     st.lists(st.one_of(ENDED, WATCHING, STRANGE), max_size=6, unique_by=lambda pod: pod.name),
     st.randoms(use_true_random=False),
 )
-def test_whatever_is_listed_nobody_gets_what_is_not_his_and_nothing_held_is_free(
+def test_for_any_list_no_pod_gets_anothers_gpu_and_no_held_gpu_is_free(
     ways: list[str], others: list[Pod], order: Any
 ) -> None:
     holding = [_holding(device, how) for device, how in enumerate(ways)]
     pods = [pod for several in holding for pod in several] + others
-    # Enough pods that live, for a look at cgroups to prove something.
+    # Enough running pods for a look at cgroups to prove something.
     pods += [Pod(f"idle-{number}") for number in range(len(pods) + 1)]
     order.shuffle(pods)
     with cluster(*pods) as it:
@@ -382,7 +384,7 @@ def test_whatever_is_listed_nobody_gets_what_is_not_his_and_nothing_held_is_free
         unclear = {"unknown id", "gpu-mem"} & set(ways)
         taken = {UUIDS[device] for device, how in enumerate(ways) if how != "free"}
         assert not free & taken
-        assert not (free and unclear), "some GPU is held, and nobody knows which"
+        assert not (free and unclear), "some GPU is held, and it is unknown which"
         watched = {int(device[-1]) for pod in others if pod.namespace == "watch" for _, device in pod.claims}
         for device, how in enumerate(ways):
             if how == "free" and device not in watched and not unclear:
@@ -396,8 +398,8 @@ def test_whatever_is_listed_nobody_gets_what_is_not_his_and_nothing_held_is_free
                     assert not any(each.allocation.contradiction for each in here)
 
 
-def test_beside_resource_claims_nobody_knows_what_the_kubelet_offers() -> None:
-    """A GPU that no claim holds may be promised: GetAllocatableResources does not have it, and it is not withheld."""
+def test_with_resource_claims_the_kubelets_offers_are_unknown() -> None:
+    """A GPU that no claim holds may be reserved. GetAllocatableResources does not list it, and it is not withheld."""
     for claims, offers in (((("own", "gpu-0"),), None), ((), 1)):
         with cluster(Pod("main", plugin=[UUIDS[1]], claims=claims)) as it:
             it.offered = [UUIDS[1]]

@@ -27,17 +27,17 @@ def put(root: Path, text: str) -> Path:
     return root
 
 
-def test_the_drivers_list_of_what_could_be(tmp_path: Path) -> None:
+def test_the_drivers_list_of_possible_instances_is_read(tmp_path: Path) -> None:
     assert read_caps(put(tmp_path, MINORS)) == {30: "0/7", 31: "0/7/0", 32: "0/7/1", 39: "0/8", 170: "12/3/1"}
 
 
-def test_a_list_of_bytes_that_are_no_text_is_read_where_it_is_one(tmp_path: Path) -> None:
+def test_a_list_with_bytes_that_are_not_text_is_read_as_far_as_possible(tmp_path: Path) -> None:
     put(tmp_path, "")
     (tmp_path / PLACE).write_bytes(b"\xff\xfe\ngpu0/gi7/access 30\n")
     assert read_caps(tmp_path) == {30: "0/7"}
 
 
-def test_a_driver_without_such_a_list(tmp_path: Path) -> None:
+def test_a_driver_without_the_list_has_no_capability_files(tmp_path: Path) -> None:
     assert read_caps(tmp_path) == {}
 
 
@@ -47,19 +47,19 @@ def test_a_driver_without_such_a_list(tmp_path: Path) -> None:
         ((30, 31), "0/7/0"),
         ((31, 30), "0/7/0"),
         ((30,), "0/7"),
-        ((30, 31, 5), "0/7/0"),  # a file that opens something else
-        ((30, 39), ""),  # two instances are no one's place
+        ((30, 31, 5), "0/7/0"),  # one of the files opens something else
+        ((30, 39), ""),  # two instances
         ((31, 32), ""),
         ((30, 31, 39), ""),
         ((5,), ""),
         ((), ""),
     ],
 )
-def test_files_that_open_one_instance_together(tmp_path: Path, caps: Sequence[int], instance: str) -> None:
+def test_files_that_open_one_instance_together_name_it(tmp_path: Path, caps: Sequence[int], instance: str) -> None:
     assert find_instance(caps, read_caps(put(tmp_path, MINORS))) == instance
 
 
 @given(text=st.text(alphabet="gpuic0123456789/access \n", max_size=80))
-def test_any_list_is_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_list_of_capabilities_is_read_without_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     known = read_caps(put(tmp_path_factory.mktemp("proc"), text))
     assert all(name.replace("/", "").isdigit() for name in known.values())

@@ -1,4 +1,4 @@
-"""When containers began, by the folders of their logs, which are not listed again while they have not changed."""
+"""When containers started, by the folders of their logs. Unchanged folders are not listed again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_folder_that_has_not_changed_is_not_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_folder_is_not_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     began = node.clock.wall() - 60.0
     node.begin(0, began)
     assert node.poll() == (0, began)
@@ -53,7 +53,7 @@ def test_a_folder_that_has_not_changed_is_not_listed_again(node: Node, monkeypat
 
 
 def test_a_start_within_one_tick_of_the_file_systems_clock_is_seen(node: Node) -> None:
-    """Its folder has the same time as at the look before, so a folder that changed lately is listed at each look."""
+    """Its folder has the same time as at the previous look, so a recently changed folder is listed at each look."""
     now = node.clock.wall()
     node.begin(0, now)
     assert node.poll() == (0, now)
@@ -63,7 +63,7 @@ def test_a_start_within_one_tick_of_the_file_systems_clock_is_seen(node: Node) -
     assert node.poll() == (1, now)
 
 
-def test_a_container_that_ends_for_good_has_not_begun(node: Node) -> None:
+def test_a_container_without_logs_counts_as_not_started(node: Node) -> None:
     node.begin(0, node.clock.wall() - 60.0)
     assert node.poll()[0] == 0
     (node.folder / "0.log").unlink()
@@ -72,7 +72,7 @@ def test_a_container_that_ends_for_good_has_not_begun(node: Node) -> None:
     assert node.poll() == (-1, math.inf)
 
 
-def test_the_newest_of_two_folders_and_never_one_that_was_left(node: Node, tmp_path: Path) -> None:
+def test_the_newest_folder_counts_and_never_the_folder_of_a_replaced_pod(node: Node, tmp_path: Path) -> None:
     other = tmp_path / "ml_train-0_older"
     other.mkdir()
     os.utime(other, (1.0, 1.0))

@@ -1,4 +1,4 @@
-"""What is remembered of a source that does not answer."""
+"""What the poller remembers of a source that does not answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRANT = Grant("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", sourc
 
 
 class Scripted:
-    """A source that answers or fails as the test says; `whole` is an answer with more than grants."""
+    """A source that answers or fails as the test says. `whole`: an answer with more than grants."""
 
     name = "slurm"
 
@@ -38,7 +38,7 @@ class Scripted:
 
 
 def named(source: str, answer: Answer) -> Scripted:
-    """A source that always answers the same."""
+    """A source that always gives the same answer."""
     script = Scripted()
     script.name, script.whole = source, answer
     return script
@@ -49,7 +49,7 @@ def make() -> tuple[ManualClock, Scripted, Poller]:
     return clock, script, Poller([script], clock, keep_last_s=300.0)
 
 
-def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer() -> None:
+def test_the_last_mapping_remains_for_a_limited_time_with_the_time_of_its_answer() -> None:
     clock, script, poller = make()
     script.answer = [GRANT]
     answered = clock.wall()
@@ -67,7 +67,7 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
     assert not poller.is_known()
 
 
-def test_a_grant_is_as_old_as_its_source_says_and_kept_until_it_is_due_again() -> None:
+def test_a_grant_is_as_old_as_its_source_reports_and_remains_until_its_renewal_is_due() -> None:
     clock, script, poller = make()
     old = clock.monotonic() - 250.0
     script.answer = [GRANT, GRANT._replace(confirmed=old), GRANT._replace(confirmed=old, renewed_s=400.0)]
@@ -78,7 +78,7 @@ def test_a_grant_is_as_old_as_its_source_says_and_kept_until_it_is_due_again() -
     assert [grant.confirmed for grant in poller.poll()] == [clock.monotonic()]
 
 
-def test_a_fault_of_ours_in_a_source_is_an_outage_of_that_source_only() -> None:
+def test_an_error_of_the_exporter_in_a_source_is_an_outage_of_that_source_only() -> None:
     clock = ManualClock()
 
     def broken() -> Sequence[Grant]:
@@ -91,7 +91,7 @@ def test_a_fault_of_ours_in_a_source_is_an_outage_of_that_source_only() -> None:
     assert b.up
 
 
-def test_an_answer_that_is_not_understood_counts_but_proves_nobody_free() -> None:
+def test_an_answer_with_a_problem_counts_but_proves_no_gpu_free() -> None:
     class Puzzling:
         name = "slurm"
 
@@ -104,12 +104,12 @@ def test_an_answer_that_is_not_understood_counts_but_proves_nobody_free() -> Non
     assert poller.statuses()[0].error == "job 9: not understood"
 
 
-def test_a_source_that_answers_in_part_or_from_memory_says_so_and_since_when() -> None:
+def test_a_partial_or_remembered_answer_is_reported_with_its_age() -> None:
     clock, script, poller = make()
     expected = [
         (Answer([GRANT]), (True, True, 0.0)),
         (Answer([GRANT], notice="users are hidden"), (True, True, 0.0)),
-        (Answer([GRANT], is_late=True), (True, True, 0.0)),  # on a busy cluster some job has always just begun
+        (Answer([GRANT], is_late=True), (True, True, 0.0)),  # on a busy cluster some job has always just started
         (Answer([GRANT], "job 9: not understood"), (True, False, 0.0)),
         (Answer([GRANT], as_of=clock.monotonic() - 90.0), (True, True, 90.0)),
         (Answer([GRANT], "slurmctld is away", as_of=clock.monotonic() - 400.0, is_old=True), (False, False, 400.0)),
@@ -127,7 +127,7 @@ def test_a_source_that_answers_in_part_or_from_memory_says_so_and_since_when() -
     assert [(status.up, status.complete) for status in poller.statuses()] == [(True, True)]
 
 
-def test_before_the_first_answer_nothing_is_known() -> None:
+def test_before_the_first_answer_holders_are_unknown() -> None:
     _, _, poller = make()
     assert poller.poll() == []
     (status,) = poller.statuses()
@@ -135,11 +135,11 @@ def test_before_the_first_answer_nothing_is_known() -> None:
     assert not poller.is_known()
 
 
-def test_without_sources_nothing_is_known_either() -> None:
+def test_without_sources_holders_are_unknown_too() -> None:
     assert not Poller([], ManualClock(), 300.0).is_known()
 
 
-def test_conflicts_are_counted_by_the_losing_source() -> None:
+def test_conflicts_count_for_the_source_of_lower_precedence() -> None:
     _, script, poller = make()
     script.answer = []
     poller.poll()
@@ -150,7 +150,7 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
     assert poller.statuses()[0].conflicts == 5
 
 
-def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_does() -> None:
+def test_a_grant_without_a_device_is_reported_with_its_reason_until_it_has_one() -> None:
     _, script, poller = make()
     script.answer = [GRANT]
     poller.poll()
@@ -166,7 +166,7 @@ def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_d
     assert poller.statuses()[0].error == ""
 
 
-def test_what_leads_to_no_device_is_said_of_its_own_source_and_not_twice() -> None:
+def test_a_grant_without_a_device_is_reported_once_and_for_its_own_source() -> None:
     other = GRANT._replace(holder=GRANT.holder._replace(source="kubelet"))
     poller = Poller(
         [named("slurm", Answer([GRANT], "no gres.conf")), named("kubelet", Answer([other]))], ManualClock(), 9.0
@@ -177,7 +177,7 @@ def test_what_leads_to_no_device_is_said_of_its_own_source_and_not_twice() -> No
     assert [status.error for status in poller.statuses()] == ["no gres.conf", text]
 
 
-def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixture) -> None:
     _, script, poller = make()
 
     def log_of(polls: int, unresolved: Sequence[tuple[Grant, str]] = ()) -> list[str]:
@@ -197,7 +197,7 @@ def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixtu
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
         assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: every grant leads to a device that its holder has again"]
+        assert log_of(3) == ["attribution slurm: every grant is resolved to a device again"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")
@@ -206,7 +206,7 @@ def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixtu
         assert log_of(3) == ["attribution slurm: unforeseen ZeroDivisionError: a bug"]
 
 
-def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from_when_it_was_asked() -> None:
+def test_a_slow_source_delays_no_other_and_its_answer_is_dated_by_the_question() -> None:
     clock, answers = ManualClock(), queue.SimpleQueue[list[Grant]]()
 
     def slow() -> Sequence[Grant]:
@@ -216,7 +216,7 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
     sources = [CallbackSource("slow", slow), CallbackSource("quick", lambda: [other])]
     poller = Poller(sources, clock, 300.0, patience_s=0.05)
     asked = clock.monotonic()
-    for error in ("", "has not answered for more than a poll"):
+    for error in ("", "has not answered for more than one poll"):
         assert [entry.device for entry in poller.poll()] == ["GPU-1"]
         assert [status.error for status in poller.statuses()] == [error, ""]
         assert not poller.is_known()
@@ -228,17 +228,17 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
     found = {entry.device: entry.confirmed for entry in poller.poll()}
     assert found == {"GPU-0": asked, "GPU-1": asked + 10.0}
     assert poller.is_known()
-    answers.put([])  # to the question of this poll
+    answers.put([])  # answers the question of this poll
 
 
-def test_an_answer_within_the_patience_is_waited_for() -> None:
+def test_the_poller_waits_for_an_answer_within_the_patience() -> None:
     answers = queue.SimpleQueue[list[Grant]]()
     poller = Poller([CallbackSource("a", lambda: answers.get(timeout=20))], ManualClock(), 300.0, patience_s=20.0)
     threading.Timer(0.1, answers.put, [[GRANT]]).start()
     assert [entry.device for entry in poller.poll()] == [GRANT.device]
 
 
-def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
+def test_an_answer_with_too_many_grants_is_ignored_and_the_last_answer_remains() -> None:
     _, script, poller = make()
     script.answer = [GRANT]
     poller.poll()
@@ -249,10 +249,10 @@ def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
     script.answer = [GRANT] * (GRANTS_MAX + 1)
     poller.poll()
     (status,) = poller.statuses()
-    assert (status.up, status.error) == (False, "4097 held devices are more than 4096, so none counts")
+    assert (status.up, status.error) == (False, "4097 held devices are more than 4096, so all of them are ignored")
 
 
-def test_a_notice_is_no_problem() -> None:
+def test_a_notice_is_not_a_problem() -> None:
     _, script, poller = make()
     script.whole = Answer([GRANT], notice="IDX 2 in use by jobs that squeue does not list")
     poller.poll()
@@ -281,13 +281,13 @@ IN_A = Holder(
         ("- {uuid: GPU-0, pod: ml/a/main, gpus: 4}", [IN_A._replace(units=4)]),
         ("- {uuid: GPU-0, pod: ml/a/main}\n- {uuid: GPU-1, pod: ml/a/main}", [IN_A._replace(units=2)] * 2),
         ("- {uuid: GPU-0, pod: ml/a/main, user: ada, account: phys, partition: gpu}", [IN_A._replace(**PERSON)]),
-        ("- {uuid: GPU-0, job: 7}", [PLAIN]),  # its size is not known: it may have GPUs on other nodes
+        ("- {uuid: GPU-0, job: 7}", [PLAIN]),  # the job's size is unknown: it may have GPUs on other nodes
         ("- {uuid: GPU-0, job: 7, gpus: 1}", [PLAIN._replace(units=1)]),
         ("- {uuid: GPU-0, job: 7, user: ada, account: phys, partition: gpu}", [PLAIN._replace(**PERSON)]),
         ("", []),
     ],
 )
-def test_a_static_file_names_holders(tmp_path: Path, text: str, holders: list[Holder]) -> None:
+def test_holders_are_read_from_a_static_file(tmp_path: Path, text: str, holders: list[Holder]) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text(text, encoding="utf-8")
     assert StaticSource(path).poll().grants == [
@@ -296,7 +296,7 @@ def test_a_static_file_names_holders(tmp_path: Path, text: str, holders: list[Ho
 
 
 @pytest.mark.parametrize("texts", [{"job": "7"}, {"pod": "ml/a/main"}])
-def test_what_plain_texts_leave_out_is_empty(texts: dict[str, str]) -> None:
+def test_missing_texts_of_a_static_holder_are_empty(texts: dict[str, str]) -> None:
     expected = PLAIN if "job" in texts else IN_A._replace(units=None)
     assert static_holder(texts, "static", "name") == expected
     assert static_holder(texts, "scenario", "") == expected._replace(source="scenario", identity="")
@@ -304,7 +304,7 @@ def test_what_plain_texts_leave_out_is_empty(texts: dict[str, str]) -> None:
 
 @pytest.fixture
 def plain_locale() -> Iterator[None]:
-    """The locale of a unit that sets none, where text files are ASCII; without effect in Python's UTF-8 mode."""
+    """The locale of a unit that sets no locale: text files are ASCII. It has no effect in Python's UTF-8 mode."""
     before = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     yield
@@ -331,13 +331,13 @@ def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
         ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
     ],
 )
-def test_a_static_file_names_its_faults(data: object, error: str) -> None:
+def test_the_error_of_a_static_file_names_the_fault(data: object, error: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_static(data)
     assert str(caught.value) == error
 
 
-def test_a_static_file_that_is_made_to_take_all_memory_is_refused(tmp_path) -> None:
+def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("[" * 5000, encoding="utf-8")
     with pytest.raises(SourceError, match="holders.yaml: nested too deeply for a list of entries"):
@@ -348,7 +348,7 @@ def test_a_static_file_that_is_made_to_take_all_memory_is_refused(tmp_path) -> N
         StaticSource(path).poll()
 
 
-def test_what_may_be_given_is_known_while_every_source_says_so() -> None:
+def test_offers_are_known_while_every_source_reports_its_offers() -> None:
     clock = ManualClock()
     kubelet = named("kubelet", Answer([], offers=[GRANT]))
     poller = Poller([kubelet], clock, keep_last_s=300.0)
@@ -359,19 +359,19 @@ def test_what_may_be_given_is_known_while_every_source_says_so() -> None:
     assert poller.offers() is None
     beside = Poller([kubelet, named("slurm", Answer([]))], clock, keep_last_s=300.0)
     beside.poll()
-    assert beside.offers() is None, "what the kubelet does not offer may be Slurm's"
+    assert beside.offers() is None, "a GPU that the kubelet does not offer may belong to Slurm"
     empty = named("kubelet", Answer([], "an odd device", offers=[GRANT]))
     partly = Poller([empty], clock, keep_last_s=300.0)
     partly.poll()
     assert partly.offers() is None
 
 
-def test_while_a_source_does_not_know_yet_what_new_holders_have_nothing_is_free() -> None:
+def test_no_gpu_is_free_while_a_source_does_not_know_the_devices_of_new_holders() -> None:
     source = named("slurm", Answer([GRANT], is_late=True))
     poller = Poller([source], ManualClock(), keep_last_s=300.0)
     poller.poll()
     assert not poller.is_known()
-    assert [status.up for status in poller.statuses()] == [True], "it is no fault of the source"
+    assert [status.up for status in poller.statuses()] == [True], "the source has no fault"
     source.whole = Answer([GRANT])
     poller.poll()
     assert poller.is_known()

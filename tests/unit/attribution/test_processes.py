@@ -1,4 +1,4 @@
-"""Looking owners up in a /proc: what is gone, hidden or another process's names no owner."""
+"""Looking up owners in a /proc: an ended or hidden process, or another process with the pid, has no owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpu_exporter.model.units import DeviceIdentity, UnitId
 UNIT = UnitId("GPU-a")
 JOB = Owner(slurm=True, job="42", step="0")
 KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
-BOOT_S = 1000.0  # what the fake clock since boot shows while ManualClock shows `now`
+BOOT_S = 1000.0  # time of the fake clock since boot while ManualClock shows `now`
 
 
 def snapshot(
@@ -43,7 +43,7 @@ def snapshot(
 
 
 class Proc:
-    """A /proc as files."""
+    """A /proc made of files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -62,7 +62,7 @@ def proc(tmp_path: Path) -> Proc:
 
 
 class Look(ProcessOwners):
-    """`names`: the owners alone, of the units where some are known."""
+    """`names`: only the owners, for units with at least one owner."""
 
     def names(self, snapshots: list[DeviceSnapshot]) -> dict[UnitId, tuple[Owner, ...]]:
         return {unit: tuple(found.uses) for unit, found in self.read(snapshots).items() if found.uses}
@@ -72,7 +72,7 @@ def owners(proc: Proc, clock: ManualClock) -> Look:
     return Look(proc.root, clock, lambda: BOOT_S)
 
 
-def test_the_distinct_owners_of_a_gpus_processes(proc: Proc) -> None:
+def test_each_owner_of_a_gpus_processes_is_listed_once(proc: Proc) -> None:
     clock = ManualClock()
     for pid in (101, 102):
         proc.add(pid, "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0")
@@ -81,7 +81,7 @@ def test_the_distinct_owners_of_a_gpus_processes(proc: Proc) -> None:
     assert owners(proc, clock).names([seen]) == {UNIT: (JOB, Owner())}
 
 
-def test_processes_of_instances_are_their_own(proc: Proc) -> None:
+def test_processes_of_a_mig_instance_count_only_for_it(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0")
     proc.add(102, "0::/slurm/job_43/step_0")
@@ -93,8 +93,8 @@ def test_processes_of_instances_are_their_own(proc: Proc) -> None:
     }
 
 
-def test_a_process_that_has_ended_or_is_hidden_is_nothing(proc: Proc) -> None:
-    """hidepid=2 hides the folder, hidepid=1 what is in it."""
+def test_an_ended_or_hidden_process_has_no_owner(proc: Proc) -> None:
+    """hidepid=2 hides the folder, hidepid=1 hides its content."""
     clock = ManualClock()
     (proc.root / "102").mkdir()
     proc.add(103, "0::/slurm/job_42/step_0")
@@ -104,7 +104,7 @@ def test_a_process_that_has_ended_or_is_hidden_is_nothing(proc: Proc) -> None:
     assert owners(proc, clock).names([snapshot(*map(GpuProcess, (101, 102, 103, 104)), at=clock.monotonic())]) == {}
 
 
-def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
+def test_owners_are_unknown_without_a_list_or_an_answer(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0")
     seen = snapshot(GpuProcess(101), at=clock.monotonic())
@@ -114,14 +114,14 @@ def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
     assert look.names([seen._replace(up=False)]) == {}
 
 
-def test_a_gpu_without_a_list_hides_no_other(proc: Proc) -> None:
+def test_a_gpu_without_a_list_of_processes_does_not_affect_other_gpus(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0")
     seen = snapshot(GpuProcess(101), at=clock.monotonic())
     assert owners(proc, clock).names([seen._replace(up=False), seen]) == {UNIT: (JOB,)}
 
 
-def test_a_path_that_is_not_utf_8_names_its_owner_all_the_same(proc: Proc) -> None:
+def test_a_path_that_is_not_utf_8_still_shows_its_owner(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "")
     (proc.root / "101" / "cgroup").write_bytes(b"0::/slurm/job_42/step_0/\xff")
@@ -129,7 +129,7 @@ def test_a_path_that_is_not_utf_8_names_its_owner_all_the_same(proc: Proc) -> No
 
 
 @pytest.mark.parametrize(("start_s", "owner"), [(BOOT_S - 5.0, (JOB,)), (BOOT_S - 4.9, None)])
-def test_a_process_younger_than_the_list_has_the_pid_of_another(
+def test_a_process_that_started_after_the_list_has_the_pid_of_another(
     proc: Proc, start_s: float, owner: tuple[Owner, ...] | None
 ) -> None:
     clock = ManualClock()
@@ -139,7 +139,7 @@ def test_a_process_younger_than_the_list_has_the_pid_of_another(
     assert owners(proc, clock).names([seen]).get(UNIT) == owner
 
 
-def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pid_that_is_reused_while_it_is_read_has_no_owner(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0", start_s=1.0)
     look = owners(proc, clock)
@@ -155,7 +155,7 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkey
     assert look.names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
 
 
-def test_the_mps_server_works_for_all(proc: Proc) -> None:
+def test_the_mps_server_has_no_single_owner(proc: Proc) -> None:
     clock = ManualClock()
     pod = f"0::/kubepods/pod12345678-0000-4000-8000-000000000000/{'f' * 64}"
     proc.add(101, pod, name="nvidia-cuda-mps")
@@ -165,14 +165,14 @@ def test_the_mps_server_works_for_all(proc: Proc) -> None:
     assert UNIT in look.names([snapshot(GpuProcess(102), at=clock.monotonic())])
 
 
-def test_a_file_that_is_cut_off_names_no_owner(proc: Proc) -> None:
+def test_a_truncated_file_shows_no_owner(proc: Proc) -> None:
     clock = ManualClock()
     line = "0::/slurm/job_42/step_0"
     proc.add(101, "0::/\n" * ((READ_MAX - len(line)) // 5 + 1) + line)
     assert owners(proc, clock).names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
 
 
-def test_only_so_many_processes_of_a_gpu_are_looked_at(proc: Proc) -> None:
+def test_the_number_of_processes_read_for_a_gpu_is_limited(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(UNIT_MAX + 1, "0::/slurm/job_42/step_0")
     listed = tuple(map(GpuProcess, range(1, UNIT_MAX + 2)))
@@ -180,19 +180,19 @@ def test_only_so_many_processes_of_a_gpu_are_looked_at(proc: Proc) -> None:
     assert owners(proc, clock).names([snapshot(*listed[1:], at=clock.monotonic())]) == {UNIT: (JOB,)}
 
 
-def test_the_host_is_where_the_kernel_started_pid_2(proc: Proc) -> None:
+def test_procfs_is_the_hosts_if_the_kernel_started_pid_2(proc: Proc) -> None:
     look = owners(proc, ManualClock())
     assert not look.is_host()
     proc.add(2, "0::/", name="kthreadd")
-    assert not look.is_host()  # anybody can call himself so
+    assert not look.is_host()  # any process may have this name
     proc.add(2, "0::/", name="bash", flags=0x00200040)
     assert not look.is_host()
     (proc.root / "2" / "stat").write_text(KTHREADD)
     assert look.is_host()
 
 
-def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> None:
-    """Its start is no later than now, by the kernel's own clock."""
+def test_a_running_child_is_found_in_the_real_proc_and_an_ended_child_is_not() -> None:
+    """The child's start is not later than now, by the kernel's own clock."""
     clock = SystemClock()
     look = Look(Path("/proc"), clock)
     child = subprocess.Popen(["sleep", "60"])
@@ -200,7 +200,7 @@ def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> Non
         seen = snapshot(GpuProcess(child.pid), at=clock.monotonic())
         assert UNIT in look.names([seen])
         before = snapshot(GpuProcess(child.pid), at=clock.monotonic() - 60.0)
-        assert look.names([before]) == {}  # a minute ago this pid was another's
+        assert look.names([before]) == {}  # a minute ago this pid belonged to another process
     finally:
         child.kill()
         child.wait()
@@ -208,7 +208,7 @@ def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> Non
 
 
 @pytest.mark.parametrize(("name", "parsed"), [("sh", "sh"), ("a b", "a b"), (") S 1 (", ") S 1 ("), ("((", "((")])
-def test_a_name_may_hold_anything(name: str, parsed: str) -> None:
+def test_a_process_name_may_contain_any_character(name: str, parsed: str) -> None:
     stat = parse_stat(f"7 ({name}) R 1 1 1 0 -1 64 " + "0 " * 12 + f"{5 * TICKS_PER_S} 0 0")
     assert stat == (parsed, "R", 64, 5.0)
 
@@ -228,7 +228,7 @@ def test_flags_and_start_must_be_numbers(rest: str, is_stat: bool) -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_stat_or_none(text: str) -> None:
+def test_any_text_gives_a_stat_or_nothing(text: str) -> None:
     stat = parse_stat(text)
     assert stat is None or stat.start_s >= 0
 
@@ -239,8 +239,8 @@ def test_the_real_stat_of_this_process_is_understood() -> None:
     assert stat.start_s > 0
 
 
-def test_whose_processes_worked(proc: Proc) -> None:
-    """One that began after it was seen at work is another with the same pid."""
+def test_the_owners_of_working_processes_are_found(proc: Proc) -> None:
+    """A process that started after the work was seen is another process with the same pid."""
     clock = ManualClock()
     now = clock.monotonic()
     proc.add(101, "0::/slurm/job_42/step_0", start_s=BOOT_S - 8.0)
@@ -253,7 +253,7 @@ def test_whose_processes_worked(proc: Proc) -> None:
     assert without_owners(period).shares == ((None, 0.25), (None, 0.5), (None, 0.1), (None, 0.01))
 
 
-def test_of_too_many_processes_at_work_the_rest_is_nobodys(proc: Proc) -> None:
+def test_the_work_of_processes_beyond_the_limit_belongs_to_no_owner(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0")
     shares = [ProcessShare(101, 0.001, clock.monotonic())] * (UNIT_MAX + 100)

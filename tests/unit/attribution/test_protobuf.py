@@ -1,4 +1,4 @@
-"""The hand-written reader against the real protobuf implementation, and against noise."""
+"""The hand-written reader, compared with the real protobuf implementation and tested with random bytes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PODS = st.lists(st.tuples(NAMES, NAMES, CONTAINERS), max_size=4)
 
 
 @given(PODS, st.integers(-(2**63), 2**63 - 1))
-@example([("", "", [("", [("", [""])], [("", [])])])], 0)  # protobuf leaves out what is empty
+@example([("", "", [("", [("", [""])], [("", [])])])], 0)  # protobuf leaves out empty fields
 @example([("ml", "a", [("main", [("gpu", ["x" * 20_000])], [])])], -1)
 def test_every_message_of_the_real_implementation_is_read_back(pods: list, number: int) -> None:
     response = messages().ListPodResourcesResponse()
     expected: list[ContainerDevices] = []
     for namespace, name, containers in pods:
         pod = response.pod_resources.add(name=name, namespace=namespace)
-        pod.cpu_ids.append(number)  # a packed field that we do not want
+        pod.cpu_ids.append(number)  # a packed field that the reader does not need
         known: dict[tuple[str, str], set[str]] = {}
         for container_name, devices, claims in containers:
             container = pod.containers.add(name=container_name)
@@ -69,13 +69,13 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
                 before_1_34 = ContainerDevices(*whose, tuple(names), True, f"{namespace}/c", tuple(names))
                 expected.append(before_1_34)
                 named = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name=f"gpu-{number}")
-                named.share_id = ""  # there, though empty
+                named.share_id = ""  # present, but empty
                 expected.append(before_1_34._replace(device_ids=(f"gpu-{number}",), cdi=(), is_share=True))
     assert read_pods().read(response.SerializeToString()) == expected
 
 
 def listing(*counts: int) -> bytes:
-    """An answer of pods with so many devices each."""
+    """An answer with this number of devices for each pod."""
     response = messages().ListPodResourcesResponse()
     for at, count in enumerate(counts):
         container = response.pod_resources.add(name=f"p{at}", namespace="n").containers.add(name="c")
@@ -84,14 +84,14 @@ def listing(*counts: int) -> bytes:
     return bytes(response.SerializeToString())
 
 
-def test_an_answer_of_endless_small_entries_is_refused() -> None:
+def test_an_answer_with_too_many_small_entries_is_refused() -> None:
     assert len(read_pods().read(listing(*[2_000] * 10))) == ENTRIES_MAX
     with pytest.raises(ProtobufError, match="more than 20000 lists of devices"):
         read_pods().read(listing(*[2_000] * 10, 1))
 
 
 @given(st.integers(0, 49), st.sampled_from([b"\n\x05x", b"\x0b", b"\x1a\x02\x12\x05", b"\xff" * 12]))
-def test_a_pod_that_is_not_understood_costs_itself(position: int, odd: bytes) -> None:
+def test_a_pod_that_is_not_understood_affects_no_other_pod(position: int, odd: bytes) -> None:
     pods = [field for _, field in read_fields(listing(*[1] * 49))]
     pods.insert(position, odd)
     reader = read_pods()
@@ -106,7 +106,7 @@ PODS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("01"),
 
 
 @given(st.lists(PODS, max_size=4))
-def test_a_reader_says_of_each_answer_what_one_says_that_has_read_no_other(answers: list[list[Any]]) -> None:
+def test_a_reader_gives_the_same_result_as_a_new_reader_for_each_answer(answers: list[list[Any]]) -> None:
     reader = read_pods()
     for pods in answers:
         response = messages().ListPodResourcesResponse()
@@ -121,7 +121,7 @@ def test_a_reader_says_of_each_answer_what_one_says_that_has_read_no_other(answe
         assert reader.pods == {("n", name) for name, _ in pods}
 
 
-def test_replicas_of_a_device_are_one_before_any_limit() -> None:
+def test_replicas_of_a_device_count_as_one_before_any_limit() -> None:
     response = messages().ListPodResourcesResponse()
     for pod in ("a", "b"):
         container = response.pod_resources.add(name=pod, namespace="n").containers.add(name="c")
@@ -139,7 +139,7 @@ def test_replicas_of_a_device_are_one_before_any_limit() -> None:
     assert [each.device_ids for each in read_allocatable_of(device_of).read(offered.SerializeToString())] == [("x::0",)]
 
 
-def test_a_pod_that_was_in_the_last_answer_is_not_read_again() -> None:
+def test_a_pod_of_the_last_answer_is_not_parsed_again() -> None:
     read: list[bytes] = []
 
     def parse(pod: bytes) -> tuple[PodName, list[ContainerDevices]]:
@@ -155,7 +155,7 @@ def test_a_pod_that_was_in_the_last_answer_is_not_read_again() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
+def test_any_bytes_give_a_message_or_an_error(data: bytes) -> None:
     try:
         list(read_fields(data))
         read_pods().read(data)
@@ -174,7 +174,7 @@ def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
         (b"\x0b", "wire type 3 at byte 1 is not supported"),
     ],
 )
-def test_what_is_no_message_is_refused_by_place(data: bytes, error: str) -> None:
+def test_an_invalid_message_is_refused_with_its_position(data: bytes, error: str) -> None:
     with pytest.raises(ProtobufError) as caught:
         list(read_fields(data))
     assert str(caught.value) == error
@@ -191,7 +191,7 @@ def test_what_is_no_message_is_refused_by_place(data: bytes, error: str) -> None
     ],
     ids=["varint", "varint-of-a-high-number", "fixed64", "fixed32", "length"],
 )
-def test_fields_of_other_types_and_numbers_are_passed_over(other: bytes) -> None:
+def test_fields_of_other_types_and_numbers_are_skipped(other: bytes) -> None:
     response = messages().ListPodResourcesResponse()
     device = response.pod_resources.add(name="a", namespace="ml").containers.add(name="main").devices.add()
     device.resource_name = "gpu"
@@ -202,5 +202,5 @@ def test_fields_of_other_types_and_numbers_are_passed_over(other: bytes) -> None
     assert read_pods().read(message + other + message + other) == expected * 2
 
 
-def test_a_text_that_is_not_utf_8_is_read_all_the_same() -> None:
+def test_a_text_that_is_not_utf_8_is_still_read() -> None:
     assert read_text(b"GPU-\xff") == "GPU-\ufffd"

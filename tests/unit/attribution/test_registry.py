@@ -1,4 +1,6 @@
-"""Which sources are asked: those that an admin wants, else those that this host has; the first one is believed first."""
+"""Which sources are asked: the sources that the administrator requests, otherwise the sources that this host has; and
+their precedence.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ OPTIONS = SourceOptions(
 @pytest.mark.parametrize("kubelet", [None, False, True])
 @pytest.mark.parametrize("slurm", [None, False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_what_is_wanted_is_asked_and_else_what_is_there(
+def test_requested_sources_are_asked_and_otherwise_the_sources_of_the_host(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has_socket: bool,
@@ -62,7 +64,7 @@ def test_what_is_wanted_is_asked_and_else_what_is_there(
     assert [source.name for source in find_sources(options, ManualClock(), NVIDIA)] == expected
 
 
-def test_a_wrong_expression_for_resources_is_refused() -> None:
+def test_an_invalid_expression_for_resources_is_refused() -> None:
     options = OPTIONS._replace(kubelet=True, slurm=False, resources=("example.com/(",))
     with pytest.raises(ValueError, match=r"example\.com/\("):
         find_sources(options, ManualClock(), NVIDIA)

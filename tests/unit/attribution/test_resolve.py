@@ -1,4 +1,4 @@
-"""Grants to units."""
+"""Resolving grants to units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def snapshot(index: int, minor: int, mig: str = "") -> DeviceSnapshot:
     return DeviceSnapshot(identity, 0.0, 0.0, True, instances=instances)
 
 
-SNAPSHOTS = [snapshot(0, 3), snapshot(1, 2), snapshot(2, 1, mig="MIG-a")]  # reported with MIG mode off: names only
+SNAPSHOTS = [snapshot(0, 3), snapshot(1, 2), snapshot(2, 1, mig="MIG-a")]  # reported with MIG mode off: only names
 POD = Holder(HolderKey("kubernetes", "uid/main"), pod="a", source="kubelet")
 POD2 = Holder(HolderKey("kubernetes", "uid2/main"), pod="b", source="kubelet")
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
@@ -24,25 +24,25 @@ def units(*grants: Grant) -> list[tuple[UnitId, str, float]]:
     return [(a.unit, a.share, round(a.share_ratio, 3)) for a, _ in resolve(grants, SNAPSHOTS).allocations]
 
 
-def test_uuid_minor_and_index_are_three_different_things() -> None:
+def test_uuid_minor_and_index_name_different_gpus() -> None:
     assert units(Grant("uuid", "GPU-1", POD)) == [(UnitId("GPU-1"), "none", 1.0)]
     assert units(Grant("minor", "3", JOB)) == [(UnitId("GPU-0"), "none", 1.0)]
     assert units(Grant("index", "1", JOB)) == [(UnitId("GPU-1"), "none", 1.0)]
 
 
-def test_a_mig_instance_by_new_and_old_name() -> None:
+def test_a_mig_instance_is_found_by_its_new_and_old_name() -> None:
     expected = [(UnitId("GPU-2", "MIG-a"), "mig", 0.429)]
     assert units(Grant("uuid", "MIG-a", POD)) == expected
     assert units(Grant("uuid", "MIG-GPU-2/7/0", POD)) == expected
 
 
-def test_a_number_never_means_a_board_that_is_partitioned() -> None:
+def test_a_number_never_means_a_partitioned_gpu() -> None:
     identity = snapshot(3, 0).identity
     mig = SNAPSHOTS[2].__class__(identity._replace(mig_mode="enabled"), 0.0, 0.0, True)
     result = resolve([Grant("index", "3", JOB), Grant("minor", "0", JOB)], [mig])
     assert (result.allocations, len(result.unresolved)) == ([], 2)
     beside = resolve([Grant("index", "0", JOB), Grant("minor", "3", JOB)], [SNAPSHOTS[0], mig])
-    assert [a.unit for a, _ in beside.allocations] == [UnitId("GPU-0")]  # by its file; positions may be shifted
+    assert [a.unit for a, _ in beside.allocations] == [UnitId("GPU-0")]  # by device file; positions may be shifted
     assert [grant.kind for grant, _ in beside.unresolved] == ["index"]
 
 
@@ -53,11 +53,11 @@ def test_replicas_of_one_gpu_share_it() -> None:
     ]
 
 
-def test_a_lone_replica_is_shared_too_for_others_may_come() -> None:
+def test_a_single_replica_counts_as_shared_because_others_may_follow() -> None:
     assert units(Grant("uuid", "GPU-0::0", POD)) == [(UnitId("GPU-0"), "time_slice", 1.0)]
 
 
-def test_two_holders_of_a_whole_gpu_are_told_apart_by_nobody() -> None:
+def test_two_holders_of_a_whole_gpu_share_it() -> None:
     assert [share for _, share, _ in units(Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-0", POD2))] == [
         "time_slice"
     ] * 2
@@ -67,13 +67,13 @@ def test_two_replicas_of_one_holder_are_one_allocation() -> None:
     assert len(units(Grant("uuid", "GPU-0::0", POD), Grant("uuid", "GPU-0::1", POD))) == 1
 
 
-def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_wins() -> None:
+def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_counts() -> None:
     result = resolve([Grant("uuid", "GPU-0", POD), Grant("minor", "3", JOB)], SNAPSHOTS)
     assert [a.holder for a, _ in result.allocations] == [POD]
     assert [grant.holder for grant in result.conflicts] == [JOB]
 
 
-def test_a_task_of_a_job_array_is_the_same_by_either_of_its_names() -> None:
+def test_a_task_of_a_job_array_is_the_same_holder_by_both_of_its_names() -> None:
     task = JOB._replace(job_id="3011", array_job_id="3010", array_task_id="1")
     for job_id, conflicts in (("3011", 0), ("3010_1", 0), ("3010", 1), ("3010_2", 1)):
         static = Holder(HolderKey("slurm", job_id), job_id=job_id, source="static")
@@ -95,12 +95,12 @@ def test_a_device_that_is_not_here_is_unresolved_and_never_guessed() -> None:
 
 
 def order(*minors: int) -> list[DeviceSnapshot]:
-    """A node whose GPU at each index has this minor number."""
+    """A node with these minor numbers, by GPU index."""
     return [snapshot(index, minor) for index, minor in enumerate(minors)]
 
 
 def where(grant: Grant, snapshots: list[DeviceSnapshot], incomplete: str = "") -> str:
-    """The UUID, or why there is none."""
+    """The UUID, or the reason if there is no UUID."""
     result = resolve([grant], snapshots, incomplete=incomplete)
     return result.allocations[0][0].unit.uuid if result.allocations else result.unresolved[0][1]
 
@@ -108,36 +108,36 @@ def where(grant: Grant, snapshots: list[DeviceSnapshot], incomplete: str = "") -
 def test_a_position_counts_only_while_every_gpu_is_here() -> None:
     grant = Grant("index", "1", JOB, number="IDX 1", total=4)
     assert where(grant, order(3, 1, 0, 2)) == "GPU-1"
-    assert where(grant, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, the scheduler counts 4"
+    assert where(grant, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, but the scheduler counts 4"
     assert where(grant, order(3, 1, 0, 2), "gpu 2 (GPU-2) does not answer") == (
         "positions may have changed: gpu 2 (GPU-2) does not answer"
     )
     holes = [entry for entry in order(3, 1, 0, 2) if entry.identity.index != 1]
-    assert where(grant._replace(total=0), holes) == "positions are not proven: NVML's list has holes"
+    assert where(grant._replace(total=0), holes) == "positions are not proven: NVML's list has gaps"
     assert where(grant._replace(device="4", total=0), order(3, 1, 0, 2)) == "there is no GPU at position 4"
 
 
-def test_a_position_among_listed_files_is_counted_in_nvmls_order() -> None:
-    """AutoDetect=nvml with File=/dev/nvidia[0,2-3]: slurmd sorts them by NVML's order, whatever the file says."""
+def test_a_position_among_listed_files_counts_in_nvmls_order() -> None:
+    """AutoDetect=nvml with File=/dev/nvidia[0,2-3]: slurmd sorts the files by NVML's order, for any order in the file."""
     nodes = order(3, 1, 0, 2)
     grants = [Grant("index", str(i), JOB, number=f"IDX {i}", among=("0", "2", "3"), total=3) for i in range(3)]
     assert [where(grant, nodes) for grant in grants] == ["GPU-0", "GPU-2", "GPU-3"]
     assert where(grants[0]._replace(among=("0", "7")), nodes) == (
-        "positions are not proven: NVML lists 1 GPUs, the scheduler counts 3"
+        "positions are not proven: NVML lists 1 GPUs, but the scheduler counts 3"
     )
 
 
-def test_a_device_file_leads_to_its_gpu_whatever_is_missing() -> None:
+def test_a_device_file_means_its_gpu_even_if_other_gpus_are_missing() -> None:
     assert where(Grant("minor", "0", JOB), order(3, 1, 0), "gpu 3 is missing") == "GPU-2"
     assert where(Grant("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here has the device file number 2"
     assert where(Grant("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here has the device file number -1"
 
 
-def test_an_unproven_number_leads_nowhere_and_says_why() -> None:
+def test_an_unproven_number_means_no_device_and_has_a_reason() -> None:
     assert where(Grant("unproven", "1", JOB, reason="no gres.conf"), order(0, 1)) == "no gres.conf"
 
 
-def test_a_running_holder_keeps_its_gpu_when_numbers_move() -> None:
+def test_a_running_holder_keeps_its_gpu_when_numbers_change() -> None:
     grant = Grant("index", "1", JOB, number="IDX 1")
     first = resolve([grant], order(0, 1, 2))
     assert first.numbers == {(JOB.key, "IDX 1"): UnitId("GPU-1")}
@@ -152,50 +152,52 @@ def test_a_running_holder_keeps_its_gpu_when_numbers_move() -> None:
     assert resolve([grant._replace(holder=other)], moved, incomplete="x", numbers=first.numbers).allocations == []
 
 
-def test_a_holder_that_is_known_by_name_only_keeps_no_number() -> None:
+def test_a_holder_known_only_by_name_keeps_no_number() -> None:
     grant = Grant("index", "1", POD._replace(identity="name"), number="1")
     assert resolve([grant], order(0, 1)).numbers == {}
     numbers = {(POD.key, "1"): UnitId("GPU-0")}
     assert [a.unit for a, _ in resolve([grant], order(0, 1), numbers=numbers).allocations] == [UnitId("GPU-1")]
 
 
-def test_a_position_means_nothing_beside_a_board_in_mig_mode() -> None:
+def test_positions_are_not_valid_beside_a_gpu_in_mig_mode() -> None:
     nodes = order(0, 1)
     nodes[1] = nodes[1]._replace(identity=nodes[1].identity._replace(mig_mode="enabled"))
-    reason = "a position means nothing while a GPU of this node is in MIG mode"
+    reason = "positions are not valid while a GPU of this node is in MIG mode"
     assert where(Grant("index", "0", JOB), nodes) == reason
     assert where(Grant("minor", "0", JOB), nodes) == "GPU-0"
 
 
-def test_what_keeps_a_holder_from_working_travels_with_its_allocation() -> None:
-    grant = Grant("uuid", "GPU-1", POD, running=False, why="its container has not begun", working_wall=12.0)
+def test_an_allocation_keeps_the_reason_why_its_holder_cannot_work() -> None:
+    grant = Grant("uuid", "GPU-1", POD, running=False, why="its container has not started", working_wall=12.0)
     ((allocation, _),) = resolve([grant], SNAPSHOTS).allocations
-    assert (allocation.running, allocation.why, allocation.working_wall) == (False, "its container has not begun", 12.0)
+    assert (allocation.running, allocation.why, allocation.working_wall) == (
+        False,
+        "its container has not started",
+        12.0,
+    )
 
 
-def test_a_kept_number_is_a_whole_gpu_and_no_replica() -> None:
+def test_a_kept_number_means_a_whole_gpu_and_not_a_replica() -> None:
     grant = Grant("index", "1", JOB, number="IDX 1")
     result = resolve([grant], order(0, 1), numbers={(JOB.key, "IDX 1"): UnitId("GPU-1")})
     assert [allocation.share for allocation, _ in result.allocations] == ["none"]
 
 
-def test_a_number_that_leads_elsewhere_than_before_is_not_believed_either_way() -> None:
-    """gres.conf was corrected under a running job: which GPU it really has is not known."""
+def test_a_number_that_means_another_gpu_than_before_counts_for_neither_gpu() -> None:
+    """gres.conf was corrected under a running job: it is unknown which GPU the job really has."""
     before = resolve([Grant("minor", "0", JOB, number="IDX 0")], order(0, 1)).numbers
     grants = [Grant("minor", "1", JOB, number="IDX 0"), Grant("uuid", "GPU-1", POD)]
     result = resolve(grants, order(0, 1), numbers=before)
-    assert [allocation.holder for allocation, _ in result.allocations] == [POD]  # which has nothing to do with it
-    assert [reason for _, reason in result.unresolved] == [
-        "it led to GPU-0 when the holder began and leads to GPU-1 now"
-    ]
+    assert [allocation.holder for allocation, _ in result.allocations] == [POD]  # the pod is not affected
+    assert [reason for _, reason in result.unresolved] == ["it meant GPU-0 when the holder began, and means GPU-1 now"]
     assert result.conflicts == grants[:1]
     assert result.numbers == before
 
 
-def test_two_sources_that_disagree_make_the_holder_unknown() -> None:
+def test_a_holder_is_unknown_if_two_sources_disagree() -> None:
     result = resolve([Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-0", JOB)], SNAPSHOTS)
     ((allocation, _),) = result.allocations
-    assert allocation.contradiction == f"kubelet says {POD.label}, slurm says job 7"
+    assert allocation.contradiction == f"kubelet reports {POD.label}, slurm reports job 7"
     alone = resolve([Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-1", JOB)], SNAPSHOTS).allocations
     assert [a.contradiction for a, _ in alone] == ["", ""]
 
@@ -212,7 +214,7 @@ def instance(
 
 
 def found(grant: Grant, *instances: InstanceReading) -> str:
-    """UUID of the instance that a grant leads to, else why it leads to none."""
+    """UUID of the instance that a grant means, otherwise the reason why it means no instance."""
     result = resolve([grant], [partitioned(*instances)])
     return result.allocations[0][0].unit.mig_uuid if result.allocations else result.unresolved[0][1]
 
@@ -224,19 +226,19 @@ PLACED = (
 )
 
 
-def test_a_claimed_instance_is_the_one_at_its_place() -> None:
+def test_a_claimed_instance_is_found_by_its_placement() -> None:
     assert found(Grant("placement", "1/2g20gb/14/0", POD), *PLACED) == "MIG-a"
     assert found(Grant("placement", "1/2g20gb/14/2", POD), *PLACED) == "MIG-b"
     assert found(Grant("placement", "1/2g20gb/14/2", POD), *reversed(PLACED)) == "MIG-b"
 
 
-def test_a_claim_whose_instance_is_not_there_yet_leads_nowhere() -> None:
+def test_a_claim_means_no_device_until_its_instance_exists() -> None:
     """Dynamic MIG makes the instance when its pod starts."""
     for device in ("1/2g20gb/14/4", "1/1g10gb/15/4", "2/2g20gb/14/0"):
         assert found(Grant("placement", device, POD), *PLACED).startswith("no MIG instance of the GPU")
 
 
-def test_without_the_right_to_see_places_only_the_one_of_its_profile_is_meant() -> None:
+def test_without_visible_placements_the_only_instance_of_a_profile_is_meant() -> None:
     blind = [each._replace(placement=None) for each in PLACED]
     assert found(Grant("placement", "1/1g10gb/19/4", POD), *blind) == "MIG-c"
     assert found(Grant("placement", "1/2g20gb/14/0", POD), *blind) == (
@@ -244,22 +246,22 @@ def test_without_the_right_to_see_places_only_the_one_of_its_profile_is_meant() 
     )
 
 
-def test_without_that_right_two_claims_of_a_profile_are_told_apart_by_nobody() -> None:
-    """The one instance that is there may be either's."""
+def test_without_visible_placements_two_claims_of_a_profile_are_not_resolved() -> None:
+    """The only existing instance may belong to either claim."""
     alone = PLACED[0]._replace(placement=None)
     both = [Grant("placement", "1/2g20gb/14/0", POD), Grant("placement", "1/2g20gb/14/2", POD2)]
     result = resolve(both, [partitioned(alone)])
     assert (result.allocations, len(result.unresolved)) == ([], 2)
-    shared = [both[0], both[0]._replace(holder=POD2)]  # one claim of two pods
+    shared = [both[0], both[0]._replace(holder=POD2)]  # one claim with two pods
     assert len(resolve(shared, [partitioned(alone)]).allocations) == 2
 
 
-def test_a_profile_with_more_than_a_name_is_found_by_its_letters() -> None:
+def test_a_profile_with_extra_characters_is_found_by_its_letters_and_digits() -> None:
     media = instance("MIG-m", "7/0", "1g.10gb+me")
     assert found(Grant("placement", "1/1g10gb-me/20/0", POD), media, instance("MIG-n", "8/0", "1g.10gb")) == "MIG-m"
 
 
-def test_an_instance_by_its_number_within_the_board() -> None:
+def test_an_instance_is_found_by_its_number_within_the_gpu() -> None:
     assert found(Grant("instance", "1/5", POD), *PLACED) == "MIG-b"
     assert found(Grant("instance", "1/5::vgpu1", POD), *PLACED) == "MIG-b"
     assert found(Grant("instance", "1/4", POD), *PLACED).startswith("no MIG instance")
@@ -268,7 +270,7 @@ def test_an_instance_by_its_number_within_the_board() -> None:
     assert found(Grant("instance", "1/3/1", POD), *divided) == "MIG-b"
 
 
-def test_a_part_that_the_source_calls_one_is_shared_though_its_holder_is_alone() -> None:
+def test_a_device_that_the_source_calls_shared_is_shared_even_with_one_holder() -> None:
     assert units(Grant("minor", "3", JOB, share="shard")) == [(UnitId("GPU-0"), "shard", 1.0)]
     two = units(
         Grant("minor", "3", JOB, share="mps"),
@@ -277,7 +279,7 @@ def test_a_part_that_the_source_calls_one_is_shared_though_its_holder_is_alone()
     assert two == [(UnitId("GPU-0"), "mps", 0.5)] * 2
 
 
-def test_what_may_be_given_is_known_where_every_name_leads_to_a_device() -> None:
+def test_offers_are_known_if_every_offer_means_a_device() -> None:
     offers = [Grant("uuid", "GPU-0::0", POD), Grant("uuid", "GPU-0::1", POD), Grant("uuid", "MIG-a", POD)]
     assert find_offered(offers, SNAPSHOTS) == {UnitId("GPU-0"), UnitId("GPU-2", "MIG-a")}
     assert find_offered([*offers, Grant("uuid", "GPU-9", POD)], SNAPSHOTS) is None
@@ -286,7 +288,7 @@ def test_what_may_be_given_is_known_where_every_name_leads_to_a_device() -> None
     assert find_offered([], SNAPSHOTS) == set()
 
 
-def test_beside_a_holder_that_is_certain_a_claim_has_no_part_and_its_doubt_is_said() -> None:
+def test_a_doubted_claim_has_no_part_beside_a_certain_holder_and_its_doubt_is_reported() -> None:
     certain, claim = Grant("uuid", "GPU-0", POD), Grant("minor", "3", POD2, claim="ml/watch")
     elsewhere = Grant("minor", "2", POD2, claim="ml/watch")
     result = resolve([claim, certain, elsewhere], SNAPSHOTS)
@@ -294,4 +296,6 @@ def test_beside_a_holder_that_is_certain_a_claim_has_no_part_and_its_doubt_is_sa
     assert shown == {("GPU-0", "a"): (1.0, False), ("GPU-1", "b"): (1.0, True)}
     assert {grant for grant, _ in result.doubted} == {claim, elsewhere}
     alone = resolve([claim, certain], SNAPSHOTS)
-    assert [grant for grant, _ in alone.doubted] == [claim], "the log names it, though it has no part anywhere"
+    assert [grant for grant, _ in alone.doubted] == [claim], (
+        "the log names the claim, although it has no part of any unit"
+    )

@@ -1,4 +1,4 @@
-"""The Slurm source: what it grants, what it only knows to be held, and when it says that it does not know."""
+"""The Slurm source: what it grants, what it only knows to be held, and when it reports that holders are unknown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpu_exporter.model.holders import Holder, HolderKey
 
 
 class Cluster:
-    """Answers the commands of one cluster whose node `n0` has four typed GPUs, unless a test says otherwise."""
+    """Answers the commands of one cluster. Its node `n0` has four typed GPUs, unless a test sets otherwise."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -48,17 +48,17 @@ class Cluster:
         self.private = "none"
         self.flags = "(null)"
         self.hidden: set[str] = set()
-        self.json = "all"  # which commands speak JSON: all, squeue, none
+        self.json = "all"  # which commands support JSON: all, squeue, none
         self.ambiguous = False  # whether a job's name makes the plain text ambiguous
-        self.squeue_fault = ""  # what `squeue --json` fails with
+        self.squeue_fault = ""  # error of `squeue --json`
         self.asked: list[str] = []
-        self.limits: set[float] = set()  # seconds that commands were given
+        self.limits: set[float] = set()  # time limits in seconds that commands got
         self.after_node: list[dict[str, object]] = []  # changes that take effect after the next question for the node
         self.gres_conf = directory / "gres.conf"
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
-        self.steps: dict[str, set[int]] | None = None  # processes by job id; None: one of every job
-        self.blind = ""  # what listpids fails with
-        self.left: dict[str, set[int]] | None = None  # what it lists before it fails
+        self.steps: dict[str, set[int]] | None = None  # processes by job id; without a value, one process of every job
+        self.blind = ""  # error of listpids
+        self.left: dict[str, set[int]] | None = None  # what listpids lists before it fails
         self.source = self.new_source(Pace(0.0))
 
     def new_source(self, pace: Pace) -> SlurmSource:
@@ -91,9 +91,9 @@ class Cluster:
                 shown = [self._row(asked)]
             return "".join(shown)
         if command[0] == "sinfo":
-            used = self.used
+            used = "" if self.used is None else self.used or "(null)"
             self._change()
-            return f"{'' if used is None else used or '(null)':8192}|\n" * 2  # a node in two partitions
+            return f"{used:8192}|\n" * 2  # a node in two partitions
         if text.startswith("scontrol show config"):
             return (
                 f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = {self.directory}/slurm.conf\n"
@@ -158,7 +158,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         ("none", ["scontrol -o show job -d 1", "scontrol -o show job -d 2"]),
     ],
 )
-def test_jobs_hold_what_the_node_confirms(cluster: Cluster, speaks: str, asked: list[str]) -> None:
+def test_jobs_hold_the_gpus_that_the_node_confirms(cluster: Cluster, speaks: str, asked: list[str]) -> None:
     cluster.json = speaks
     cluster.jobs = {"1": ["gpu:h100:2(IDX:0,3)"], "2": [""]}
     cluster.used = "gpu:h100:2(IDX:0,3)"
@@ -181,14 +181,14 @@ SINFO = f"sinfo -h -N -n n0 -O {SINFO_FORMAT}"
 COLUMNS_OF = f"-t RUNNING,CONFIGURING,SUSPENDED,STOPPED -O {SQUEUE_FORMAT}"
 
 
-def test_an_idle_node_asks_for_no_job(cluster: Cluster) -> None:
+def test_an_idle_node_asks_about_no_job(cluster: Cluster) -> None:
     cluster.jobs = {"1": [""], "2": [""]}  # jobs without a GPU
     cluster.source.poll()
     assert cluster.asked == ["scontrol listpids * n0", "scontrol show config", "scontrol show node n0 -d"]
 
 
-def test_a_job_with_a_step_here_is_asked_for_alone(cluster: Cluster) -> None:
-    """`squeue -w` is filtered by the client: every node would download the jobs of the whole cluster."""
+def test_for_a_job_with_a_step_here_only_this_job_is_requested(cluster: Cluster) -> None:
+    """The client filters `squeue -w`: every node would download the jobs of the whole cluster."""
     hold(cluster)
     assert cluster.asked[2:] == [
         "scontrol show node n0 -d",
@@ -197,7 +197,7 @@ def test_a_job_with_a_step_here_is_asked_for_alone(cluster: Cluster) -> None:
     ]
 
 
-def test_jobs_without_a_step_are_listed_when_a_gpu_in_use_is_not_explained(cluster: Cluster) -> None:
+def test_jobs_are_listed_if_no_job_with_a_step_explains_a_gpu_in_use(cluster: Cluster) -> None:
     cluster.steps = {}
     hold(cluster)
     assert cluster.asked[2:] == [
@@ -210,15 +210,15 @@ def test_jobs_without_a_step_are_listed_when_a_gpu_in_use_is_not_explained(clust
     assert cluster.asked[1:] == [SINFO, f"squeue -h -a --local -j 42 {COLUMNS_OF}"]
 
 
-def test_a_job_that_the_node_contradicts_is_asked_for_again_before_its_time(cluster: Cluster) -> None:
-    """As after `scontrol update` gave it another GPU, and its row is the same."""
+def test_a_job_that_the_node_contradicts_is_requested_again_early(cluster: Cluster) -> None:
+    """As after `scontrol update` gave the job another GPU, while its row remains the same."""
     assert hold(cluster) == "minor"
     cluster.clock.advance(DOUBT_EACH_S)
     cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
     assert cluster.grants() == [("job 42", "minor", "2")]
 
 
-def test_as_many_jobs_as_are_asked_for_singly(cluster: Cluster) -> None:
+def test_up_to_the_limit_jobs_are_requested_singly(cluster: Cluster) -> None:
     cluster.jobs = {str(number): [""] for number in range(1, SINGLES_MAX)} | {"42": ["gpu:h100:1(IDX:0)"]}
     cluster.used = "gpu:h100:1(IDX:0)"
     assert cluster.grants() == [("job 42", "minor", "0")]
@@ -226,7 +226,7 @@ def test_as_many_jobs_as_are_asked_for_singly(cluster: Cluster) -> None:
     assert not [text for text in cluster.asked if " -w " in text]
 
 
-def test_many_new_jobs_are_asked_for_at_once(cluster: Cluster) -> None:
+def test_many_new_jobs_are_requested_with_one_question(cluster: Cluster) -> None:
     cluster.jobs = {str(number): [""] for number in range(1, SINGLES_MAX + 1)} | {"42": ["gpu:h100:1(IDX:0)"]}
     cluster.used = "gpu:h100:1(IDX:0)"
     assert cluster.grants() == [("job 42", "minor", "0")]
@@ -236,24 +236,24 @@ def test_many_new_jobs_are_asked_for_at_once(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("given", "slurmd", "asked"), [("n7", "n8", "n7"), ("", "n8", "n8"), ("", None, "gpu-12"), ("", "", "gpu-12")]
 )
-def test_the_node_is_the_one_given_else_slurmds_else_this_host_by_its_short_name(
+def test_the_node_name_comes_from_the_flag_else_slurmd_else_the_short_host_name(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, given: str, slurmd: str | None, asked: str
 ) -> None:
     if slurmd is not None:
         monkeypatch.setenv("SLURMD_NODENAME", slurmd)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu-12.cluster.example"))
-    with contextlib.suppress(AssertionError):  # the cluster knows n0 alone
+    with contextlib.suppress(AssertionError):  # the cluster knows only n0
         SlurmSource(SlurmOptions(node=given), run=cluster.run, clock=cluster.clock).poll()
     assert cluster.asked == [f"scontrol listpids * {asked}"]
 
 
-def test_every_command_has_the_time_that_was_given(cluster: Cluster) -> None:
+def test_every_command_gets_the_configured_timeout(cluster: Cluster) -> None:
     SlurmSource(SlurmOptions(node="n0", timeout_s=2.5), run=cluster.run, clock=cluster.clock).poll()
     assert cluster.limits == {2.5}
 
 
 @pytest.mark.parametrize("place", ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm.conf", ""])
-def test_a_host_with_a_configuration_of_slurm_belongs_to_a_cluster(
+def test_a_host_with_a_slurm_configuration_belongs_to_a_cluster(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setattr(registry, "runs_slurmd", lambda _: False)
@@ -274,7 +274,7 @@ def test_a_host_with_a_configuration_of_slurm_belongs_to_a_cluster(
         ({"StartTime": "N/A"}, {"key": HolderKey("slurm", "lab/42/0/"), "start_wall": None}),
     ],
 )
-def test_a_holder_is_all_that_squeue_says_of_the_job(
+def test_a_holder_has_all_fields_of_the_jobs_squeue_row(
     cluster: Cluster, columns: dict[str, str], expected: dict[str, Any]
 ) -> None:
     cluster.columns = {"Account": "chem", "Partition": "gpu", "QOS": "high", **columns}
@@ -297,7 +297,7 @@ def test_a_holder_is_all_that_squeue_says_of_the_job(
     assert grant.holder == holder._replace(**expected)
 
 
-def test_two_hidden_jobs_are_two_holders_who_are_nobody(cluster: Cluster) -> None:
+def test_two_hidden_jobs_are_two_holders_without_a_name(cluster: Cluster) -> None:
     cluster.used = "gpu:h100:2(IDX:1,3)"
     nobody = Holder(HolderKey("slurm", ""), cluster="lab", source="slurm", resource="gres/gpu", identity="hidden")
     assert [grant.holder for grant in cluster.source.poll().grants] == [
@@ -308,12 +308,14 @@ def test_two_hidden_jobs_are_two_holders_who_are_nobody(cluster: Cluster) -> Non
 @pytest.mark.parametrize(
     ("private", "hides"), [("jobs", True), ("users", True), ("accounts,Users", True), ("accounts,nodes", False)]
 )
-def test_a_cluster_that_hides_jobs_or_users_hides_who_runs_what(cluster: Cluster, private: str, hides: bool) -> None:
+def test_a_cluster_that_hides_jobs_or_users_hides_the_users_of_gpus(
+    cluster: Cluster, private: str, hides: bool
+) -> None:
     cluster.private = private
     assert cluster.source.poll().hides_users == hides
 
 
-def test_a_gpu_in_use_that_no_listed_job_has_is_held_without_a_name(cluster: Cluster) -> None:
+def test_a_gpu_in_use_without_a_listed_job_is_held_without_a_name(cluster: Cluster) -> None:
     cluster.private = "jobs,users"
     cluster.jobs = {"1": ["gpu:h100:1(IDX:0)"], "2": ["gpu:h100:1(IDX:2)"]}
     cluster.hidden = {"2"}
@@ -338,13 +340,13 @@ def test_a_grant_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: 
     answer = cluster.source.poll()
     assert sorted((c.holder.label, c.device) for c in answer.grants) == [("job 1", "1"), ("job 2", "2")]
     assert answer.conflicts == 1
-    # Whichever of the two is wrong: the GPU is not called free.
+    # It is unknown which of the two is wrong, so the GPU is not reported as free.
     assert answer.problem == "job 1 claims IDX 0, which node n0 does not have in use"
     cluster.used = "gpu:h100:1(IDX:2)"
     assert cluster.source.poll().conflicts == 2
 
 
-def test_a_job_that_begins_between_the_two_questions_is_seen_by_asking_once_more(cluster: Cluster) -> None:
+def test_a_job_that_begins_between_two_questions_is_found_by_asking_again(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     cluster.steps = {}
     both = {"1": ["gpu:h100:1(IDX:0)"], "2": ["gpu:h100:1(IDX:1)"]}
@@ -358,7 +360,7 @@ def test_a_lasting_disagreement_is_not_asked_about_twice_at_each_poll(cluster: C
     cluster.source.poll()
     cluster.asked.clear()
     cluster.source.poll()
-    # A look at the node, and at the one job without a step: no second look, and no list of all jobs.
+    # One question for the node, and one for the only job without a step: no second look, and no list of all jobs.
     assert cluster.asked[1:] == [SINFO, f"squeue -h -a --local -j 1 {COLUMNS_OF}"]
     cluster.asked.clear()
     cluster.clock.advance(LIST_EACH_S)
@@ -372,17 +374,17 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
     cluster.configured = "gpu:4"
     cluster.jobs, cluster.used = {"1": ["gpu:2(IDX:1-2)"]}, "gpu:2"
     assert cluster.grants() == [("job 1", "minor", "1"), ("job 1", "minor", "2")]
-    assert len([asked for asked in cluster.asked if asked.startswith("squeue")]) == 1  # nothing to ask again
+    assert len([asked for asked in cluster.asked if asked.startswith("squeue")]) == 1  # no second question
     cluster.used = "gpu:3"
     answer = cluster.source.poll()
     assert [c.device for c in answer.grants] == ["1", "2"]
-    assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is called free"
+    assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is reported as free"
     cluster.used = "gpu:1"
     with pytest.raises(SourceError, match="the jobs of node n0 have 1 GPUs more than the node has in use"):
         cluster.source.poll()
 
 
-def test_a_job_whose_gpus_are_not_there_yet_is_asked_again(cluster: Cluster) -> None:
+def test_a_job_whose_gpus_are_not_known_yet_is_asked_about_again(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": [""]}, ""
     assert cluster.grants() == []
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:3)"]}, "gpu:h100:1(IDX:3)"
@@ -390,15 +392,16 @@ def test_a_job_whose_gpus_are_not_there_yet_is_asked_again(cluster: Cluster) -> 
     assert cluster.grants() == [("job 1", "minor", "3")]
 
 
-def test_a_resized_job_is_asked_again_as_soon_as_its_row_shows_it(cluster: Cluster) -> None:
-    cluster.steps = {}  # so that its row is asked for at each look
+def test_a_resized_job_is_asked_about_again_when_its_row_shows_it(cluster: Cluster) -> None:
+    cluster.steps = {}  # so that its row is requested at each look
     cluster.jobs, cluster.used, cluster.nodes = (
         {"1": ["gpu:h100:1(IDX:0)", "gpu:h100:4(IDX:0-3)"]},
         "gpu:h100:1(IDX:0)",
         "n[0-1]",
     )
     assert cluster.source.poll().grants[0].holder.units == 5
-    cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"  # gave back the other node, which n0 does not show
+    # the job gave back the other node, which n0 does not show
+    cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"
     assert cluster.source.poll().grants[0].holder.units == 5
     cluster.size = "cpu=2"
     assert cluster.source.poll().grants[0].holder.units == 1
@@ -412,13 +415,13 @@ def test_gpus_of_a_job_whose_record_is_no_longer_understood_have_a_holder_withou
         assert cluster.grants() == [("a hidden job", "minor", "0")]
 
 
-def test_a_job_whose_record_was_never_understood_costs_no_other_its_attribution(cluster: Cluster) -> None:
+def test_a_job_whose_record_was_never_understood_affects_no_other_job(cluster: Cluster) -> None:
     cluster.jobs = {"1": ["gpu:h100:1(IDX:"], "2": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
     assert cluster.grants() == [("job 2", "minor", "1"), ("a hidden job", "minor", "0")]
 
 
-def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) -> None:
+def test_a_resize_that_no_column_shows_is_detected_within_minutes(cluster: Cluster) -> None:
     cluster.jobs, cluster.used, cluster.nodes = (
         {"1": ["gpu:h100:1(IDX:0)", "gpu:h100:4(IDX:0-3)"]},
         "gpu:h100:1(IDX:0)",
@@ -430,7 +433,7 @@ def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) 
     assert cluster.source.poll().grants[0].holder.units == 1
 
 
-def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluster) -> None:
+def test_known_jobs_cause_no_extra_question(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     cluster.source.poll()
     cluster.asked.clear()
@@ -440,19 +443,19 @@ def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluste
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED", "CONFIGURING"])
-def test_a_stopped_job_holds_and_does_not_run(cluster: Cluster, state: str) -> None:
+def test_a_stopped_job_holds_its_gpus_and_does_not_run(cluster: Cluster, state: str) -> None:
     cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": state}
     (grant,) = cluster.source.poll().grants
     assert (grant.running, grant.why, grant.obstacle) == (False, f"the job is {state}", state.lower())
 
 
-def test_a_state_of_a_job_that_is_no_word_is_not_published(cluster: Cluster) -> None:
+def test_a_job_state_that_is_not_a_word_is_not_published(cluster: Cluster) -> None:
     cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": "A" * 31}
     (grant,) = cluster.source.poll().grants
     assert (grant.running, grant.obstacle) == (False, "other")
 
 
-def test_autodetect_counts_in_nvmls_order_and_needs_as_many_gpus(cluster: Cluster) -> None:
+def test_autodetect_counts_in_nvmls_order_and_needs_the_same_number_of_gpus(cluster: Cluster) -> None:
     cluster.gres_conf.write_text("AutoDetect=nvml\nName=gpu Type=h100 File=/dev/nvidia[3,1,0,2]\n", "utf-8")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
     (grant,) = cluster.source.poll().grants
@@ -471,7 +474,7 @@ def test_autodetect_counts_in_nvmls_order_and_needs_as_many_gpus(cluster: Cluste
         ("AutoDetect=rsmi", "gres.conf: AutoDetect=rsmi does not list GPUs"),
     ],
 )
-def test_a_gres_conf_that_proves_no_order_resolves_nothing_and_says_why(
+def test_a_gres_conf_that_proves_no_order_resolves_no_gpu_and_gives_the_reason(
     cluster: Cluster, text: str | None, problem: str
 ) -> None:
     cluster.gres_conf.unlink() if text is None else cluster.gres_conf.write_text(text, "utf-8")
@@ -488,7 +491,7 @@ def test_a_position_that_gres_conf_does_not_have_is_not_resolved(cluster: Cluste
     assert (grant.device, grant.number, grant.reason) == ("", "IDX 4", "gres.conf names no whole GPU at IDX 4")
 
 
-def test_only_this_nodes_lines_of_gres_conf_count(cluster: Cluster) -> None:
+def test_only_lines_of_gres_conf_for_this_node_count(cluster: Cluster) -> None:
     other = "NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[0-3]\n"
     cluster.gres_conf.write_text(f"{other}NodeName=n0 Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n", "utf-8")
     assert hold(cluster) == "minor"
@@ -500,8 +503,10 @@ def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> No
     assert cluster.source.poll() == Answer([])
 
 
-def test_gpus_are_counted_where_the_record_and_the_file_of_now_agree(cluster: Cluster) -> None:
-    """A node may be drained for too few, and what slurmctld said of its configuration may be an hour old."""
+def test_gpus_are_counted_if_the_record_and_the_present_file_agree(cluster: Cluster) -> None:
+    """An administrator may drain a node with too few GPUs, and slurmctld's report about its configuration may be an
+    hour old.
+    """
     assert cluster.source.poll().devices == 4
     fail(cluster, "sinfo", "Unable to contact slurm controller")
     assert cluster.source.poll().devices is None
@@ -511,7 +516,7 @@ def test_gpus_are_counted_where_the_record_and_the_file_of_now_agree(cluster: Cl
         assert cluster.source.poll().devices is counted
 
 
-def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
+def test_two_files_that_disagree_prove_no_order(cluster: Cluster) -> None:
     cached = cluster.directory / "spool" / "n0" / "conf-cache"
     cached.mkdir(parents=True)
     (cached / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
@@ -525,7 +530,7 @@ def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
     assert [(c.kind, c.device) for c in named.poll().grants] == [("minor", "0")]
 
 
-def test_the_copy_that_a_configless_slurmd_keeps_is_found(cluster: Cluster) -> None:
+def test_the_copy_of_a_configless_slurmd_is_found(cluster: Cluster) -> None:
     cached = cluster.directory / "spool" / "n0" / "conf-cache"
     cached.mkdir(parents=True)
     cluster.gres_conf.rename(cached / "gres.conf")
@@ -538,26 +543,26 @@ REVERSED = "Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n"
 
 
 def hold(cluster: Cluster, **more: object) -> str:
-    """What the grant of the one job rests on."""
+    """The basis of the only job's grant."""
     for name, value in {**HELD, **more}.items():
         setattr(cluster, name, value)
     (grant,) = cluster.source.poll().grants
     return grant.kind
 
 
-def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(cluster: Cluster) -> None:
+def test_a_gres_conf_with_another_order_counts_after_slurmd_has_read_it(cluster: Cluster) -> None:
     now = int(time.time())
     cluster.clock = ManualClock(wall=now + 60.0)
     cluster.source = cluster.new_source(Pace(0.0))
     assert hold(cluster, slurmd_start=now + 1, job_start=now + 20) == "minor"
     os.utime(cluster.gres_conf, (now + 50, now + 50))
-    assert cluster.source.poll().grants[0].kind == "minor", "it says the same"
+    assert cluster.source.poll().grants[0].kind == "minor", "the file has the same content"
     cluster.gres_conf.write_text(REVERSED, "utf-8")
     os.utime(cluster.gres_conf, (now + 60, now + 60))
     cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
     answer = cluster.source.poll()
-    assert {grant.kind for grant in answer.grants} == {"minor"}, "both began before that"
+    assert {grant.kind for grant in answer.grants} == {"minor"}, "both jobs began before that"
     assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
     cluster.job_start = now + 90
     cluster.source = cluster.new_source(Pace(0.0))
@@ -571,8 +576,8 @@ def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(clu
     assert answer.problem == ""
 
 
-def test_a_configless_slurmd_that_read_its_copy_again_goes_by_it_for_later_jobs(cluster: Cluster) -> None:
-    """As Slurm before 23.11 does at `scontrol reconfigure`, without a new start."""
+def test_a_copy_that_a_configless_slurmd_reads_again_counts_for_later_jobs(cluster: Cluster) -> None:
+    """As Slurm before 23.11 does at `scontrol reconfigure`, without a restart."""
     cached = cluster.directory / "spool" / "n0" / "conf-cache"
     cached.mkdir(parents=True)
     copy = cached / "gres.conf"
@@ -594,7 +599,7 @@ def test_a_configless_slurmd_that_read_its_copy_again_goes_by_it_for_later_jobs(
     assert answer.problem == ""
     cluster.source = cluster.new_source(Pace(0.0))
     cluster.job_start = began + 5
-    assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}, "nobody remembers the order before"
+    assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}, "the earlier order is not remembered"
 
 
 def test_a_gpu_of_a_hidden_job_is_resolved_only_while_there_was_one_order(cluster: Cluster) -> None:
@@ -608,10 +613,10 @@ def test_a_gpu_of_a_hidden_job_is_resolved_only_while_there_was_one_order(cluste
     for _ in range(20):
         cluster.clock.advance(5.0)
         answer = cluster.source.poll()
-    assert [grant.kind for grant in answer.grants] == ["unproven"], "of which time is it?"
+    assert [grant.kind for grant in answer.grants] == ["unproven"], "it is unknown which order the hidden job used"
 
 
-def test_a_job_that_began_before_slurmd_is_resolved_only_where_the_order_of_its_time_is_known(
+def test_a_job_that_began_before_slurmd_is_resolved_only_if_the_order_of_its_time_is_known(
     cluster: Cluster,
 ) -> None:
     now = int(time.time())
@@ -620,14 +625,14 @@ def test_a_job_that_began_before_slurmd_is_resolved_only_where_the_order_of_its_
     assert grant.reason == BEFORE and cluster.source.poll().problem == ""
 
 
-def test_a_file_that_kept_its_date_was_changed_all_the_same(cluster: Cluster) -> None:
-    """As rsync -a and cp -p leave it."""
+def test_a_changed_file_that_kept_its_date_counts_as_changed(cluster: Cluster) -> None:
+    """As rsync -a and cp -p do."""
     cluster.gres_conf.write_text(REVERSED, "utf-8")
     os.utime(cluster.gres_conf, (1, 1))
     assert hold(cluster, slurmd_start=int(time.time()) - 60) == "unproven"
 
 
-def test_an_included_file_that_was_changed_counts_too(cluster: Cluster) -> None:
+def test_a_change_of_an_included_file_counts_too(cluster: Cluster) -> None:
     cluster.gres_conf.write_text("Include gpus.conf\n", "utf-8")
     included, now = cluster.directory / "gpus.conf", int(time.time())
     included.write_text(REVERSED, "utf-8")
@@ -637,17 +642,17 @@ def test_an_included_file_that_was_changed_counts_too(cluster: Cluster) -> None:
     assert cluster.source.poll().grants[0].kind == "unproven"
 
 
-def test_a_directory_that_is_called_conf_is_no_copy_of_slurmds(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_directory_named_conf_is_not_a_copy_of_slurmd(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     assert hold(Cluster(tmp_path / "conf"), slurmd_start=int(time.time()) - 60) == "unproven"
 
 
-def test_a_node_that_does_not_say_when_slurmd_started_proves_nothing(cluster: Cluster) -> None:
+def test_no_order_is_proven_if_the_start_of_slurmd_is_unknown(cluster: Cluster) -> None:
     assert hold(cluster, slurmd_start="None") == "unproven"
 
 
 def fail(cluster: Cluster, word: str, fault: str | SourceError, times: int = 10**9) -> list[Sequence[str]]:
-    """Let commands with this word among theirs fail; which, is listed as they do."""
+    """Let commands that contain this word fail. Returns a list to which each failed command is added."""
     real, failed = cluster.run, list[Sequence[str]]()
 
     def run(command: Sequence[str], timeout_s: float) -> str:
@@ -668,7 +673,7 @@ SLOW = SlowSource("scontrol did not answer within 5 s")
 @pytest.mark.parametrize(
     ("fault", "at_once"), [(SLOW, 2), (SourceError("slurm_load_jobs error: Invalid job id specified"), 1)]
 )
-def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(
+def test_a_job_that_cannot_be_asked_about_affects_no_other_job(
     cluster: Cluster, fault: SourceError, at_once: int
 ) -> None:
     failed = fail(cluster, "43", fault)
@@ -691,25 +696,25 @@ def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(
 
 
 @pytest.mark.parametrize("word", ["--json", "-j"])
-def test_a_job_at_whose_question_slurm_was_slow_is_asked_about_at_the_next_look(cluster: Cluster, word: str) -> None:
-    """slurmctld 24.11.5 takes 5 s for an answer now and then."""
+def test_after_a_slow_answer_about_a_job_the_next_look_asks_again(cluster: Cluster, word: str) -> None:
+    """slurmctld 24.11.5 sometimes takes 5 s for an answer."""
     cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
     cluster.source.poll()
-    for fault in (1, 2, 3):  # once each time is once each time
+    for fault in (1, 2, 3):  # a first failure each time, because a success lies in between
         failed = fail(cluster, word, SLOW, times=1)
         cluster.clock.advance(JOB_EACH_S)
         assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42", "job 43"]
         assert len(failed) == 1
         asked = len(cluster.asked)
-        cluster.clock.advance(INTERVAL_MAX_S)  # a slow controller is left in peace while the node agrees with its jobs
+        cluster.clock.advance(INTERVAL_MAX_S)  # a slow controller is not asked while the node agrees with its jobs
         assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42", "job 43"]
         assert [text for text in cluster.asked[asked:] if word in text and "42" in text], fault
         assert not cluster.source._controller._slow
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_job_that_was_never_answered_for_is_forgotten_with_its_end(cluster: Cluster, ends: bool) -> None:
+def test_a_job_that_was_never_answered_for_is_forgotten_when_it_ends(cluster: Cluster, ends: bool) -> None:
     fail(cluster, "42", SLOW)
     cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     cluster.source.poll()
@@ -730,7 +735,7 @@ def test_a_job_that_began_while_slurm_was_slow_has_its_gpus_at_the_next_look(clu
     assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42"]
 
 
-def test_a_slow_slurm_keeps_the_others_waiting_for_two_looks_at_most(cluster: Cluster) -> None:
+def test_one_slow_job_delays_the_others_for_two_looks_at_most(cluster: Cluster) -> None:
     fail(cluster, "42", SLOW)
     cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
@@ -740,7 +745,7 @@ def test_a_slow_slurm_keeps_the_others_waiting_for_two_looks_at_most(cluster: Cl
     assert {c.holder.label for c in answer.grants} == {"a hidden job", "job 43"}
 
 
-def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) -> None:
+def test_other_errors_do_not_stop_the_use_of_json(cluster: Cluster) -> None:
     fail(cluster, "--json", "scontrol ended with status 1: fatal: failed to initialize auth plugin", times=2)
     for name, value in HELD.items():
         setattr(cluster, name, value)
@@ -752,14 +757,14 @@ def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) 
     assert not [asked for asked in cluster.asked if "-o show job" in asked]
 
 
-def test_a_job_that_only_json_could_tell_of_is_nobody_where_that_is_too_long(cluster: Cluster) -> None:
+def test_a_job_known_only_from_json_has_no_name_if_the_answer_is_too_long(cluster: Cluster) -> None:
     cluster.json, cluster.squeue_fault = "squeue", "squeue printed more than 16777216 bytes"
     cluster.ambiguous = True
     assert hold(cluster, ambiguous=True) == "minor"
     assert cluster.grants() == [("a hidden job", "minor", "0")]
 
 
-def test_squeue_that_does_not_answer_in_json_is_asked_so_again(cluster: Cluster) -> None:
+def test_squeue_json_is_retried_after_a_failure_but_not_at_each_look(cluster: Cluster) -> None:
     cluster.json, cluster.squeue_fault = "squeue", "squeue did not answer within 5 s"
     cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     cluster.ambiguous = True
@@ -767,13 +772,14 @@ def test_squeue_that_does_not_answer_in_json_is_asked_so_again(cluster: Cluster)
     cluster.squeue_fault = ""
     cluster.clock.advance(DOUBT_EACH_S)
     assert cluster.grants() == [("a hidden job", "minor", "0")]
-    assert len([text for text in cluster.asked if text.startswith("squeue --json")]) == 1  # all jobs of the cluster
+    # requests all jobs of the cluster
+    assert len([text for text in cluster.asked if text.startswith("squeue --json")]) == 1
     cluster.clock.advance(LIST_EACH_S)
     assert cluster.grants() == [("job 42", "minor", "0")]
     assert cluster.asked[-1] == "squeue --json -a"
 
 
-def test_a_slurm_that_was_upgraded_is_asked_in_json_again(cluster: Cluster) -> None:
+def test_json_is_tried_again_after_an_upgrade_of_slurm(cluster: Cluster) -> None:
     cluster.json = "none"
     assert hold(cluster) == "minor"
     cluster.json = "all"
@@ -786,7 +792,7 @@ def test_a_slurm_that_was_upgraded_is_asked_in_json_again(cluster: Cluster) -> N
 @pytest.mark.parametrize(
     "used", ["gpu:(null):1(IDX:0)", "gpu:h100:1(IDX:0),nic:(null):0(IDX:N/A),bandwidth:lustre:no_consume:0"]
 )
-def test_types_that_are_null_and_other_resources_are_understood(cluster: Cluster, used: str) -> None:
+def test_null_types_and_other_resources_are_understood(cluster: Cluster, used: str) -> None:
     assert hold(cluster, used=used) == "minor"
 
 
@@ -799,7 +805,7 @@ def test_types_that_are_null_and_other_resources_are_understood(cluster: Cluster
         ("gpu:h100:0(IDX:N/A),mps:h100:50(IDX:1)", ["mps:h100:50(IDX:1)"], "mps"),
     ],
 )
-def test_jobs_with_a_part_of_a_gpu_share_it(cluster: Cluster, used: str, jobs: list[str], share: str) -> None:
+def test_jobs_with_parts_of_a_gpu_share_it(cluster: Cluster, used: str, jobs: list[str], share: str) -> None:
     cluster.used, cluster.jobs = used, {str(number): [gres] for number, gres in enumerate(jobs, 1)}
     answer = cluster.source.poll()
     assert [(grant.holder.job_id, grant.device, grant.share) for grant in answer.grants] == [
@@ -809,7 +815,7 @@ def test_jobs_with_a_part_of_a_gpu_share_it(cluster: Cluster, used: str, jobs: l
     assert (answer.problem, answer.notice) == ("", "")
 
 
-def test_a_part_of_a_gpu_that_no_listed_job_has_is_held_without_a_name(cluster: Cluster) -> None:
+def test_a_part_of_a_gpu_without_a_listed_job_is_held_without_a_name(cluster: Cluster) -> None:
     cluster.used = "gpu:h100:1(IDX:0),shard:h100:2(IDX:1)"
     answer = cluster.source.poll()
     assert [(grant.holder.label, grant.device, grant.share) for grant in answer.grants] == [
@@ -823,7 +829,7 @@ def test_parts_of_unnamed_gpus_leave_no_gpu_free(cluster: Cluster, used: str) ->
     cluster.used = used
     part = used.rpartition(",")[2]
     assert cluster.source.poll().problem == (
-        f"{part} is in use, and of which GPU Slurm does not say, so no GPU is called free"
+        f"{part} is in use, but Slurm does not report of which GPU, so no GPU is reported as free"
     )
 
 
@@ -834,18 +840,18 @@ def test_gpus_without_an_index_leave_no_gpu_free(cluster: Cluster) -> None:
     )
 
 
-def test_without_a_list_of_what_is_in_use_nothing_is_believed(cluster: Cluster) -> None:
+def test_without_a_list_of_gpus_in_use_the_answer_is_refused(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, None
     with pytest.raises(SourceError, match="prints no GresUsed"):
         cluster.source.poll()
 
 
-def test_a_job_that_was_requeued_is_another_holder(cluster: Cluster) -> None:
+def test_a_requeued_job_is_another_holder(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
     assert cluster.source.poll().grants[0].holder.key.incarnation == "lab/1/0/4000000500"
 
 
-def test_a_look_at_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(cluster: Cluster) -> None:
+def test_a_look_at_a_slow_slurm_has_one_deadline_for_any_number_of_jobs(cluster: Cluster) -> None:
     cluster.jobs = {str(number): ["gpu:h100:1(IDX:1)"] for number in range(100, 120)}
     cluster.used = "gpu:h100:1(IDX:1)"
     given: list[float] = []
@@ -860,16 +866,16 @@ def test_a_look_at_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(clu
     assert [grant.holder.identity for grant in source.poll().grants] == ["hidden"]
     assert given == [5.0, 5.0, 5.0, 2.0]  # steps; configuration, node and jobs together
     slow = 11.0
-    assert source.poll().problem == "Slurm takes longer than 10 s for the answers of one look"
+    assert source.poll().problem == "Slurm took longer than 10 s for all answers of one poll"
     slow = 0.0
     cluster.asked.clear()
     source.poll()
-    # None of the jobs is left alone for what was not its fault.
+    # All jobs are asked about again, because Slurm was slow, and no job caused this.
     assert len({text for text in cluster.asked if text.startswith("scontrol show job")}) == 20
 
 
-def test_one_slow_answer_leaves_no_job_without_its_gpus_for_long(cluster: Cluster) -> None:
-    """As slurmctld 24.11.5 does now and then: five seconds for an answer, though it has nothing else to do."""
+def test_one_slow_answer_does_not_leave_a_job_without_its_gpus_for_long(cluster: Cluster) -> None:
+    """slurmctld 24.11.5 sometimes takes five seconds for an answer, although it is otherwise idle."""
     cluster.jobs = {"7": ["gpu:h100:1(IDX:0)"], "8": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
 

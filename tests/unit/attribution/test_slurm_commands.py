@@ -1,4 +1,4 @@
-"""Slurm's commands as children: found, bounded, and with a clean environment."""
+"""Slurm's commands as child processes: found, limited, and with a clean environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_exporter.attribution.source import SlowSource, SourceError
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of commands, the only one that is searched."""
+    """A directory of commands, the only directory that is searched."""
     monkeypatch.setattr(programs, "PLACES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
@@ -31,7 +31,9 @@ def write(directory: Path, text: str, shell: str = "/bin/sh", setup: str = "PATH
     path.chmod(0o755)
 
 
-def test_a_child_sees_no_variable_that_filters_or_formats(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_gets_no_variable_that_filters_or_formats_the_output(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("SQUEUE_USERS", "SQUEUE_FORMAT", "SLURM_CLUSTERS", "SINFO_FORMAT", "SECRET", "LANG"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("SLURM_CONF", "/opt/slurm/etc/slurm.conf")
@@ -42,7 +44,7 @@ def test_a_child_sees_no_variable_that_filters_or_formats(commands: Path, monkey
     assert not seen.keys() & {"SQUEUE_USERS", "SQUEUE_FORMAT", "SLURM_CLUSTERS", "SINFO_FORMAT", "SECRET", "LANG"}
 
 
-def test_a_command_that_is_not_there_is_named_with_the_remedy(commands: Path) -> None:
+def test_the_error_names_a_missing_command_with_the_remedy(commands: Path) -> None:
     with pytest.raises(SourceError) as caught:
         SlurmSource(SlurmOptions(node="n0")).poll()
     assert str(caught.value).startswith("scontrol is neither on PATH nor in ")
@@ -50,7 +52,7 @@ def test_a_command_that_is_not_there_is_named_with_the_remedy(commands: Path) ->
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/nowhere:", "", None])
-def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directory(
+def test_commands_are_found_in_usual_slurm_directories_and_not_in_the_working_directory(
     commands: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str | None
 ) -> None:
     places = tmp_path / "opt"
@@ -63,13 +65,13 @@ def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directo
     assert slurm_commands.run(["squeue"], 5.0) == "found\n"
 
 
-def test_a_wrapper_of_the_site_finds_the_commands_too(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_of_the_site_finds_slurms_commands_too(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "PLACES", ("/opt/slurm/bin",))
     write(commands, "echo $PATH", setup="")
     assert slurm_commands.run(["squeue"], 5.0) == f"{commands}:/opt/slurm/bin\n"
 
 
-def test_a_command_gets_its_words_and_nothing_to_read(commands: Path, tmp_path: Path) -> None:
+def test_a_command_gets_its_arguments_and_an_empty_input(commands: Path, tmp_path: Path) -> None:
     write(commands, 'echo "$*"; cat')
     (tmp_path / "input").write_text("what the agent could read\n", "utf-8")
     own = os.dup(0)
@@ -82,13 +84,13 @@ def test_a_command_gets_its_words_and_nothing_to_read(commands: Path, tmp_path: 
         os.close(own)
 
 
-def test_a_command_that_the_kernel_does_not_start_is_named(commands: Path) -> None:
+def test_the_error_names_a_command_that_the_kernel_does_not_start(commands: Path) -> None:
     write(commands, "", shell="/nowhere/sh")
     with pytest.raises(SourceError, match=r"^squeue: .*No such file"):
         slurm_commands.run(["squeue"], 5.0)
 
 
-def test_bytes_that_are_no_utf_8_are_replaced(commands: Path) -> None:
+def test_bytes_that_are_not_utf_8_are_replaced(commands: Path) -> None:
     write(commands, r"printf 'caf\351\n'")
     assert slurm_commands.run(["squeue"], 5.0) == "caf\ufffd\n"
     write(commands, r"printf 'caf\351\n' >&2; exit 1")
@@ -96,14 +98,14 @@ def test_bytes_that_are_no_utf_8_are_replaced(commands: Path) -> None:
         slurm_commands.run(["squeue"], 5.0)
 
 
-def test_an_answer_as_long_as_the_limit_is_believed(commands: Path) -> None:
+def test_an_answer_of_exactly_the_limit_is_accepted(commands: Path) -> None:
     write(commands, "echo 12345")
     assert slurm_commands.run(["squeue"], 5.0, limit=6) == "12345\n"
     with pytest.raises(SourceError, match="squeue printed more than 5 bytes"):
         slurm_commands.run(["squeue"], 5.0, limit=5)
 
 
-def test_an_answer_without_end_is_cut_off(commands: Path) -> None:
+def test_an_endless_answer_is_refused(commands: Path) -> None:
     write(commands, "exec cat /dev/zero")
     with pytest.raises(SourceError, match="squeue printed more than 100000 bytes"):
         slurm_commands.run(["squeue"], 30.0, limit=100_000)
@@ -114,7 +116,7 @@ def test_an_answer_without_end_is_cut_off(commands: Path) -> None:
     ["sleep 60", "exec >&- 2>&-; sleep 60", "while :; do echo x; sleep 0.05; done"],
     ids=["mute", "closed", "slow"],
 )
-def test_a_command_that_does_not_end_is_ended_with_its_children(commands: Path, text: str) -> None:
+def test_a_command_that_does_not_end_is_killed_with_its_children(commands: Path, text: str) -> None:
     write(commands, f"echo $$ > {commands}/pid\n{text}")
     began = time.monotonic()
     with pytest.raises(SlowSource, match="within 1 s"):
@@ -133,8 +135,10 @@ def test_a_command_that_does_not_end_is_ended_with_its_children(commands: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
-def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that hangs in the kernel, or that runs as somebody else."""
+def test_the_exporter_does_not_wait_for_a_child_that_cannot_be_killed(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a child hangs in the kernel, or runs as another user."""
     write(commands, "exec sleep 30")
     left: list[int] = []
 
@@ -162,7 +166,7 @@ def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch
     ],
 )
 @pytest.mark.parametrize("chunk", [8, programs.CHUNK])  # words that come bit by bit are put together
-def test_a_refusal_carries_slurms_words_and_what_to_do(
+def test_a_refusal_contains_slurms_error_and_the_remedy(
     commands: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str, chunk: int
 ) -> None:
     monkeypatch.setattr(programs, "CHUNK", chunk)
@@ -172,11 +176,11 @@ def test_a_refusal_carries_slurms_words_and_what_to_do(
     assert str(caught.value) == f"squeue ended with status 1: slurm_load_jobs error: {words}{hint}"
 
 
-def test_a_running_slurmd_is_seen_by_its_name(tmp_path: Path) -> None:
+def test_a_running_slurmd_is_detected_by_its_name(tmp_path: Path) -> None:
     for pid, name in (("1", "systemd"), ("20", "slurmstepd")):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "comm").write_text(f"{name}\n")
-    (tmp_path / "21" / "comm").mkdir(parents=True)  # one that cannot be read
+    (tmp_path / "21" / "comm").mkdir(parents=True)  # an unreadable entry
     (tmp_path / "22").mkdir()
     (tmp_path / "22" / "comm").write_bytes(b"caf\xe9\n")
     assert not runs_slurmd(tmp_path)

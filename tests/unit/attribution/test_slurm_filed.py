@@ -1,4 +1,4 @@
-"""Jobs that the files of the prolog tell of by themselves: nothing is asked, and nothing is guessed."""
+"""Jobs that are known from the prolog's files alone: slurmctld is not asked, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
 
 
 def begin(filing: Filing, job: str, gpus: str, *, start: int = START, restarts: int = 0, **words: str) -> None:
-    """The prolog of a job has run, and its step is there."""
+    """The prolog of a job has run, and the job's step exists."""
     said = {
         "gpus": gpus, "visible": gpus, "user": "ada", "uid": "1000", "account": "chem", "partition": "gpu",
         "cluster": "lab", "restarts": str(restarts), "start": str(start), "nodes": "1", **words,
@@ -72,12 +72,12 @@ def poll(filing: Filing) -> Answer:
 
 
 def fill(filing: Filing) -> None:
-    """So long that slurmctld has told what no prolog is told."""
+    """Advance until slurmctld has reported what no prolog is told."""
     for _ in range(int(FILL_S / 5) + 3):
         poll(filing)
 
 
-def test_jobs_begin_and_end_without_a_question(filing: Filing) -> None:
+def test_jobs_begin_and_end_without_a_question_to_slurmctld(filing: Filing) -> None:
     fail(filing, "sinfo", AWAY)
     filing.asked.clear()
     begin(filing, "7", "0,2")
@@ -100,7 +100,7 @@ def test_jobs_begin_and_end_without_a_question(filing: Filing) -> None:
     assert asked(filing) == []
 
 
-def test_a_job_that_runs_for_long_is_asked_about_once_for_what_no_prolog_is_told(filing: Filing) -> None:
+def test_a_long_job_is_asked_about_once_for_what_no_prolog_is_told(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -111,7 +111,7 @@ def test_a_job_that_runs_for_long_is_asked_about_once_for_what_no_prolog_is_told
         (grant,) = poll(filing).grants
         keys.add(grant.holder.key)
     assert (grant.holder.qos, grant.holder.array_task_id, grant.witnesses) == ("high", "3", "step, prolog, slurmctld")
-    assert len(keys) == 1, "it is the same holder before and after"
+    assert len(keys) == 1, "the holder is the same before and after"
     before = len(asked(filing))
     assert 1 <= before <= 3
     for _ in range(500):
@@ -130,7 +130,7 @@ def test_a_job_that_runs_for_long_is_asked_about_once_for_what_no_prolog_is_told
         {"start": "9" * 30},
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_say_all_is_asked_about(filing: Filing, words: dict[str, str]) -> None:
+def test_an_incomplete_file_leads_to_a_question(filing: Filing, words: dict[str, str]) -> None:
     begin(filing, "7", "1", **words)
     filing.jobs, filing.used = {"7": ["gpu:h100:1(IDX:1)"]}, "gpu:h100:1(IDX:1)"
     filing.asked.clear()
@@ -139,7 +139,7 @@ def test_a_file_that_does_not_say_all_is_asked_about(filing: Filing, words: dict
 
 
 def test_before_slurm_23_02_a_job_began_when_its_prolog_ran(filing: Filing) -> None:
-    """Which no start is told."""
+    """Such a Slurm does not tell the prolog when the job started."""
     began = START + 0.5
     begin(filing, "7", "1", start=0)
     filing.file("7", (filing.files / "7").read_text().replace("start=0\n", ""), filing.clock.wall() - began)
@@ -150,14 +150,14 @@ def test_before_slurm_23_02_a_job_began_when_its_prolog_ran(filing: Filing) -> N
     filing.jobs, filing.used, filing.job_start = {"7": ["gpu:h100:1(IDX:1)"]}, "gpu:h100:1(IDX:1)", START - 1
     filing.clock.advance(START)
     (grant,) = poll(filing).grants
-    assert grant.holder.start_wall == START - 1, "slurmctld knows better"
+    assert grant.holder.start_wall == START - 1, "slurmctld takes precedence"
     assert asked(filing)
 
 
 @pytest.mark.parametrize(
     "line", ["Name=shard Count=4 File=/dev/nvidia0", "Name=mps Count=100", "NodeName=n[0-3] Name=shard"]
 )
-def test_where_gpus_are_shared_no_file_says_whether_a_job_has_a_whole_one(filing: Filing, line: str) -> None:
+def test_on_a_node_that_shares_gpus_no_file_counts_alone(filing: Filing, line: str) -> None:
     with filing.gres_conf.open("a") as file:
         file.write(line + "\n")
     poll(filing)
@@ -169,7 +169,7 @@ def test_where_gpus_are_shared_no_file_says_whether_a_job_has_a_whole_one(filing
     assert asked(filing)
 
 
-def test_shares_of_another_node_are_nothing_here(filing: Filing) -> None:
+def test_shares_on_another_node_do_not_affect_this_node(filing: Filing) -> None:
     with filing.gres_conf.open("a") as file:
         file.write("NodeName=n7 Name=shard Count=4\n")
     poll(filing)
@@ -192,7 +192,7 @@ def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) 
 
 
 def end_and_say(filing: Filing, job: str, *, is_now: bool = True) -> None:
-    """Our own epilog has run. `is_now`: by the exporter's clock, too."""
+    """The epilog of gpu-exporter has run. `is_now`: also by the exporter's clock."""
     environment = {"PATH": "/usr/bin:/bin", "GPU_EXPORTER_JOB_FILES": str(filing.files), "SLURM_JOB_ID": job}
     path = filing.files / job
     path.write_text(f"job={job}\n{path.read_text()}")
@@ -206,7 +206,7 @@ def end_and_say(filing: Filing, job: str, *, is_now: bool = True) -> None:
 
 @pytest.fixture
 def now(filing: Filing) -> float:
-    """The exporter's clock is the file system's."""
+    """The exporter's clock is that of the file system."""
     filing.clock = ManualClock(wall=time.time() - 0.2)
     filing.slurmd_start = int(time.time()) + 1
     filing.restart()
@@ -214,10 +214,10 @@ def now(filing: Filing) -> float:
     return filing.clock.wall()
 
 
-def test_each_end_is_told_once_with_its_time(filing: Filing, now: float) -> None:
+def test_each_end_is_reported_once_with_its_time(filing: Filing, now: float) -> None:
     begin(filing, "7", "0,1", start=filing.slurmd_start + 1)
     assert held(filing.source.poll()) == {"7": ["0", "1"]}
-    begin(filing, "8", "2", start=filing.slurmd_start + 1)  # which no poll has seen
+    begin(filing, "8", "2", start=filing.slurmd_start + 1)  # no poll has seen this job
     end_and_say(filing, "7")
     end_and_say(filing, "8")
     filing.clock.advance(5.0)
@@ -232,7 +232,7 @@ def test_each_end_is_told_once_with_its_time(filing: Filing, now: float) -> None
     assert filing.source.poll().ended == ()
 
 
-def test_a_job_whose_processes_outlive_its_end_has_ended(filing: Filing, now: float) -> None:
+def test_a_job_has_ended_even_if_its_processes_still_run(filing: Filing, now: float) -> None:
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     filing.source.poll()
     end_and_say(filing, "7")
@@ -243,7 +243,7 @@ def test_a_job_whose_processes_outlive_its_end_has_ended(filing: Filing, now: fl
     assert (answer.problem, asked(filing)) == ("", [])
 
 
-def test_a_run_that_began_again_is_not_the_one_that_ended(filing: Filing, now: float) -> None:
+def test_a_new_run_of_a_job_is_not_the_run_that_ended(filing: Filing, now: float) -> None:
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     (first,) = filing.source.poll().grants
     end_and_say(filing, "7")
@@ -253,13 +253,13 @@ def test_a_run_that_began_again_is_not_the_one_that_ended(filing: Filing, now: f
     assert held(answer) == {"7": ["1"]}
     end_and_say(filing, "7")
     begin(filing, "7", "2", start=filing.slurmd_start + 5, restarts=2)
-    end_and_say(filing, "7")  # in the same place as the run before, which is lost unless it was seen
+    end_and_say(filing, "7")  # in the same file as the previous run, whose end is lost unless it was seen
     answer = filing.source.poll()
     assert [(grant.device, grant.holder.key.incarnation.split("/")[2]) for grant in answer.ended] == [("2", "2")]
 
 
 @pytest.mark.parametrize("words", [{"user": ""}, {"nodes": "2"}, {"cluster": "other"}])
-def test_a_job_that_ended_unseen_and_does_not_say_all_is_counted(
+def test_an_ended_job_that_was_not_seen_and_has_an_incomplete_file_is_counted(
     filing: Filing, now: float, words: dict[str, str]
 ) -> None:
     begin(filing, "7", "0", **words)
@@ -270,8 +270,8 @@ def test_a_job_that_ended_unseen_and_does_not_say_all_is_counted(
     assert filing.steps == {}
 
 
-def test_what_changes_a_file_of_the_ended_ends_nobody_again(filing: Filing, now: float) -> None:
-    """As `restorecon -R /run` and `chown -R` do, and an exporter that is started anew meanwhile."""
+def test_a_changed_file_of_an_ended_job_does_not_end_it_again(filing: Filing, now: float) -> None:
+    """As `restorecon -R /run` and `chown -R` do, while the exporter restarts."""
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     end_and_say(filing, "7")
     assert [grant.holder.job_id for grant in filing.source.poll().ended] == ["7"]
@@ -285,7 +285,7 @@ def test_what_changes_a_file_of_the_ended_ends_nobody_again(filing: Filing, now:
     assert filing.source.poll().ended == ()
 
 
-def test_a_clock_that_is_set_back_tells_each_end_once(filing: Filing, now: float) -> None:
+def test_each_end_is_reported_once_even_if_the_clock_is_set_back(filing: Filing, now: float) -> None:
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     end_and_say(filing, "7")
     assert len(filing.source.poll().ended) == 1
@@ -299,7 +299,7 @@ def test_a_clock_that_is_set_back_tells_each_end_once(filing: Filing, now: float
     assert filing.source.poll().ended == ()
 
 
-def test_ends_are_told_when_slurm_answers_for_the_first_time(filing: Filing, now: float) -> None:
+def test_ends_are_reported_when_slurm_answers_for_the_first_time(filing: Filing, now: float) -> None:
     filing.restart()
     failed = fail(filing, "config", AWAY)
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
@@ -313,7 +313,7 @@ def test_ends_are_told_when_slurm_answers_for_the_first_time(filing: Filing, now
     assert ([grant.holder.job_id for grant in answer.ended], answer.missed) == (["7"], 0)
 
 
-def test_ends_before_the_exporter_are_not_its_own(filing: Filing) -> None:
+def test_ends_before_the_exporters_start_are_not_reported(filing: Filing) -> None:
     begin(filing, "7", "0")
     end_and_say(filing, "7")
     filing.clock = ManualClock(wall=time.time() + 60.0)
@@ -323,7 +323,7 @@ def test_ends_before_the_exporter_are_not_its_own(filing: Filing) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "job=8\n", "job=x\ngpus=0\n", "gpus=0\n", "job=7\ngpus=9-\n", "\0" * 5000])
-def test_what_no_epilog_of_ours_left_tells_nothing(filing: Filing, now: float, body: str) -> None:
+def test_files_that_gpu_exporters_epilog_did_not_write_report_no_end(filing: Filing, now: float, body: str) -> None:
     ended = filing.files / ".ended"
     ended.mkdir(mode=0o755)
     (ended / "7").write_text(body)
@@ -334,8 +334,8 @@ def test_what_no_epilog_of_ours_left_tells_nothing(filing: Filing, now: float, b
     assert filing.source.poll().ended == ()
 
 
-def test_a_number_that_is_given_again_is_another_holder(filing: Filing) -> None:
-    """As after a slurmctld that lost its state."""
+def test_a_reused_job_number_is_another_holder(filing: Filing) -> None:
+    """As after slurmctld lost its state."""
     filing.jobs, filing.used, filing.job_start = {"7": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", START
     begin(filing, "7", "0", user="")
     (before,) = poll(filing).grants
@@ -346,7 +346,7 @@ def test_a_number_that_is_given_again_is_another_holder(filing: Filing) -> None:
     assert before.holder.key != after.holder.key
 
 
-def test_processes_that_come_and_go_raise_no_question(filing: Filing) -> None:
+def test_processes_that_start_and_end_lead_to_no_question(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
     filing.asked.clear()
@@ -356,7 +356,7 @@ def test_processes_that_come_and_go_raise_no_question(filing: Filing) -> None:
     assert asked(filing) == []
 
 
-def test_where_slurm_counts_gpus_without_positions_its_count_goes_before_the_files(filing: Filing) -> None:
+def test_if_slurm_counts_gpus_without_positions_its_count_takes_precedence_over_files(filing: Filing) -> None:
     filing.gres_conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n", "utf-8")
     filing.configured, filing.used = "gpu:4", "gpu:1"
     filing.jobs = {"5": ["gpu:1(IDX:0)"]}
@@ -371,20 +371,20 @@ def test_where_slurm_counts_gpus_without_positions_its_count_goes_before_the_fil
     assert asked(filing)
 
 
-def test_files_that_cannot_be_read_leave_no_gpu_free(filing: Filing) -> None:
+def test_unreadable_files_leave_no_gpu_free(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
     filing.files.chmod(0o777)
     fail(filing, "sinfo", AWAY)
     answer = poll(filing)
     assert held(answer) == {}
-    assert "only a prolog's file told of job 7, and it is not seen now" in answer.problem
+    assert "only a prolog's file reported job 7, and the job is not seen now" in answer.problem
     filing.files.chmod(0o755)
     answer = poll(filing)
     assert held(answer) == {"7": ["0"]}
 
 
-def test_steps_that_are_not_seen_leave_no_gpu_free(filing: Filing) -> None:
+def test_steps_that_are_not_visible_leave_no_gpu_free(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
     filing.blind = "no slurmd here"
@@ -398,10 +398,10 @@ REFUSED = "Unable to connect to slurmstepd: Connection refused"
 
 
 @pytest.mark.parametrize("left", [None, {}, {"8": {1008}}])
-def test_steps_that_are_not_seen_for_a_moment_cost_no_question(
+def test_steps_that_are_not_visible_for_a_moment_lead_to_no_question(
     filing: Filing, left: dict[str, set[int]] | None
 ) -> None:
-    """One slurmstepd that is just starting fails the whole command."""
+    """A single slurmstepd that is just starting fails the whole command."""
     fail(filing, "sinfo", AWAY)
     begin(filing, "7", "0")
     begin(filing, "8", "1")
@@ -416,7 +416,7 @@ def test_steps_that_are_not_seen_for_a_moment_cost_no_question(
     assert asked(filing) == []
 
 
-def test_an_end_that_the_epilog_tells_counts_while_steps_are_not_seen(filing: Filing, now: float) -> None:
+def test_an_end_reported_by_the_epilog_counts_while_steps_are_not_visible(filing: Filing, now: float) -> None:
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     begin(filing, "8", "1", start=filing.slurmd_start + 1)
     filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
@@ -433,10 +433,8 @@ def test_an_end_that_the_epilog_tells_counts_while_steps_are_not_seen(filing: Fi
 
 @pytest.mark.parametrize("is_filled", [True, False])
 @pytest.mark.parametrize("is_away", [True, False])
-def test_a_file_that_is_lost_while_its_step_is_not_seen_frees_nothing(
-    filing: Filing, is_filled: bool, is_away: bool
-) -> None:
-    """Somebody cleans /run; the job runs on."""
+def test_a_lost_file_frees_no_gpu_while_its_step_is_not_visible(filing: Filing, is_filled: bool, is_away: bool) -> None:
+    """A cleanup of /run removes the file while the job runs."""
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -452,8 +450,8 @@ def test_a_file_that_is_lost_while_its_step_is_not_seen_frees_nothing(
         assert held(answer) or answer.problem
 
 
-def test_jobs_whose_steps_are_listed_stay_known_while_a_dead_slurmstepd_fails_the_list(filing: Filing) -> None:
-    """It has left its socket in SlurmdSpoolDir, for hours."""
+def test_jobs_with_listed_steps_remain_known_while_a_dead_slurmstepd_fails_the_list(filing: Filing) -> None:
+    """The dead slurmstepd has left its socket in SlurmdSpoolDir, for hours."""
     fail(filing, "sinfo", AWAY)
     begin(filing, "7", "0")
     begin(filing, "8", "1")
@@ -464,12 +462,12 @@ def test_jobs_whose_steps_are_listed_stay_known_while_a_dead_slurmstepd_fails_th
     answer = poll(filing)
     assert (held(answer), answer.problem, answer.notice) == ({"7": ["0"], "8": ["1"]}, "", "")
     assert asked(filing) == []
-    filing.left = {"7": {1007}}  # which of the two died?
+    filing.left = {"7": {1007}}  # it is unknown which slurmstepd died
     answer = poll(filing)
-    assert answer.problem and REFUSED in answer.notice, "so no GPU is called free"
+    assert answer.problem and REFUSED in answer.notice, "so no GPU is reported as free"
 
 
-def test_a_file_that_was_left_stays_left_while_steps_are_not_seen(filing: Filing) -> None:
+def test_a_stale_file_remains_stale_while_steps_are_not_visible(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.steps = {}
     filing.clock.advance(2 * STALE_S)
@@ -478,10 +476,10 @@ def test_a_file_that_was_left_stays_left_while_steps_are_not_seen(filing: Filing
     answer = poll(filing)
     assert "the files of 7 have no job" in answer.notice
     begin(filing, "7", "0", restarts=1)
-    assert held(poll(filing)) == {"7": ["0"]}, "it was written anew"
+    assert held(poll(filing)) == {"7": ["0"]}, "the file was written again"
 
 
-def test_a_file_that_its_epilog_has_left_is_asked_about_and_then_holds_nothing(filing: Filing) -> None:
+def test_a_file_that_its_epilog_left_behind_is_asked_about_and_then_holds_nothing(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.steps = {}
     filing.asked.clear()
@@ -490,12 +488,12 @@ def test_a_file_that_its_epilog_has_left_is_asked_about_and_then_holds_nothing(f
     filing.clock.advance(STALE_S)
     answer = poll(filing)
     assert (held(answer), answer.problem) == ({}, "")
-    assert "the files of 7 have no job: has the epilog failed?" in answer.notice
+    assert "the files of 7 have no job: check whether the epilog failed" in answer.notice
     before = len(asked(filing))
     assert before
     for _ in range(100):
         assert poll(filing).problem == ""
-    assert len(asked(filing)) == before, "once"
+    assert len(asked(filing)) == before, "slurmctld is asked once about the file"
 
 
 def test_a_job_whose_other_prologs_take_long_keeps_its_gpu(filing: Filing) -> None:
@@ -509,18 +507,18 @@ def test_a_job_whose_other_prologs_take_long_keeps_its_gpu(filing: Filing) -> No
     assert held(poll(filing)) == {"7": ["0"]}
 
 
-def test_while_slurmctld_is_silent_a_job_whose_other_prologs_take_long_leaves_no_gpu_free(filing: Filing) -> None:
+def test_a_job_with_long_other_prologs_leaves_no_gpu_free_while_slurmctld_is_silent(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
     filing.steps = {}
     fail(filing, "sinfo", AWAY)
     for _ in range(60):
         answer = poll(filing)
-        assert held(answer) == {"7": ["0"]} or "only a prolog's file told of job 7" in answer.problem
+        assert held(answer) == {"7": ["0"]} or "only a prolog's file reported job 7" in answer.problem
 
 
-def test_what_slurmctld_says_later_counts_more_than_a_file_that_was_there(filing: Filing) -> None:
-    """Job 7 is requeued, and its new prolog has not come to ours when another job makes us ask."""
+def test_a_later_report_of_slurmctld_takes_precedence_over_a_file(filing: Filing) -> None:
+    """Job 7 is requeued. Its new prolog has not reached gpu-exporter's prolog when another job leads to a question."""
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -539,11 +537,11 @@ def test_what_slurmctld_says_later_counts_more_than_a_file_that_was_there(filing
 
 
 def ask_nothing(filing: Filing) -> None:
-    """Its share of questions is used up, or a collector's round is not over."""
+    """The limit of early questions is reached, or a collector's round is not over."""
     filing.source._pace.is_due = lambda now, changed: False  # type: ignore[method-assign]
 
 
-def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(filing: Filing) -> None:
+def test_a_later_run_known_only_from_a_file_is_not_taken_for_the_previous_run(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -555,11 +553,11 @@ def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(fi
     ask_nothing(filing)
     filing.clock.advance(STALE_S)
     answer = poll(filing)
-    assert answer.problem, "so no GPU is called free"
+    assert answer.problem, "so no GPU is reported as free"
 
 
 def test_a_job_that_is_requeued_between_two_polls_is_asked_about(filing: Filing) -> None:
-    """Of several nodes, so that its file does not say all."""
+    """The job has several nodes, so its file is incomplete."""
     begin(filing, "7", "0", nodes="2")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -577,7 +575,7 @@ def test_a_job_that_is_requeued_between_two_polls_is_asked_about(filing: Filing)
     assert (held(answer), answer.problem) == ({"7": ["3"]}, "")
 
 
-def test_a_job_that_is_requeued_while_nothing_is_asked_leaves_no_gpu_free(filing: Filing) -> None:
+def test_a_job_that_is_requeued_while_no_question_is_asked_leaves_no_gpu_free(filing: Filing) -> None:
     begin(filing, "7", "0", nodes="2")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
@@ -603,7 +601,7 @@ def test_a_long_job_whose_epilog_left_the_file_is_asked_about_once(filing: Filin
     assert 1 <= len(asked(filing)) <= 4
 
 
-def test_shares_that_only_slurm_conf_knows_leave_no_file_to_speak_for_itself(filing: Filing) -> None:
+def test_with_shares_that_only_slurm_conf_has_no_file_counts_alone(filing: Filing) -> None:
     filing.jobs, filing.used = {"5": ["shard:h100:1(1/4,0/4,0/4,0/4)"]}, "shard:h100:1(1/4,0/4,0/4,0/4)"
     begin(filing, "5", "0", user="")
     poll(filing)
@@ -613,7 +611,7 @@ def test_shares_that_only_slurm_conf_knows_leave_no_file_to_speak_for_itself(fil
     assert {(grant.holder.job_id, grant.share) for grant in answer.grants} == {("5", "shard"), ("7", "shard")}
 
 
-def test_a_file_that_somebody_removed_under_a_running_job_raises_a_question(filing: Filing) -> None:
+def test_a_file_that_is_removed_under_a_running_job_leads_to_a_question(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
     filing.begin(j7="gpu:h100:1(IDX:0)")
@@ -626,7 +624,7 @@ def test_a_file_that_somebody_removed_under_a_running_job_raises_a_question(fili
     assert asked(filing) and held(answer) == {"7": ["0"]}
 
 
-def test_a_file_of_a_former_run_does_not_beat_slurmctld(filing: Filing) -> None:
+def test_slurmctld_takes_precedence_over_a_file_of_a_former_run(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:3)")
     filing.steps = {"7": {1007}}
@@ -634,30 +632,30 @@ def test_a_file_of_a_former_run_does_not_beat_slurmctld(filing: Filing) -> None:
     for _ in range(int(FILL_S / 5) + 3):
         answer = poll(filing)
     (grant,) = answer.grants
-    assert (grant.device, grant.running) == ("3", False), "the file contradicts it"
+    assert (grant.device, grant.running) == ("3", False), "the file contradicts slurmctld"
 
 
-def test_of_two_files_that_claim_one_gpu_the_one_with_a_step_is_right(filing: Filing) -> None:
+def test_of_two_files_that_claim_one_gpu_the_file_with_a_step_is_right(filing: Filing) -> None:
     begin(filing, "7", "0")
     begin(filing, "8", "0")
     filing.steps = {"8": {1008}}
     fail(filing, "sinfo", AWAY)
     answer = poll(filing)
     assert held(answer) == {"8": ["0"]}
-    assert "the prolog's file of job 7 says IDX 0, which job 8 has" in answer.problem
+    assert "the prolog's file of job 7 lists IDX 0, which job 8 holds" in answer.problem
 
 
-def test_a_file_that_claims_what_another_job_has_is_settled_by_slurmctld(filing: Filing) -> None:
+def test_slurmctld_decides_about_a_file_that_claims_a_gpu_of_another_job(filing: Filing) -> None:
     filing.jobs, filing.used = {"5": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     filing.steps = {"5": {1005}}
-    filing.file("5", "gpus=0\nvisible=0\n")  # of a prolog before this release
+    filing.file("5", "gpus=0\nvisible=0\n")  # from a prolog before this release
     assert held(poll(filing)) == {"5": ["0"]}
     begin(filing, "7", "0")
     filing.asked.clear()
     answer = poll(filing)
-    assert (held(answer), answer.problem) == ({"5": ["0"]}, "the prolog's file of job 7 says IDX 0, which job 5 has")
+    assert (held(answer), answer.problem) == ({"5": ["0"]}, "the prolog's file of job 7 lists IDX 0, which job 5 holds")
     poll(filing)
-    assert asked(filing), "that is worth a question"
+    assert asked(filing), "the file leads to a question"
     filing.jobs = {"7": ["gpu:h100:1(IDX:0)"]}
     end(filing, "5")
     answer = poll(filing)
@@ -665,7 +663,7 @@ def test_a_file_that_claims_what_another_job_has_is_settled_by_slurmctld(filing:
     assert asked(filing)
 
 
-def test_who_lost_its_gpu_to_a_job_that_began_while_slurmctld_was_silent(filing: Filing) -> None:
+def test_a_job_can_lose_its_gpu_to_a_new_job_while_slurmctld_is_silent(filing: Filing) -> None:
     filing.jobs, filing.used = {"5": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
     filing.steps = {"5": {1005}}
     filing.file("5", "gpus=0\nvisible=0\n")
@@ -677,7 +675,7 @@ def test_who_lost_its_gpu_to_a_job_that_began_while_slurmctld_was_silent(filing:
     assert (held(answer), answer.problem) == ({"7": ["0"]}, AWAY)
 
 
-def test_what_our_files_say_is_read_as_it_was_told(filing: Filing) -> None:
+def test_the_values_in_files_are_read_as_slurmd_gave_them(filing: Filing) -> None:
     begin(filing, "7", "0,2")
     run = read_job_files(filing.files).jobs["7"].run
     assert run == FiledRun("ada", "1000", "chem", "gpu", "lab", "0", START, 1)
@@ -690,10 +688,10 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_begins_and_ends_no_job_has_anothers_gpu_and_none_is_free_that_is_held(
+def test_for_any_jobs_no_job_has_anothers_gpu_and_no_held_gpu_is_free(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, bool]]
 ) -> None:
-    """Jobs with and without a whole file, on four GPUs, while slurmctld answers now and then."""
+    """Jobs with and without a complete file, on four GPUs, while slurmctld answers only sometimes."""
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         del os.environ[name]
     filing = Filing(tmp_path_factory.mktemp("filing"))
@@ -747,22 +745,24 @@ def test_whatever_begins_and_ends_no_job_has_anothers_gpu_and_none_is_free_that_
     ("told", "before", "after", "ahead"),
     [
         (None, 100.0, 100.2, 0.0),
-        (100.0, 100.3, 100.4, 0.0),  # it tells whole seconds
+        (100.0, 100.3, 100.4, 0.0),  # slurmctld reports whole seconds
         (99.0, 100.3, 100.4, 0.85),
         (95.0, 100.3, 100.5, 4.9),
         (110.0, 100.3, 100.5, -10.1),
-        (99.0, 100.0, 104.0, 0.0),  # it may have told so at any time in between, and 99.99 is 99
+        (99.0, 100.0, 104.0, 0.0),  # slurmctld may have reported at any time in between, and 99.99 is reported as 99
         (101.0, 100.0, 104.0, 0.0),
-        (5000.0, 100.0, 100.2, 0.0),  # no job would start
+        (5000.0, 100.0, 100.2, 0.0),  # with such a difference, no job would start
         (-5000.0, 100.0, 100.2, 0.0),
     ],
 )
-def test_a_clock_is_ahead_only_where_it_must_be(told: float | None, before: float, after: float, ahead: float) -> None:
+def test_a_clock_counts_as_ahead_only_if_the_bounds_prove_it(
+    told: float | None, before: float, after: float, ahead: float
+) -> None:
     clock = bound_clock(told, before, after)
     assert how_far_ahead(clock, after, after) == pytest.approx(ahead)
     assert how_far_ahead(clock, after + 3000.0, after + 3000.0) == pytest.approx(ahead)
     if ahead:
-        assert how_far_ahead(clock, after + 60.0, after + 60.0 - ahead) == 0.0, "our clock was stepped since"
+        assert how_far_ahead(clock, after + 60.0, after + 60.0 - ahead) == 0.0, "the exporter's clock was stepped since"
 
 
 FILED = JobFile((0,), (), 1000.0, FiledRun("ada", "1000", "", "", "lab", "0", 995.0, 1), 1001.0)
@@ -782,14 +782,14 @@ UNDATED = FiledRun("ada", "1000", "", "", "lab", "0", None, 1)
         (1001.0, FILED._replace(run=UNDATED), 5.0, 1001.0),  # the prolog's own date, before Slurm 23.02
     ],
 )
-def test_a_job_began_by_the_clock_of_its_node(
+def test_the_start_of_a_job_is_by_the_clock_of_its_node(
     start: float | None, file: JobFile, ahead_s: float, here: float | None
 ) -> None:
     assert start_here(start, file, ahead_s) == here
 
 
-def test_a_job_on_a_node_whose_clock_is_ahead_is_of_the_order_of_now_and_has_its_own_time(filing: Filing) -> None:
-    """By slurmctld's clock it began before this slurmd."""
+def test_a_job_on_a_node_whose_clock_is_ahead_uses_the_present_order_and_has_its_own_time(filing: Filing) -> None:
+    """By slurmctld's clock, the job started before this slurmd."""
     filing.clock.advance(float(filing.slurmd_start) + 100.0 - filing.clock.wall())  # type: ignore[arg-type]
     skew_s = 200.0
     real = Cluster.run

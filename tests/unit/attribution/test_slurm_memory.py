@@ -1,4 +1,4 @@
-"""An exporter that starts while slurmctld is silent: who still runs keeps the GPUs, by proof and not by number."""
+"""An exporter that starts while slurmctld is silent: running jobs keep their GPUs by proof, not by number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH = {"j1": "gpu:h100:1(IDX:0)", "j2": "gpu:h100:1(IDX:1)"}
 
 
 def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None, each_s: float = 60.0) -> None:
-    """An exporter that has just been started, with the memory of the one before."""
+    """An exporter that has just started, with the memory of the previous exporter."""
     cluster.source = SlurmSource(
         SlurmOptions(
             node="n0",
@@ -35,7 +35,7 @@ def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None, e
 
 
 def restart(cluster: Cluster, files: Path | None = None) -> None:
-    """Some seconds later, while slurmctld does not answer."""
+    """Restart the exporter some seconds later, while slurmctld does not answer."""
     cluster.clock.advance(20.0)
     start(cluster, files=files)
     fail(cluster, "config", AWAY)
@@ -60,27 +60,27 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return found
 
 
-def test_a_job_of_which_a_process_still_runs_keeps_its_gpu_while_slurmctld_is_silent(node: Node) -> None:
+def test_a_job_with_a_running_process_keeps_its_gpu_while_slurmctld_is_silent(node: Node) -> None:
     answered = node.clock.monotonic()
     restart(node)
     answer = node.source.poll()
     assert (held(answer), answer.problem) == ({"1": "0", "2": "1"}, AWAY)
     assert (answer.is_old, answer.as_of) == (True, answered)
-    assert all(grant.confirmed == 0.0 for grant in answer.grants), "its step shows this very poll that it is here"
+    assert all(grant.confirmed == 0.0 for grant in answer.grants), "its step proves at this poll that the job is here"
     assert answer.grants[0].holder.user == "ada"
     node.clock.advance(3600.0)
     assert held(node.source.poll()) == {"1": "0", "2": "1"}
 
 
-def test_a_number_alone_proves_nothing(node: Node) -> None:
-    """Job 1 was requeued while nobody looked, job 2 has ended, and 3 is new."""
+def test_a_job_number_alone_proves_nothing(node: Node) -> None:
+    """Without a look in between, job 1 was requeued, job 2 has ended, and job 3 is new."""
     node.put(1001, "1001 (python) S 1 1 1 0 -1 64 " + "0 " * 12 + "99 " + "0 " * 17)
     node.steps = {"1": {1001}, "3": {1003}}
     restart(node)
     answer = node.source.poll()
     assert held(answer) == {}
     assert [(grant.holder.identity, grant.running) for grant in answer.grants] == [("hidden", False)] * 2
-    assert answer.problem, "so no GPU is called free"
+    assert answer.problem, "so no GPU is reported as free"
 
 
 def test_another_boot_proves_nothing(node: Node) -> None:
@@ -89,13 +89,13 @@ def test_another_boot_proves_nothing(node: Node) -> None:
     assert held(node.source.poll()) == {}
 
 
-def test_processes_of_another_proc_prove_nothing(node: Node) -> None:
+def test_pids_of_another_proc_prove_nothing(node: Node) -> None:
     node.put(2, KTHREADD.replace("kthreadd", "sh"))
     restart(node)
     assert held(node.source.poll()) == {}
 
 
-def test_when_slurmctld_answers_its_answer_counts(node: Node) -> None:
+def test_an_answer_of_slurmctld_replaces_the_memory(node: Node) -> None:
     restart(node)
     node.source.poll()
     node.source._controller._run_command = node.run
@@ -105,8 +105,8 @@ def test_when_slurmctld_answers_its_answer_counts(node: Node) -> None:
     assert (held(answer), answer.problem, answer.is_old) == ({"1": "3"}, "", False)
 
 
-def test_what_happened_after_the_last_look_is_kept_too(node: Node) -> None:
-    """A job whose first processes have ended is known by those that came since."""
+def test_processes_that_start_after_the_last_look_are_remembered_too(node: Node) -> None:
+    """A job whose first processes have ended is recognized by its later processes."""
     start(node, each_s=1000.0)
     node.source.poll()
     node.steps = {"1": {1001, 1005}, "2": {1002}}
@@ -120,7 +120,7 @@ def test_what_happened_after_the_last_look_is_kept_too(node: Node) -> None:
     assert held(node.source.poll()) == {"1": "0", "2": "1"}
 
 
-def test_the_file_of_its_prolog_proves_a_job_that_has_no_process(tmp_path: Path, node: Node) -> None:
+def test_the_prologs_file_proves_a_job_without_a_process(tmp_path: Path, node: Node) -> None:
     (tmp_path / "filing").mkdir()
     filing = Filing(tmp_path / "filing")
     (filing.directory / "state").mkdir()
@@ -140,14 +140,14 @@ def test_the_file_of_its_prolog_proves_a_job_that_has_no_process(tmp_path: Path,
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"version": 9}', '{"version":1,"node":"n7"}', "\xff", "9" * 5_000_000]
 )
-def test_a_memory_that_is_not_understood_is_none(node: Node, text: str) -> None:
+def test_a_memory_that_is_not_understood_is_ignored(node: Node, text: str) -> None:
     (node.directory / "state" / FILE).write_bytes(text.encode("latin-1"))
     restart(node)
     with pytest.raises(SourceError, match=AWAY):
         node.source.poll()
 
 
-def test_a_memory_is_private_and_only_the_daemon_writes_it(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_memory_is_private_and_only_the_daemon_writes_it(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     path = node.directory / "state" / FILE
     assert path.stat().st_mode & 0o777 == 0o600
     for file in path.parent.iterdir():

@@ -1,4 +1,4 @@
-"""Pods that run slurmd: whose their GPUs are, with and without Slurm's own word."""
+"""Pods that run slurmd: the holders of their GPUs, with and without Slurm's report."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ def seen(*owners: Owner) -> dict[UnitId, UnitOwners]:
 
 
 def inside(uid: str, number: int | str = "") -> Owner:
-    """A process of slurmd's pod, of a job whose number the cgroup shows, or of proctrack/linuxproc."""
+    """A process in slurmd's pod, of a job whose number the cgroup shows, or of a job under proctrack/linuxproc."""
     return Owner((uid,), bool(number), str(number), "batch" if number else "", "c" * 64)
 
 
-@pytest.mark.parametrize("known", [True, False])  # without the folders of the pods' logs there is no UID
-def test_a_named_pod_holds_nothing_and_its_jobs_do(known: bool) -> None:
+@pytest.mark.parametrize("known", [True, False])  # without the folders of the pods' logs, the UID is unknown
+def test_a_pod_that_the_site_names_holds_nothing_and_its_jobs_hold_gpus(known: bool) -> None:
     pods = SlurmPods(PATTERN, asks_slurm=True)
     held = [pod(FIRST, known=known), pod(FIRST, "GPU-b", known=known), pod(OTHER, "GPU-c"), job(42)]
     assert pods.apply(held, {})[0] == [pod(OTHER, "GPU-c"), job(42)]
 
 
-def test_a_pod_in_which_a_job_of_this_node_works_is_known_without_a_name_and_stays_so() -> None:
+def test_a_pod_with_a_process_of_a_job_is_recognized_and_remains_so() -> None:
     pods = SlurmPods("", asks_slurm=True)
     held = [pod(FIRST), pod(FIRST, "GPU-b"), pod(OTHER, "GPU-c"), job(42)]
     assert pods.apply(held, {})[0] == held
     assert pods.apply(held, seen(inside(FIRST, 42)))[0] == [pod(OTHER, "GPU-c"), job(42)]
     assert pods.apply([pod(FIRST), pod(OTHER, "GPU-c")], {})[0] == [pod(OTHER, "GPU-c")]  # the job has ended
     assert pods.apply([pod(OTHER, "GPU-c")], {})[0] == [pod(OTHER, "GPU-c")]
-    assert pods.apply([pod(FIRST)], {})[0] == [pod(FIRST)]  # a kubelet that forgot it: shown again by its next job
+    # a kubelet that forgot the pod: it is shown again by its next job
+    assert pods.apply([pod(FIRST)], {})[0] == [pod(FIRST)]
 
 
 @pytest.mark.parametrize("owner", [inside(FIRST, 43), inside(FIRST), Owner((), True, "42"), Owner((OTHER,))])
-def test_no_pod_is_slurms_by_a_job_that_slurm_does_not_have_here(owner: Owner) -> None:
+def test_a_job_that_slurm_does_not_have_here_proves_no_slurmd_pod(owner: Owner) -> None:
     held = [pod(FIRST), job(42, "GPU-b")]
     assert SlurmPods("", asks_slurm=True).apply(held, seen(owner)) == (held, seen(owner))
 
@@ -74,20 +75,20 @@ def test_no_pod_is_slurms_by_a_job_that_slurm_does_not_have_here(owner: Owner) -
         ("hpc", "Slurmd-1", False),
     ],
 )
-def test_a_pattern_is_for_the_whole_name(namespace: str, name: str, is_node: bool) -> None:
+def test_a_pattern_must_match_the_whole_name(namespace: str, name: str, is_node: bool) -> None:
     held = [pod(FIRST)._replace(holder=pod(FIRST).holder._replace(namespace=namespace, pod=name))]
     assert SlurmPods(PATTERN, asks_slurm=True).apply(held, {})[0] == ([] if is_node else held)
 
 
-def test_where_slurm_is_not_asked_the_pod_holds_and_is_not_judged() -> None:
+def test_if_slurm_is_not_asked_the_pod_holds_its_gpus_and_is_not_judged() -> None:
     held = [pod(FIRST), pod(OTHER, "GPU-c")]
     found, owners = SlurmPods(PATTERN, asks_slurm=False).apply(held, seen(inside(FIRST, 42)))
-    assert owners == seen(inside(FIRST, 42))  # the pod's own
+    assert owners == seen(inside(FIRST, 42))  # the pod's own processes
     assert found == [pod(FIRST)._replace(running=False, why=WHY, obstacle="slurmd"), pod(OTHER, "GPU-c")]
 
 
-def test_of_two_slurm_nodes_on_one_host_only_the_one_with_our_jobs_has_free_gpus() -> None:
-    """Slurm was asked about one node: of the other one nothing is known."""
+def test_of_two_slurm_nodes_on_one_host_only_the_node_with_known_jobs_has_free_gpus() -> None:
+    """Slurm was asked about one node, so the jobs of the other node are unknown."""
     pods = SlurmPods(PATTERN, asks_slurm=True)
     both = [pod(FIRST), pod(SECOND, "GPU-b")]
     doubted = [grant._replace(running=False, why=WHY, obstacle="slurmd") for grant in both]
@@ -95,7 +96,7 @@ def test_of_two_slurm_nodes_on_one_host_only_the_one_with_our_jobs_has_free_gpus
     assert pods.apply([*both, job(42)], seen(inside(FIRST, 42)))[0] == [doubted[1], job(42)]
 
 
-def test_what_works_in_such_a_pod_is_a_jobs() -> None:
+def test_processes_in_a_slurmd_pod_belong_to_a_job() -> None:
     pods = SlurmPods(PATTERN, asks_slurm=True)
     around = [inside(FIRST, 42), inside(FIRST), inside(FIRST)._replace(container="d" * 64), Owner((OTHER,))]
     _, found = pods.apply([pod(FIRST), job(42)], seen(*around))
@@ -123,17 +124,17 @@ def test_a_slurm_job_in_a_pod_is_judged_and_the_gpu_beside_it_is_free(
     monkeypatch.setattr(node.poller, "grants", lambda: [g._replace(confirmed=node.clock.monotonic()) for g in grants])
     if isinstance(owner, Owner):
         node.owners = {UnitId(uuids[0]): [owner]}
-    elif owner is not None:  # slurmd runs a job of proctrack/linuxproc where Slurm says that none is
+    elif owner is not None:  # slurmd runs a job under proctrack/linuxproc, while Slurm reports no job
         node.owners = {UnitId(uuids[1]): [inside(FIRST)]}
     view = node.run(60.0)
     (held,) = view.allocations
     assert (held.allocation.holder.job_id, held.allocation.contradiction) == ("42", "")
     assert held.totals.idle_run_s is not None and held.totals.idle_run_s > 40.0
-    in_use = "in use by a Slurm job of unknown number, not in any source"
+    in_use = "in use by a Slurm job of unknown number, which no source reports"
     assert view.gpus[1].not_free == ({"": in_use} if owner == "rest" else {})
 
 
-def test_slurm_and_the_kubelet_contradict_each_other_where_the_pod_is_not_known_to_run_slurmd(
+def test_slurm_and_kubelet_contradict_each_other_if_the_pod_is_not_known_to_run_slurmd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = SimulatedNode(parse_scenario(TWO), asks_slurm=True)
@@ -141,4 +142,4 @@ def test_slurm_and_the_kubelet_contradict_each_other_where_the_pod_is_not_known_
     grants = [pod(FIRST, uuid), job(42, uuid)]
     monkeypatch.setattr(node.poller, "grants", lambda: [g._replace(confirmed=node.clock.monotonic()) for g in grants])
     (held,) = node.run(60.0).allocations
-    assert held.allocation.contradiction == "kubelet says slurm/gpu-worker-0/main, slurm says job 42"
+    assert held.allocation.contradiction == "kubelet reports slurm/gpu-worker-0/main, slurm reports job 42"

@@ -1,4 +1,4 @@
-"""How the Slurm source leaves the controller in peace, and what it knows meanwhile."""
+"""How rarely the Slurm source asks the controller, and what it knows in between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 
 class Node(Cluster):
-    """One that asks each minute, and whose /proc is the host's."""
+    """A node that asks every minute, and whose /proc is the host's."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -34,12 +34,12 @@ class Node(Cluster):
         self.put(pid, f"{pid} (python) {state} 1 1 1 0 -1 64 " + "0 " * 30)
 
     def begin(self, **jobs: str) -> None:
-        """Jobs j1, j2 ... with these GPUs, each with one process."""
+        """Start jobs j1, j2 ... with these GPUs, each with one process."""
         self.jobs = {name[1:]: [gres] for name, gres in jobs.items()}
         self.used = ",".join(jobs.values())
 
     def questions(self, seconds: float) -> list[str]:
-        """What the controller is asked in this time, in polls of 5 s."""
+        """The questions to the controller in this time, with polls every 5 s."""
         self.asked.clear()
         for _ in range(int(seconds / 5)):
             self.clock.advance(5.0)
@@ -83,8 +83,10 @@ def test_a_job_that_ends_is_gone_at_the_next_poll(node: Node) -> None:
     assert node.grants() == []
 
 
-def test_a_job_that_slurm_ends_later_than_its_steps_is_looked_after(node: Node) -> None:
-    """An epilog may run for long. The looks become rarer: it may also be an allocation whose owner has gone home."""
+def test_a_job_that_slurm_ends_later_than_its_steps_is_looked_at_again(node: Node) -> None:
+    """An epilog may run for a long time. The looks become rarer, because the job may also be an allocation without
+    steps.
+    """
     node.begin(j1=ONE)
     node.source.poll()
     node.questions(20)
@@ -99,31 +101,31 @@ def test_a_job_that_slurm_ends_later_than_its_steps_is_looked_after(node: Node) 
     assert node.grants() == []
 
 
-def test_jobs_of_another_kind_cost_a_look_at_the_node_and_no_more(node: Node) -> None:
+def test_jobs_without_gpus_lead_only_to_a_question_about_the_node(node: Node) -> None:
     node.begin(j1=ONE)
     node.source.poll()
     node.jobs["2"] = [""]
     assert node.questions(5) == [SINFO]
 
 
-def test_what_a_step_proves_is_as_new_as_the_poll_and_the_rest_as_old_as_the_answer(node: Node) -> None:
+def test_a_grant_with_a_step_is_as_new_as_the_poll_and_any_other_as_old_as_the_answer(node: Node) -> None:
     node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
     node.used = "gpu:h100:3(IDX:0-2)"
     node.steps = {"1": {1001}}
     node.source.poll()
-    node.questions(300)  # until the hidden job is nothing new
+    node.questions(300)  # until the hidden job leads to no more questions
     while not node.questions(5):
         pass
     asked = node.clock.monotonic()
     node.clock.advance(30.0)
     grants = {grant.holder.label: grant for grant in node.source.poll().grants}
-    assert (grants["job 1"].confirmed, grants["job 1"].renewed_s) == (0.0, 0.0)  # the poller fills the time in
+    assert (grants["job 1"].confirmed, grants["job 1"].renewed_s) == (0.0, 0.0)  # the poller adds the time
     assert [grants[label].witnesses for label in ("job 1", "job 2")] == ["step, slurmctld", "slurmctld"]
     for label in ("job 2", "a hidden job"):
         assert (grants[label].confirmed, grants[label].renewed_s) == (asked, 60.0)
 
 
-def test_a_controller_that_is_down_leaves_jobs_with_steps_known(node: Node) -> None:
+def test_jobs_with_steps_remain_known_while_the_controller_is_down(node: Node) -> None:
     node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
     node.steps = {"1": {1001}}
     asked = node.clock.monotonic()
@@ -143,7 +145,7 @@ def test_a_controller_that_is_down_leaves_jobs_with_steps_known(node: Node) -> N
     assert node.source.poll().problem == ""
 
 
-def test_a_controller_that_never_answered_is_no_answer(node: Node) -> None:
+def test_a_controller_that_has_never_answered_is_an_error(node: Node) -> None:
     fail(node, "config", "Unable to contact slurm controller")
     for _ in range(3):
         with pytest.raises(SourceError, match="Unable to contact slurm controller"):
@@ -155,7 +157,7 @@ def test_a_job_that_was_requeued_between_two_polls_is_asked_for_again(node: Node
     node.begin(j1=ONE)
     node.steps = {"1": {1001, 1002}}
     node.source.poll()
-    node.steps = {"1": {1002, 1003}}  # steps come and go
+    node.steps = {"1": {1002, 1003}}  # steps start and end
     assert node.questions(5) == []
     node.columns = {"RestartCnt": "1", "StartTime": "1700000500"}
     node.steps = {"1": {2001}}
@@ -164,7 +166,7 @@ def test_a_job_that_was_requeued_between_two_polls_is_asked_for_again(node: Node
     assert grant.holder.key.incarnation == "lab/1/1/1700000500"
 
 
-def test_without_a_question_left_a_job_with_other_processes_is_not_proven_to_be_the_same(node: Node) -> None:
+def test_a_job_with_new_processes_is_not_proven_to_be_the_same_while_no_question_is_left(node: Node) -> None:
     node.begin(j1=ONE)
     node.source.poll()
     fail(node, "sinfo", "slow")
@@ -178,7 +180,9 @@ def test_without_a_question_left_a_job_with_other_processes_is_not_proven_to_be_
     ("states", "runs"), [("S", True), ("T", False), ("TS", True), ("TT", False), ("t", True), ("", True)]
 )
 def test_a_job_whose_processes_are_all_stopped_does_not_run(node: Node, states: str, runs: bool) -> None:
-    """As after `scontrol suspend`, which nobody tells this node of. A job whose processes are not seen runs."""
+    """As after `scontrol suspend`, which no message reports to this node. A job whose processes are not visible counts
+    as running.
+    """
     node.begin(j1=ONE)
     pids = set(range(1001, 1001 + max(1, len(states))))
     for pid, state in zip(sorted(pids), states, strict=False):
@@ -190,8 +194,8 @@ def test_a_job_whose_processes_are_all_stopped_does_not_run(node: Node, states: 
 
 
 @pytest.mark.parametrize("left", [{}, {"1": {1001}}, {"2": {1002}}])
-def test_a_job_that_was_stopped_does_not_idle_while_steps_are_not_seen(node: Node, left: dict[str, set[int]]) -> None:
-    """Its processes of the last whole list show whether it goes on."""
+def test_a_stopped_job_does_not_idle_while_steps_are_not_visible(node: Node, left: dict[str, set[int]]) -> None:
+    """The job's processes in the last complete list show whether it runs again."""
     node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
     node.steps = {"1": {1001}, "2": {1002}}
     node.run_job(1001, "T")
@@ -204,15 +208,15 @@ def test_a_job_that_was_stopped_does_not_idle_while_steps_are_not_seen(node: Nod
         assert [grant.running for grant in node.source.poll().grants] == [state == "S", True]
 
 
-def test_a_list_with_a_step_missing_shows_no_job_to_be_stopped(node: Node) -> None:
-    """One step of it is stopped, and another one runs, whose slurmstepd does not answer."""
+def test_a_list_without_one_step_proves_no_job_stopped(node: Node) -> None:
+    """One step of the job is stopped. Another step runs, but its slurmstepd does not answer."""
     node.begin(j1=ONE)
     node.steps, node.blind, node.left = {"1": {1001}}, "Unable to connect to slurmstepd: x", {"1": {1001}}
     node.run_job(1001, "T")
     assert [grant.running for grant in node.source.poll().grants] == [True]
 
 
-def test_a_job_that_goes_on_is_not_suspended_for_minutes(node: Node) -> None:
+def test_a_resumed_job_counts_as_running_at_once(node: Node) -> None:
     node.begin(j1=ONE)
     node.steps = {"1": {1001}}
     node.run_job(1001, "T")
@@ -224,8 +228,8 @@ def test_a_job_that_goes_on_is_not_suspended_for_minutes(node: Node) -> None:
     assert node.source.poll().grants[0].running
 
 
-def test_pids_of_another_proc_say_nothing(node: Node) -> None:
-    """In a pod without hostPID the numbers of slurmstepd's processes are those of other processes."""
+def test_pids_of_another_proc_do_not_show_stopped_jobs(node: Node) -> None:
+    """In a pod without hostPID, the pids of slurmstepd's processes are those of other processes."""
     (node.directory / "proc" / "2" / "stat").unlink()
     node.begin(j1=ONE)
     node.steps = {"1": {1001}}
@@ -233,7 +237,7 @@ def test_pids_of_another_proc_say_nothing(node: Node) -> None:
     assert node.source.poll().grants[0].running
 
 
-def test_a_node_whose_steps_are_not_seen_says_so_and_asks_each_minute(node: Node) -> None:
+def test_a_node_with_invisible_steps_reports_it_and_asks_every_minute(node: Node) -> None:
     node.blind = "scontrol: error: Domain socket directory /var/spool/slurmd: No such file or directory"
     node.begin(j1=ONE)
     answer = node.source.poll()
@@ -241,7 +245,7 @@ def test_a_node_whose_steps_are_not_seen_says_so_and_asks_each_minute(node: Node
     assert answer.problem == ""
     assert node.blind in answer.notice
     assert len([text for text in node.questions(300) if text == SINFO]) == 5
-    # Without steps only Slurm knows whether the job still runs: one small question each time.
+    # Without steps, only Slurm knows whether the job still runs: one small question each time.
     assert len([text for text in node.questions(300) if "squeue" in text and "-j 1" in text]) == 5
 
 
@@ -264,7 +268,7 @@ class Filing(Node):
         self.restart()
 
     def restart(self) -> None:
-        """An exporter that has just been started."""
+        """An exporter that has just started."""
         self.source = SlurmSource(
             SlurmOptions(node="n0", procfs=self.directory / "proc", job_files=self.files),
             run=self.run,
@@ -280,7 +284,7 @@ class Filing(Node):
         os.utime(path, (when, when))
 
     def settle(self) -> None:
-        """The first answer also says which PrologFlags there are."""
+        """Get the first answer, which also contains the PrologFlags."""
         self.source.poll()
         self.questions(60)
 
@@ -291,7 +295,7 @@ def filing(node: Node, tmp_path: Path) -> Filing:
     return Filing(tmp_path / "filing")
 
 
-def test_a_node_with_files_of_a_prolog_asks_nothing_until_something_changes(filing: Filing) -> None:
+def test_a_node_with_files_of_a_prolog_asks_nothing_until_a_change(filing: Filing) -> None:
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.settle()
@@ -308,7 +312,7 @@ def test_a_node_with_files_of_a_prolog_asks_nothing_until_something_changes(fili
     assert filing.questions(3600) == []
 
 
-def test_jobs_without_a_gpu_are_no_news_where_a_prolog_writes_files(filing: Filing) -> None:
+def test_jobs_without_a_gpu_lead_to_no_question_if_a_prolog_writes_files(filing: Filing) -> None:
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.settle()
@@ -316,7 +320,7 @@ def test_jobs_without_a_gpu_are_no_news_where_a_prolog_writes_files(filing: Fili
     assert filing.questions(600) == []
 
 
-def test_a_job_that_began_before_the_prolog_was_there_is_known_by_its_step(filing: Filing) -> None:
+def test_a_job_that_began_before_the_prolog_was_installed_is_known_by_its_step(filing: Filing) -> None:
     filing.begin(j1=ONE)
     filing.settle()
     assert filing.questions(600) == []
@@ -325,18 +329,18 @@ def test_a_job_that_began_before_the_prolog_was_there_is_known_by_its_step(filin
     assert filing.grants() == []
 
 
-def test_a_file_that_its_epilog_has_left_is_no_job(filing: Filing) -> None:
+def test_a_file_that_its_epilog_left_behind_is_not_a_job(filing: Filing) -> None:
     filing.file("7", "gpus=0\nvisible=0\n", written_s_ago=61.0)
     filing.begin(j1="gpu:h100:1(IDX:1)")
     filing.file("1", "gpus=1\nvisible=1\n")
     answer = filing.source.poll()
     assert [grant.holder.job_id for grant in answer.grants] == ["1"]
     answer = filing.source.poll()
-    assert answer.notice == "the files of 7 have no job: has the epilog failed?"
+    assert answer.notice == "the files of 7 have no job: check whether the epilog failed"
     assert filing.questions(600) == []
 
 
-def test_a_file_without_a_step_is_asked_about_where_nothing_else_shows_that_the_job_lives(filing: Filing) -> None:
+def test_a_file_without_a_step_is_asked_about_if_nothing_else_shows_that_the_job_runs(filing: Filing) -> None:
     filing.flags = "Alloc"
     filing.begin(j1=ONE)
     filing.steps = {}
@@ -346,10 +350,10 @@ def test_a_file_without_a_step_is_asked_about_where_nothing_else_shows_that_the_
     assert len([text for text in asked if text == SINFO]) == 5
     filing.begin()
     filing.clock.advance(60.0)
-    assert filing.grants() == []  # though its file is still there
+    assert filing.grants() == []  # even though its file still exists
 
 
-def test_without_alloc_a_job_may_hold_gpus_before_its_prolog(filing: Filing) -> None:
+def test_without_alloc_a_job_may_hold_gpus_before_its_prolog_runs(filing: Filing) -> None:
     filing.flags = "(null)"
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
@@ -358,7 +362,7 @@ def test_without_alloc_a_job_may_hold_gpus_before_its_prolog(filing: Filing) -> 
     assert "PrologFlags has no Alloc" in filing.source.poll().notice
 
 
-def test_a_gpu_in_use_that_no_file_explains_is_looked_after(filing: Filing) -> None:
+def test_a_gpu_in_use_that_no_file_explains_leads_to_questions(filing: Filing) -> None:
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.used = "gpu:h100:2(IDX:0-1)"
@@ -366,17 +370,17 @@ def test_a_gpu_in_use_that_no_file_explains_is_looked_after(filing: Filing) -> N
     assert len([text for text in filing.questions(600) if text == SINFO]) >= 10
 
 
-def test_prolog_and_controller_that_name_other_gpus_contradict_each_other(filing: Filing) -> None:
+def test_prolog_and_controller_that_name_different_gpus_contradict_each_other(filing: Filing) -> None:
     filing.begin(j1="gpu:h100:1(IDX:2)")
     filing.file("1", "gpus=1\nvisible=1\n")
     answer = filing.source.poll()
     (grant,) = answer.grants
-    assert (grant.running, grant.why) == (False, "the prolog's file says IDX 1, slurmctld says IDX 2")
+    assert (grant.running, grant.why) == (False, "the prolog's file lists IDX 1, but slurmctld reports IDX 2")
     assert grant.witnesses == "step, prolog, slurmctld"
     assert answer.conflicts == 1
 
 
-def test_a_job_that_gave_gpus_back_contradicts_nobody(filing: Filing) -> None:
+def test_a_job_that_gave_gpus_back_contradicts_nothing(filing: Filing) -> None:
     filing.begin(j1="gpu:h100:1(IDX:2)")
     filing.file("1", "gpus=1-2\nvisible=1,2\n")
     answer = filing.source.poll()
@@ -387,30 +391,28 @@ def test_a_job_that_gave_gpus_back_contradicts_nobody(filing: Filing) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("1", "gpus=0,4\nvisible=GPU-a,MIG-b\n"), ("MIG-b", "1 1000\n")], ids=["ours", "gpustat"]
 )
-def test_a_position_that_is_no_whole_gpu_has_the_uuid_that_the_prolog_wrote(
-    filing: Filing, name: str, text: str
-) -> None:
+def test_a_position_that_is_not_a_whole_gpu_gets_the_uuid_from_the_prolog(filing: Filing, name: str, text: str) -> None:
     filing.begin(j1="gpu:h100:1(IDX:4)" if name != "1" else "gpu:h100:2(IDX:0,4)")
     filing.file(name, text)
     grants = filing.source.poll().grants
     assert [(grant.kind, grant.device) for grant in grants][-1] == ("uuid", "MIG-b")
     if name == "1":
-        assert (grants[0].kind, grants[0].device) == ("minor", "0")  # a proven order is believed before
+        assert (grants[0].kind, grants[0].device) == ("minor", "0")  # a proven order takes precedence
 
 
-def test_files_that_others_may_write_change_nothing(filing: Filing) -> None:
+def test_files_that_other_users_may_write_are_ignored(filing: Filing) -> None:
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.files.chmod(0o777)
     answer = filing.source.poll()
     assert [grant.device for grant in answer.grants] == ["0"]
-    assert "others may write there" in answer.notice
+    assert "other users may write there" in answer.notice
     assert len([text for text in filing.questions(300) if text == SINFO]) == 5
 
 
-def test_a_directory_that_was_named_and_is_not_there_is_said(filing: Filing) -> None:
+def test_a_configured_directory_that_does_not_exist_is_reported(filing: Filing) -> None:
     filing.files.rmdir()
-    assert "no such directory: has the prolog run?" in filing.source.poll().notice
+    assert "no such directory: check whether the prolog has run" in filing.source.poll().notice
 
 
 MIXED = """Name=gpu Type=h100 File=/dev/nvidia[0-3]
@@ -431,13 +433,13 @@ def test_mig_devices_are_found_by_the_files_that_gres_conf_names(node: Node) -> 
         ("job 2", "instance", "4/8/0"),
         ("job 3", "instance", "4/7/0"),
     ]
-    minors.unlink()  # whole GPUs stay attributed
+    minors.unlink()  # whole GPUs remain attributed
     node.clock.advance(5.0)
     assert sorted(node.grants()) == [("job 1", "minor", "0"), ("job 2", "unproven", ""), ("job 3", "unproven", "")]
 
 
-def test_a_job_that_ends_on_a_quiet_node_while_the_controller_is_away_is_soon_no_holder(filing: Filing) -> None:
-    """A quiet node has not asked for hours, so nothing but the step and the file has shown that the job is here."""
+def test_a_job_that_ends_on_a_quiet_node_while_the_controller_is_down_soon_holds_nothing(filing: Filing) -> None:
+    """A quiet node has not asked for hours, so only the step and the file have shown that the job is here."""
     filing.begin(j1=ONE)
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.settle()
@@ -453,7 +455,7 @@ def test_a_job_that_ends_on_a_quiet_node_while_the_controller_is_away_is_soon_no
         assert grant.renewed_s <= INTERVAL_MAX_S
 
 
-def test_jobs_that_are_hidden_from_us_are_not_asked_for_each_minute(node: Node) -> None:
+def test_hidden_jobs_are_not_asked_for_every_minute(node: Node) -> None:
     node.begin(**{f"j{number}": "" for number in range(1, 20)})
     node.used = "gpu:h100:1(IDX:0)"
     node.hidden = set(node.jobs)
@@ -463,13 +465,15 @@ def test_jobs_that_are_hidden_from_us_are_not_asked_for_each_minute(node: Node) 
 
 
 def start_slurmd(node: Node, pid: int, start_wall: float) -> None:
-    """A slurmd of that start, on a host that was booted at 1,700,000,000."""
+    """A slurmd that started at this time, on a host that was booted at 1,700,000,000."""
     (node.directory / "proc" / "stat").write_text("cpu 1 2\nbtime 1700000000\n", "utf-8")
     ticks = round((start_wall - 1_700_000_000) * os.sysconf("SC_CLK_TCK"))
     node.put(pid, f"{pid} (slurmd) S 1 1 1 0 -1 64 " + "0 " * 12 + f"{ticks} " + "0 " * 17)
 
 
-def test_a_lost_proof_is_sought_at_once_where_slurmd_was_restarted_and_else_ever_less_often(node: Node) -> None:
+def test_a_lost_proof_is_looked_for_at_once_after_a_restart_of_slurmd_and_otherwise_less_and_less_often(
+    node: Node,
+) -> None:
     now = node.gres_conf.stat().st_ctime
     node.slurmd_start, node.job_start = int(now) + 2, int(now) + 20
     start_slurmd(node, 700, node.slurmd_start)
@@ -482,13 +486,13 @@ def test_a_lost_proof_is_sought_at_once_where_slurmd_was_restarted_and_else_ever
     assert node.questions(300).count(record) <= 1
     node.slurmd_start = int(now) + 3000
     (node.directory / "proc" / "700" / "stat").unlink()
-    node.put(700, "700 (bash) S 1 1 1 0 -1 64 " + "0 " * 30)  # its number belongs to somebody else now
+    node.put(700, "700 (bash) S 1 1 1 0 -1 64 " + "0 " * 30)  # its pid now belongs to another process
     start_slurmd(node, 900, node.slurmd_start)
     assert node.questions(5).count(record) == 1
     assert node.source.poll().problem == ""
 
 
-def test_the_newest_of_several_slurmd_counts_and_a_proc_that_is_not_the_hosts_does_not(tmp_path: Path) -> None:
+def test_the_newest_of_several_slurmd_counts_but_only_in_the_hosts_proc(tmp_path: Path) -> None:
     node = Node(tmp_path)
     newest = NewestProcess(Procfs(tmp_path / "proc"), "slurmd")
     assert newest.start_wall() is None

@@ -1,4 +1,4 @@
-"""Slurm's words: real ones of two releases, hostile ones, and any others."""
+"""Texts of Slurm: real texts of two releases, hostile texts, and random texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fixture(name: str) -> str:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_rows_of_a_real_cluster(release: str) -> None:
+def test_the_rows_of_a_real_cluster_are_read(release: str) -> None:
     first, second, task = sorted(parse_squeue(fixture(f"squeue_{release}.txt")))
     assert (first.job_id, first.user, first.uid, first.account, first.partition) == (
         "1",
@@ -57,7 +57,7 @@ def test_rows_of_a_real_cluster(release: str) -> None:
 
 
 def squeue_row(**changed: str) -> str:
-    """A row of squeue, in which a column is changed by its name; `tres-alloc` is `tres_alloc`."""
+    """A row of squeue in which named columns are changed; `tres-alloc` is `tres_alloc`."""
     cells = ["12", "u", "a", "p", "q", "RUNNING", "1795304877", "0", "12", "N/A", "N/A", "N/A", "1", "1", "cpu=1", "7"]
     row = dict(zip(COLUMNS, cells, strict=True)) | changed
     return "|".join(row.values()) + "|\n"
@@ -66,13 +66,13 @@ def squeue_row(**changed: str) -> str:
 @pytest.mark.parametrize(
     ("array", "het", "expected"),
     [
-        (("12", "N/A"), ("11", "1"), ("", "", "11", "1")),  # a component has its leader and its offset
+        (("12", "N/A"), ("11", "1"), ("", "", "11", "1")),  # a component has a leader and an offset
         (("9", "3"), ("0", "0"), ("9", "3", "", "")),  # a task; job 0 leads nothing
-        (("9", "3-5"), ("N/A", "N/A"), ("", "", "", "")),  # tasks that did not begin
+        (("9", "3-5"), ("N/A", "N/A"), ("", "", "", "")),  # tasks that have not started
         (("12", "N/A"), ("N/A", "0"), ("", "", "", "")),
     ],
 )
-def test_tasks_of_arrays_and_components_of_heterogeneous_jobs(
+def test_tasks_of_arrays_and_components_of_heterogeneous_jobs_are_read(
     array: tuple[str, str], het: tuple[str, str], expected: tuple[str, ...]
 ) -> None:
     row = squeue_row(ArrayJobID=array[0], ArrayTaskID=array[1], HetJobID=het[0], HetJobOffset=het[1])
@@ -88,7 +88,7 @@ def test_tasks_of_arrays_and_components_of_heterogeneous_jobs(
         ("1795304877", "(null)", (1795304877.0, "0")),
     ],
 )
-def test_a_start_that_is_unknown_is_none_and_restarts_are_counted(
+def test_an_unknown_start_is_left_out_and_restarts_are_counted(
     start: str, restarts: str, expected: tuple[float | None, str]
 ) -> None:
     (job,) = parse_squeue(squeue_row(StartTime=start, RestartCnt=restarts))
@@ -96,16 +96,16 @@ def test_a_start_that_is_unknown_is_none_and_restarts_are_counted(
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller", "1|a|b\n", "x" * 300])
-def test_anything_else_from_squeue_is_refused(text: str) -> None:
+def test_any_other_text_from_squeue_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match="squeue printed a line that is not understood"):
         parse_squeue(text)
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_gpus_of_real_jobs(release: str) -> None:
+def test_the_gpus_of_real_jobs_are_read(release: str) -> None:
     found = parse_job_gpus(fixture(f"jobs_{release}.json"), "n0")
     assert found["1"] == JobGpus((0, 1), 2)
-    if release == "2205":  # which lists every job; the name of job 2 claims eight GPUs
+    if release == "2205":  # lists every job; the name of job 2 claims eight GPUs
         assert found == {"1": JobGpus((0, 1), 2), "2": JobGpus((), 0), "3": JobGpus((2,), 1)}
     assert parse_job_gpus(fixture(f"jobs_{release}.json"), "n9")["1"] == JobGpus((), 2)
 
@@ -114,14 +114,14 @@ def jobs(*rows: dict[str, Any]) -> str:
     return json.dumps({"jobs": rows, "errors": []})
 
 
-def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
+def test_a_job_on_several_nodes_gets_the_devices_of_each_node() -> None:
     text = jobs({"job_id": 5, "nodes": "n[0-1],m3", "gres_detail": ["gpu:2(IDX:1-2)", "gpu:1(IDX:0)", "gpu:3"]})
     assert parse_job_gpus(text, "n0")["5"] == JobGpus((1, 2), 6)
     assert parse_job_gpus(text, "n1")["5"] == JobGpus((0,), 6)
     assert parse_job_gpus(text, "m3")["5"] == JobGpus((), 6, unnamed=3)
 
 
-def test_a_job_may_have_shares_of_gpus_beside_whole_ones() -> None:
+def test_a_job_may_have_shares_of_gpus_and_whole_gpus() -> None:
     text = jobs({"job_id": 5, "nodes": "n0", "gres_detail": ["gpu:a100:1(IDX:3),shard:4(IDX:1)"]})
     assert parse_job_gpus(text, "n0") == {"5": JobGpus((3,), 2, 0, ((1, "shard"),))}
 
@@ -129,16 +129,16 @@ def test_a_job_may_have_shares_of_gpus_beside_whole_ones() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        {"job_id": 6, "nodes": "n[0-1]", "gres_detail": ["gpu:1(IDX:0)"]},  # which of the two nodes?
+        {"job_id": 6, "nodes": "n[0-1]", "gres_detail": ["gpu:1(IDX:0)"]},  # it is unknown which of the two nodes
         {"job_id": 6, "nodes": "n[0", "gres_detail": ["gpu:1(IDX:0)"]},
         {"job_id": 6, "nodes": "n0", "gres_detail": ["gpu:1(IDX:x)"]},
         {"job_id": 6, "nodes": "n0"},
         {"job_id": 6, "nodes": ["n0"], "gres_detail": []},
         {"job_id": 6, "nodes": "n0", "gres_detail": ""},
-        {"job_id": 6, "nodes": "", "gres_detail": []},  # has no nodes yet
+        {"job_id": 6, "nodes": "", "gres_detail": []},  # the job has no nodes yet
     ],
 )
-def test_a_record_that_is_not_understood_costs_no_other_job_anything(row: dict[str, Any]) -> None:
+def test_a_record_that_is_not_understood_affects_no_other_job(row: dict[str, Any]) -> None:
     good = {"job_id": 5, "nodes": "n0", "gres_detail": ["gpu:1(IDX:0)"]}
     assert parse_job_gpus(jobs(row, good), "n0") == {"5": JobGpus((0,), 1)}
 
@@ -156,7 +156,7 @@ def test_a_record_that_is_not_understood_costs_no_other_job_anything(row: dict[s
     ],
     ids=["empty", "no-jobs", "list", "number", "no-row", "deep", "errors"],
 )
-def test_what_is_no_answer_is_refused(text: str, problem: str) -> None:
+def test_a_text_that_is_not_an_answer_is_refused(text: str, problem: str) -> None:
     with pytest.raises(SourceError, match=re.escape(problem)):
         parse_job_gpus(text, "n0")
 
@@ -186,7 +186,7 @@ def test_any_json_gives_gpus_or_a_source_error(value: Any) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_node_says_what_it_has_and_what_is_in_use(release: str) -> None:
+def test_a_nodes_record_has_its_gpus_and_the_gpus_in_use(release: str) -> None:
     node = parse_node(fixture(f"node_{release}.txt"))
     assert (node.configured, node.used) == ((("h100", 4),), Gres((0, 1, 2)))
     assert node.slurmd_start is not None
@@ -198,34 +198,34 @@ def test_a_node_says_what_it_has_and_what_is_in_use(release: str) -> None:
     [
         ("gpu:h100:4(S:0-1),shard:h100:16,craynetwork:2", (("h100", 4),)),
         ("gpu:(null):4", (("", 4),)),
-        ("gpu:A100:1,gpu:H100", (("a100", 1), ("h100", 1))),  # a count that is left out is one
+        ("gpu:A100:1,gpu:H100", (("a100", 1), ("h100", 1))),  # a missing count means one
         ("(null)", ()),
     ],
 )
-def test_the_gpus_that_a_node_has(gres: str, configured: tuple[tuple[str, int], ...]) -> None:
+def test_the_configured_gpus_of_a_node_are_read(gres: str, configured: tuple[tuple[str, int], ...]) -> None:
     assert parse_node(f"NodeName=n0\n   Gres={gres}\n   GresUsed=gpu:0\n").configured == configured
 
 
-def test_a_node_without_gres_in_use_is_no_answer() -> None:
+def test_a_node_record_without_gres_in_use_is_refused() -> None:
     with pytest.raises(SourceError, match="prints no GresUsed, so no GPU is known to be free"):
         parse_node("NodeName=n0\n   Gres=gpu:4\n")
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_settings_of_a_real_cluster(release: str) -> None:
+def test_the_settings_of_a_real_cluster_are_read(release: str) -> None:
     config = parse_config(fixture(f"config_{release}.txt"))
     assert config[:4] == ("lab", "/slurm/etc/slurm.conf", "/slurm/spool/%n", frozenset({"none"}))
     assert parse_config("PrivateData = accounts,Jobs, users\n").private >= {"jobs", "users"}
 
 
-def test_without_json_a_plain_record_is_read_and_a_name_that_imitates_it_is_not() -> None:
+def test_without_json_a_plain_record_is_read_and_an_imitation_in_a_name_is_refused() -> None:
     honest = fixture("scontrol_two_gpus.txt")
     assert parse_job_text(honest, "1", "n0") == JobGpus((0, 1), 2)
     assert parse_job_text(honest, "1", "n1") == JobGpus((), 2)
     assert parse_job_text(fixture("scontrol_forged_name.txt"), "2", "n0") is None
 
 
-def test_a_plain_record_of_a_job_on_nodes_that_give_it_different_gpus() -> None:
+def test_a_plain_record_of_a_job_with_different_gpus_on_its_nodes_is_read() -> None:
     details = (
         "JOB_GRES=gpu:14   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:1-2),shard:4(IDX:1)"
         "   Nodes=n[1-3] CPU_IDs=0 Mem=0 GRES=gpu:3(IDX:0),gpu:v100:1"
@@ -244,16 +244,14 @@ def test_a_plain_record_of_a_job_on_nodes_that_give_it_different_gpus() -> None:
         ("job.sh Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", None),
     ],
 )
-def test_a_record_without_a_list_of_devices_is_believed_where_no_name_could_have_shaped_it(
-    name: str, expected: JobGpus | None
-) -> None:
+def test_a_record_without_a_device_list_counts_if_no_name_could_imitate_it(name: str, expected: JobGpus | None) -> None:
     text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", f"JobName={name}")
     before, _, after = text.partition(" JOB_GRES=")
     text = f"{before} {after[after.index('MinCPUsNode=') :]}"
     assert parse_job_text(text, "1", "n0") == expected
 
 
-def test_a_record_that_was_cut_off_before_its_devices_is_not_believed() -> None:
+def test_a_record_that_was_cut_off_before_its_devices_is_refused() -> None:
     assert parse_job_text(fixture("scontrol_two_gpus.txt").partition(" JOB_GRES=")[0], "1", "n0") is None
 
 
@@ -273,14 +271,14 @@ FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-
         " MinCPUsNode=1",
     ],
 )
-def test_devices_in_a_name_or_comment_are_never_believed(place: str, forged: str) -> None:
+def test_devices_in_a_name_or_comment_never_count(place: str, forged: str) -> None:
     text = fixture("scontrol_two_gpus.txt").replace(place, place + forged)
     assert forged in text
     assert parse_job_text(text, "1", "n0") is None
 
 
 @given(st.text(alphabet="JOB_GRES= Nodes=n0 CPU_IDs=Mem=0(IDX:0-7)MinCPUsNode=1\n", max_size=80), st.booleans())
-def test_no_job_name_can_claim_a_device_that_its_record_does_not_give(name: str, has_gpus: bool) -> None:
+def test_no_job_name_can_claim_a_device_that_is_not_in_its_record(name: str, has_gpus: bool) -> None:
     text = fixture("scontrol_two_gpus.txt")
     if not has_gpus:
         text = text.replace("JOB_GRES=gpu:h100:2", "JOB_GRES=(null)").replace("GRES=gpu:h100:2(IDX:0-1)", "GRES=")
@@ -292,7 +290,7 @@ def sinfo(*cells: str) -> str:
     return "".join(f"{cell:{SINFO_WIDTH}}|\n" for cell in cells)
 
 
-def test_what_a_node_has_in_use_in_each_of_its_partitions() -> None:
+def test_the_gpus_in_use_are_the_same_in_each_partition_of_a_node() -> None:
     used = "gpu:h100:2(IDX:0,2),shard:h100:1(IDX:1)"
     assert parse_sinfo(sinfo(used, used)) == Gres((0, 2), 0, ((1, "shard"),))
     assert parse_sinfo(sinfo("(null)")) == Gres()
@@ -301,7 +299,7 @@ def test_what_a_node_has_in_use_in_each_of_its_partitions() -> None:
 @pytest.mark.parametrize(
     "text", ["", "\n", sinfo(""), sinfo("gpu:1(IDX:0)", "gpu:1(IDX:1)"), sinfo("x" * SINFO_WIDTH), sinfo("gpu:1(IDX:")]
 )
-def test_a_node_of_which_sinfo_says_nothing_certain_is_not_known(text: str) -> None:
+def test_an_ambiguous_answer_of_sinfo_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match="sinfo"):
         parse_sinfo(text)
 
@@ -315,18 +313,18 @@ LISTPIDS = """PID      JOBID    STEPID   LOCALID GLOBALID
 """
 
 
-def test_processes_of_the_steps_of_each_job() -> None:
+def test_the_processes_of_each_jobs_steps_are_read() -> None:
     assert parse_listpids(LISTPIDS) == {"3": frozenset({9483, 9484, 9471}), "4294967294": frozenset()}
     assert parse_listpids("PID JOBID STEPID LOCALID GLOBALID\n\n") == {}
 
 
 @pytest.mark.parametrize("line", ["1 2", "x 2 batch - -", "1 job batch - -", "1 2x batch - -", "--1 2 batch - -"])
-def test_a_line_of_listpids_in_another_shape_is_refused(line: str) -> None:
+def test_a_line_of_listpids_in_another_form_is_refused(line: str) -> None:
     with pytest.raises(SourceError, match="listpids printed a line that is not understood"):
         parse_listpids(f"PID JOBID STEPID LOCALID GLOBALID\n{line}\n")
 
 
 @given(st.text(alphabet="PID 0123456789-\nbatchx", max_size=60))
-def test_listpids_never_fails_in_another_way(text: str) -> None:
+def test_any_text_of_listpids_gives_steps_or_a_source_error(text: str) -> None:
     with contextlib.suppress(SourceError):
         assert all(pid > 0 for pids in parse_listpids(text).values() for pid in pids)

@@ -1,4 +1,4 @@
-"""What the holders' own processes use: each process is one holder's, or nothing is said."""
+"""The use of the holders' own processes: each process belongs to one holder, or no value is reported."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ UID, OTHER = "12345678-0000-4000-8000-000000000000", "87654321-0000-4000-8000-00
 def use(
     holders: Sequence[Holder], uses: dict[Owner, Use], is_complete: bool = True, contradiction: str = ""
 ) -> dict[str, Use]:
-    """By incarnation."""
+    """The use by incarnation."""
     allocations = [Allocation(UNIT, holder, contradiction=contradiction) for holder in holders]
     found = measure(allocations, {UNIT: UnitOwners(uses, is_complete)})
     return {key.incarnation.split("/")[1 if key.scheduler == "slurm" else 0]: each for (_, key), each in found.items()}
 
 
-def test_each_holder_has_its_own_processes_of_all_its_steps() -> None:
+def test_each_holder_has_the_use_of_its_own_processes_of_all_its_steps() -> None:
     found = use(
         [job(1), job(2)], {of_job(1): Use(2, 3 * GIB), of_job(1, "batch"): Use(1, GIB), of_job(2): Use(1, 8 * GIB)}
     )
@@ -58,8 +58,8 @@ def test_a_holder_without_a_process_uses_nothing() -> None:
     assert use([job(1), job(2)], {of_job(2): Use(1, GIB)}) == {"1": Use(0, 0), "2": Use(1, GIB)}
 
 
-def test_what_belongs_to_no_holder_is_nobodys() -> None:
-    """As what a previous holder left running: the others are told apart all the same."""
+def test_the_use_of_processes_without_a_holder_counts_for_no_holder() -> None:
+    """A previous holder left a process running. The uses of the other holders are still separated."""
     assert use([job(1)], {of_job(9): Use(1, GIB)}) == {"1": Use(0, 0)}
     assert use([pod(UID)], {of_pod(OTHER): Use(1, GIB)}) == {UID: Use(0, 0)}
 
@@ -68,17 +68,17 @@ def test_what_belongs_to_no_holder_is_nobodys() -> None:
     ("holders", "owner"),
     [
         ([job(1)], Owner()),  # with proctrack/linuxproc a job's processes look like this
-        ([job(1)], Owner(slurm=True)),  # a SLUID: some job's
+        ([job(1)], Owner(slurm=True)),  # a SLUID: some job's process
         ([pod(UID), pod(UID, "sidecar")], of_pod(UID)),  # two containers of one pod
-        ([pod("")], of_pod(UID)),  # whose UID is not known
+        ([pod("")], of_pod(UID)),  # the pod's UID is unknown
         ([pod(UID)], Owner(container="f" * 64)),
     ],
 )
-def test_a_process_that_may_be_one_holders_or_anothers_leaves_all_unknown(holders: list[Holder], owner: Owner) -> None:
+def test_all_uses_are_unknown_if_a_process_may_belong_to_several_holders(holders: list[Holder], owner: Owner) -> None:
     assert use(holders, {owner: Use(1, GIB)}) == {}
 
 
-def test_what_could_not_be_looked_up_leaves_all_unknown() -> None:
+def test_all_uses_are_unknown_if_a_process_could_not_be_looked_up() -> None:
     assert use([job(1)], {of_job(1): Use(1, GIB)}, is_complete=False) == {}
     assert measure([Allocation(UNIT, job(1))], {}) == {}
 
@@ -87,12 +87,12 @@ def test_a_contradicted_mapping_has_no_use() -> None:
     assert use([job(1)], {of_job(1): Use(1, GIB)}, contradiction="processes of job 2 run here") == {}
 
 
-def test_memory_that_the_driver_does_not_say_is_not_0() -> None:
+def test_memory_that_the_driver_does_not_report_is_not_0() -> None:
     assert use([job(1)], {of_job(1): Use(1, GIB).plus(Use(1, None))}) == {"1": Use(2, None)}
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(0, GIB)), max_size=20), st.integers(1, 4))
-def test_holders_never_have_more_than_there_is(processes: list[tuple[int, int, int]], holders: int) -> None:
+def test_holders_never_use_more_than_exists(processes: list[tuple[int, int, int]], holders: int) -> None:
     uses: dict[Owner, Use] = {}
     for number, step, memory in processes:
         owner = of_job(number, str(step))
@@ -104,7 +104,7 @@ def test_holders_never_have_more_than_there_is(processes: list[tuple[int, int, i
 
 
 def split(holders: Sequence[Holder], *shares: tuple[Owner | None, float]) -> tuple[dict[str, float], float | None]:
-    """By incarnation, and what is others'."""
+    """The shares by incarnation, and the share of others."""
     found = divide_period(OwnedPeriod(10.0, 15.0, shares), holders)
     assert (found.start, found.end, found.problem) == (10.0, 15.0, "")
     assert found.slack == pytest.approx(0.05 + min(0.05, 0.01 * len(shares)))
@@ -114,7 +114,7 @@ def split(holders: Sequence[Holder], *shares: tuple[Owner | None, float]) -> tup
     return ratios, found.others
 
 
-def test_what_a_holders_processes_do_is_added_up() -> None:
+def test_the_work_of_a_holders_processes_is_added_up() -> None:
     shares = ((of_job(1), 0.25), (of_job(1, "batch"), 0.25), (of_job(2), 0.125))
     assert split([job(1), job(2), job(3)], *shares) == ({"1": 0.5, "2": 0.125}, None)
     assert split([pod(UID), pod(OTHER)], (of_pod(UID), 0.5)) == ({UID: 0.5}, None)
@@ -124,30 +124,30 @@ def test_what_a_holders_processes_do_is_added_up() -> None:
 @pytest.mark.parametrize(
     "owner",
     [
-        None,  # gone, or an MPS server
-        Owner(),  # the system's
+        None,  # an ended process, or an MPS server
+        Owner(),  # the system
         Owner(container="a" * 64),  # a container that a job has started
         of_job(3),
         of_pod(OTHER),
         Owner(slurm=True),  # a job of unknown number
     ],
 )
-def test_what_is_not_one_holders_is_others(owner: Owner | None) -> None:
+def test_work_without_a_single_holder_counts_as_others(owner: Owner | None) -> None:
     assert split([job(1), job(2)], (of_job(1), 0.5), (owner, 0.25), (owner, 0.125)) == ({"1": 0.5}, 0.375)
 
 
-def test_a_process_of_a_pod_with_two_containers_on_the_gpu_is_neithers() -> None:
+def test_a_process_of_a_pod_with_two_containers_on_the_gpu_belongs_to_neither() -> None:
     assert split([pod(UID, "main"), pod(UID, "side")], (of_pod(UID), 0.5)) == ({}, 0.5)
 
 
-def test_many_processes_hide_none_that_works() -> None:
-    """What each share is rounded by may not add up to another process, nor may pids of which nothing is known."""
+def test_many_processes_do_not_hide_a_process_that_works() -> None:
+    """The rounding of all shares must not add up to another process, and neither must pids of unknown processes."""
     ghosts: list[tuple[Owner | None, float | None]] = [(None, None)] * 95
     shares: list[tuple[Owner | None, float | None]] = [(None, 0.01)]
     assert divide_period(OwnedPeriod(10.0, 15.0, (*shares, *ghosts)), [job(1)]).slack == pytest.approx(0.06)
     assert divide_period(OwnedPeriod(10.0, 15.0, tuple(shares * 100)), [job(1)]).slack == pytest.approx(0.1)
 
 
-def test_a_period_of_which_nothing_is_known_stays_so() -> None:
+def test_a_period_without_known_work_remains_unknown() -> None:
     found = divide_period(OwnedPeriod(10.0, 15.0, (), "the driver does not tell"), [job(1)])
     assert (found.problem, found.ratios) == ("the driver does not tell", {})

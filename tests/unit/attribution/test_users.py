@@ -1,4 +1,4 @@
-"""Holders that only their processes show: containers of no scheduler, and pods that have not asked."""
+"""Holders that only their processes show: containers of no scheduler, and pods without a request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find(
     return [allocation for allocation, _ in found]
 
 
-def test_a_container_of_no_scheduler_is_a_holder_by_its_id() -> None:
+def test_a_container_of_no_scheduler_is_a_holder_with_its_id() -> None:
     (found,) = find(DOCKER)
     assert (found.unit, found.share, found.share_ratio, found.running) == (GPU, "none", 1.0, False)
     assert found.holder.key == HolderKey("container", ID)
@@ -47,19 +47,19 @@ def test_a_container_of_no_scheduler_is_a_holder_by_its_id() -> None:
     assert "outside the schedulers" in found.why
 
 
-def test_a_pod_that_has_not_asked_is_named_as_the_kubelet_names_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pod_without_a_request_has_the_name_that_the_kubelet_uses(caplog: pytest.LogCaptureFixture) -> None:
     users = Users(names)
     for _ in range(3):
         (found,) = find(POD, users=users)
     assert (found.holder.label, found.holder.pod_uid) == ("ops/prober-0/0123456789ab", UID)
     assert (found.running, found.holder.source) == (False, "process")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "pod ops/prober-0 uses a GPU that no source gives it" in caplog.text
+    assert "pod ops/prober-0 uses a GPU that no source allocated to it" in caplog.text
     stranger = POD._replace(pods=("f" * 32,))
     assert find(stranger)[0].holder.label == f"{'f' * 32}/0123456789ab"
     assert find(users=users) == []
     find(POD, users=users)
-    assert caplog.text.count("ops/prober-0") == 2  # it had gone
+    assert caplog.text.count("ops/prober-0") == 2  # the pod was gone in between
 
 
 def test_several_users_share_the_gpu() -> None:
@@ -67,22 +67,22 @@ def test_several_users_share_the_gpu() -> None:
     assert [(each.share, each.share_ratio) for each in found] == [("time_slice", 0.5)] * 2
 
 
-def test_a_pod_is_shown_so_only_when_every_source_has_answered() -> None:
+def test_a_pod_is_shown_as_a_user_only_when_every_source_has_answered() -> None:
     assert find(POD, pods=False) == []
     assert len(find(DOCKER, pods=False)) == 1
 
 
 @pytest.mark.parametrize("owner", [Owner(), Owner(slurm=True, job="7"), Owner(slurm=True, container=ID)])
-def test_the_system_and_jobs_are_none(owner: Owner) -> None:
+def test_the_system_and_jobs_are_not_users(owner: Owner) -> None:
     assert find(owner) == []
 
 
-def test_who_is_known_to_a_source_is_never_among_them() -> None:
+def test_a_pod_that_a_source_knows_is_never_a_user() -> None:
     assert find(POD, resolution=holding(OTHER_GPU, HELD)) == []
     assert find(POD, resolution=Resolution([], [(Grant("uuid", "GPU-z", HELD), "not here")], [])) == []
     assert find(POD, resolution=Resolution([], [], [Grant("uuid", "GPU-z", HELD)])) == []
 
 
-def test_on_a_gpu_that_is_held_there_are_none() -> None:
+def test_a_gpu_with_a_holder_has_no_users() -> None:
     other = HELD._replace(key=HolderKey("kubernetes", "x/main"), pod_uid="x")
     assert find(DOCKER, POD, resolution=holding(GPU, other)) == []

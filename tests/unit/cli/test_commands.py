@@ -16,7 +16,7 @@ from gpu_exporter.cli.top import SORTS
 from gpu_exporter.top.screen import ORDERS
 
 FOLDER = Path(__file__).resolve().parents[3] / "exporter" / "gpu_exporter" / "cli"
-SCREENS = 2 * 57  # lines of two screens of a laptop
+SCREENS = 2 * 57  # lines of two screens on a laptop
 
 
 def run(*given: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -68,13 +68,15 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
 )  # fmt: skip
-def test_a_wrong_call_says_what_to_do(given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_of_a_wrong_call_names_the_remedy(
+    given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(*given, capsys=capsys)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_explain_takes_its_holder_before_and_after_its_flags_and_those_of_a_deployment() -> None:
+def test_explain_accepts_its_holder_anywhere_and_the_flags_of_a_deployment() -> None:
     parser: Parser = COMMANDS["explain"].load().build_parser()
     flags = ["--source.prometheus", "http://p", "--interval=30s", "--alertmanager.url", "http://a", "--once"]
     before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
@@ -82,7 +84,7 @@ def test_explain_takes_its_holder_before_and_after_its_flags_and_those_of_a_depl
     assert before.holder == "ml/train-0"
 
 
-def test_the_orders_of_top_are_those_that_its_screen_knows() -> None:
+def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:
     assert tuple(ORDERS) == SORTS
 
 
@@ -90,7 +92,9 @@ def test_the_orders_of_top_are_those_that_its_screen_knows() -> None:
     ("line", "expected"),
     [("gpu-exporter re", {"reconcile", "record"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
 )  # fmt: skip
-def test_bash_completes(line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bash_completes_commands_and_flags(
+    line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, script, _ = run("completion", "bash", capsys=capsys)
     assert code == 0
     words = line.split()
@@ -106,12 +110,12 @@ def test_bash_completes(line: str, expected: set[str], capsys: pytest.CaptureFix
     assert {word.strip() for word in done.stdout.split()} == expected
 
 
-def test_the_version_is_a_flag_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_by_a_flag_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("version", capsys=capsys) == run("--version", capsys=capsys)
     assert run("top", "--version", capsys=capsys)[0] == 0
 
 
-def test_the_parser_of_one_command_loads_no_other() -> None:
+def test_the_parser_of_one_command_loads_no_other_command() -> None:
     script = "import sys; from gpu_exporter.cli.main import main; main(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     loaded = {"gpu_exporter.cli", "gpu_exporter.cli.commands", "gpu_exporter.cli.main", "gpu_exporter.version"}

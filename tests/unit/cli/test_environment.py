@@ -1,4 +1,6 @@
-"""Variables of the services: each setting alone, beside its flag, and empty; verbs and short-lived commands have none."""
+"""Variables of the services: each setting alone, beside its flag, and empty. Verbs and short-lived commands have no
+variables.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.parser import Parser
 
 SERVICES = {"": SERVE, "reconcile": COMMANDS["reconcile"], "slurm-collector": COMMANDS["slurm-collector"]}
-DAEMON = {"holders"}  # prints what the daemon reads, by the daemon's variables
+DAEMON = {"holders"}  # this command prints the daemon's data, with the daemon's variables
 SHORT = sorted(COMMANDS.keys() - SERVICES.keys() - DAEMON)
-# Two values by the type of a flag, in the text of the command line.
+# Two values for each type of flag, as text of the command line.
 TEXTS = {
     duration: ("7s", "11s"),
     positive_duration: ("7s", "11s"),
@@ -67,7 +69,7 @@ def as_arguments(action: argparse.Action, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "variable", "flag"), list(settings()))
-def test_a_variable_says_what_its_flag_says_and_a_flag_replaces_it(
+def test_a_variable_sets_what_its_flag_sets_and_a_flag_replaces_it(
     command: str, variable: str, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parser: Parser = SERVICES[command].load().build_parser()
@@ -79,7 +81,7 @@ def test_a_variable_says_what_its_flag_says_and_a_flag_replaces_it(
     other_by_flag = vars(parser.read(as_arguments(action, other)))
 
     assert read(command, {variable: one}, [], monkeypatch) == by_flag
-    if action.nargs != 0 or isinstance(action, argparse.BooleanOptionalAction):  # else no flag says "off"
+    if action.nargs != 0 or isinstance(action, argparse.BooleanOptionalAction):  # otherwise no flag means "off"
         assert read(command, {variable: one}, as_arguments(action, other), monkeypatch) == other_by_flag
     assert read(command, {variable: other}, as_arguments(action, one), monkeypatch) == by_flag
     assert read(command, {variable: other}, [], monkeypatch) == other_by_flag
@@ -96,7 +98,7 @@ def test_a_variable_says_what_its_flag_says_and_a_flag_replaces_it(
         ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER", ["--source.exporter=c"], "exporters", ["c"]),
     ],
 )  # fmt: skip
-def test_a_list_has_an_item_a_line_and_is_replaced_never_joined(
+def test_a_list_has_one_item_a_line_and_is_replaced_and_never_joined(
     command: str, variable: str, given: list[str], dest: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "\n vendor\\.com/gpu.{1,3}\n\nb\n"
@@ -104,7 +106,7 @@ def test_a_list_has_an_item_a_line_and_is_replaced_never_joined(
 
 
 @pytest.mark.parametrize(("text", "warned"), [("a,b", True), ("a,b\n", False), ("a,b\nc", False), ("ab", False)])
-def test_a_comma_that_separated_items_before_is_pointed_out(
+def test_a_comma_that_separated_items_before_0_1_gives_a_warning(
     text: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": text}, [], monkeypatch)
@@ -120,7 +122,7 @@ def test_a_comma_that_separated_items_before_is_pointed_out(
         ("reconcile", {"GPU_EXPORTER_RECONCILE_INTERVAL": "5"}, "variable GPU_EXPORTER_RECONCILE_INTERVAL: '5'"),
     ],
 )  # fmt: skip
-def test_a_wrong_variable_is_named_but_does_not_break_the_help(
+def test_an_invalid_variable_is_named_but_does_not_break_the_help(
     command: str, environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -134,7 +136,7 @@ def test_a_wrong_variable_is_named_but_does_not_break_the_help(
 
 
 @pytest.mark.parametrize("command", ["", "holders", "reconcile", "slurm-collector"])
-def test_no_variable_says_what_to_do(
+def test_no_variable_sets_a_verb(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser: Parser = (SERVICES | COMMANDS)[command].load().build_parser()
@@ -145,18 +147,18 @@ def test_no_variable_says_what_to_do(
     assert read(command, environment, [], monkeypatch) == vars(parser.read([]))
     said = capsys.readouterr().err
     for name in parser.verbs:
-        assert f"warning: {name} is ignored: only the flag --" in said
+        assert f"warning: {name} is ignored: use the flag --" in said
 
 
-def test_what_to_do_is_a_verb() -> None:
-    """Nobody may turn a dry run into one that writes by a variable that is left over."""
+def test_flags_that_say_what_to_do_are_verbs() -> None:
+    """A variable that is left over must not turn a dry run into a run that writes."""
     verbs = {flag for name in SERVICES.values() for flag in name.load().build_parser().verbs}
     ends = {"APPLY", "REMOVE_ALL", "ONCE", "FORMAT", "EXPLAIN", "GPU", "AT", "CHECK", "OUTPUT", "TIMEOUT"}
     assert {re.sub("GPU_EXPORTER_(RECONCILE_|SLURM_COLLECTOR_)?", "", name) for name in verbs} == ends
 
 
 @pytest.mark.parametrize("command", SHORT)
-def test_a_command_that_ends_by_itself_takes_no_variable(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_ends_by_itself_has_no_variables(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parser: Parser = COMMANDS[command].load().build_parser()
     needed = [action.choices[0] if action.choices else "x" for action in parser._actions if not action.option_strings]  # type: ignore[index]
     plain = vars(parser.read(needed))
@@ -173,12 +175,12 @@ def test_a_command_that_ends_by_itself_takes_no_variable(command: str, monkeypat
     assert read(command, everything, needed, monkeypatch) == plain
 
 
-def test_the_host_of_top_is_no_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_of_top_is_not_read_as_a_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, [], monkeypatch)["nodes"] == []
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == ["gpu-2"]
 
 
-def test_a_former_name_is_read_with_a_warning_and_gives_way_to_the_new_one(
+def test_a_former_variable_is_read_with_a_warning_and_the_new_variable_takes_precedence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     former = {"GPU_EXPORTER_INTERVAL": "7s", "GPU_EXPORTER_SOURCE_EXPORTER": "a\nb"}
@@ -197,7 +199,7 @@ def test_a_former_name_is_read_with_a_warning_and_gives_way_to_the_new_one(
 
 
 def test_no_two_services_share_a_variable() -> None:
-    """Nor does Kubernetes write one, as it does for each Service: GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST."""
+    """No setting has a name that Kubernetes sets for a Service: GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST."""
     names = [variable for _, variable, _ in settings()]
     assert len(names) == len(set(names))
     assert [name for name in names if re.search(r"_PORT(_|$)|_SERVICE_(HOST|PORT)", name)] == []

@@ -1,4 +1,4 @@
-"""A collector's files: what it writes of a cluster, and what a node believes of them."""
+"""A collector's files: their content for a cluster, and the files that a node accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_exporter.attribution.slurm.collected import AGE_MAX_S, AHEAD_MAX_S, ANS
 from gpu_exporter.attribution.slurm.pace import Pace
 from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.attribution.slurm.picture import Picture, parse_picture, render_picture
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
@@ -35,7 +35,7 @@ NODE = "NodeName={name} Arch=x86_64\n   Gres={gres}\n   GresUsed={used}\n   Boot
 
 
 class Cluster:
-    """Two nodes with four GPUs each, and a third one without any."""
+    """Two nodes with four GPUs each, and a third node without GPUs."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
@@ -69,17 +69,14 @@ class Cluster:
 
     def source(self, node: str = "n0", each_s: float = 15.0, job_files: Path | None = None) -> SlurmSource:
         return SlurmSource(
-            node,
+            SlurmOptions(node=node, gres_conf=self.gres_conf, job_files=job_files, collected=str(self.directory)),
             run=self.run,
-            gres_conf=self.gres_conf,
             clock=self.clock,
             pace=Pace(each_s, lambda: 0.0),
-            job_files=job_files,
-            collected=str(self.directory),
         )
 
     def begin(self, job: int, **fields: Any) -> None:
-        """A job that runs for long; what it has is in use."""
+        """Start a job that runs for long; its GPUs are in use."""
         row = {"user_name": "ada", "user_id": 1000, "nodes": "n0", "gres_detail": ["gpu:h100:1(IDX:0)"], **fields}
         self.jobs.append(row_of_24_11(job_id=job, **{"start_time": 1_000, **row}))
 
@@ -94,7 +91,7 @@ def held(answer: Answer) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("make", [row_of_22_05, row_of_24_11])
-def test_jobs_of_both_forms_of_json(make: Any) -> None:
+def test_jobs_of_both_json_formats_are_read(make: Any) -> None:
     number = int if make is row_of_22_05 else lambda value: {"set": True, "infinite": False, "number": value}
     row = make(
         job_id=9,
@@ -131,8 +128,8 @@ def test_jobs_of_both_forms_of_json(make: Any) -> None:
     assert gpus == {"n0": JobGpus((0, 3), 3), "n1": JobGpus((1,), 3)}
 
 
-def test_a_number_that_is_not_set_is_none() -> None:
-    """24.11 prints a number beside it all the same; some releases call a job that is in no array its own."""
+def test_an_unset_number_is_missing() -> None:
+    """24.11 prints a number although it is not set; some releases set the array of a single job to the job itself."""
     unset = {"set": False, "infinite": False, "number": 3}
     row = row_of_24_11(job_id=7, array_job_id=7, array_task_id=unset, start_time=unset, nodes="n0", gres_detail=[])
     ((job, _),) = parse_cluster_jobs(json.dumps({"jobs": [row]}))
@@ -152,7 +149,7 @@ def test_a_number_that_is_not_set_is_none() -> None:
         (["FAILED"], None),
     ],
 )
-def test_states_in_which_a_job_holds_its_gpus(state: object, holds: str | None) -> None:
+def test_a_job_holds_its_gpus_only_in_certain_states(state: object, holds: str | None) -> None:
     row = row_of_24_11(job_state=state, nodes="n0", gres_detail=[])
     assert [job.state for job, _ in parse_cluster_jobs(json.dumps({"jobs": [row]}))] == ([holds] if holds else [])
 
@@ -171,19 +168,19 @@ def test_states_in_which_a_job_holds_its_gpus(state: object, holds: str | None) 
         {"job_state": None},
     ],
 )
-def test_a_job_that_is_not_understood_costs_no_other_anything(wrong: dict[str, Any]) -> None:
+def test_a_job_that_cannot_be_parsed_affects_no_other_job(wrong: dict[str, Any]) -> None:
     good = {"nodes": "n0", "gres_detail": ["gpu:1(IDX:0)"]}
     rows = [{**row_of_24_11(job_id=1, **good), **wrong}, row_of_24_11(job_id=2, **good)]
     assert [job.job_id for job, _ in parse_cluster_jobs(json.dumps({"jobs": rows}))] == ["2"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 7}', '{"jobs": [], "errors": ["down"]}', "[" * 100_000])
-def test_an_answer_that_is_none_is_an_error(text: str) -> None:
+def test_an_invalid_answer_for_jobs_is_an_error(text: str) -> None:
     with pytest.raises(SourceError, match="squeue --json"):
         parse_cluster_jobs(text)
 
 
-def test_nodes_are_those_with_gpus_and_one_that_is_not_understood_costs_no_other_anything() -> None:
+def test_only_nodes_with_gpus_are_read_and_a_node_that_cannot_be_parsed_affects_no_other() -> None:
     good = NODE.format(name="n0", gres="gpu:h100:4", used="gpu:h100:1(IDX:2)")
     odd = NODE.format(name="n1", gres="gpu:h100:4", used="gpu:h100:1(IDX:2")
     none = NODE.format(name="login", gres="(null)", used="gpu:0")
@@ -196,7 +193,7 @@ def test_nodes_are_those_with_gpus_and_one_that_is_not_understood_costs_no_other
         parse_cluster_nodes("")
 
 
-def test_a_node_reads_what_the_collector_was_told_and_asks_nothing(cluster: Cluster) -> None:
+def test_a_node_reads_the_collectors_answer_and_does_not_ask_slurmctld(cluster: Cluster) -> None:
     cluster.begin(7)
     cluster.begin(8, nodes="n[0-1]", gres_detail=["gpu:h100:1(IDX:2)", "gpu:h100:1(IDX:3)"])
     cluster.used = {"n0": "gpu:h100:2(IDX:0,2)", "n1": "gpu:h100:1(IDX:3)"}
@@ -209,7 +206,7 @@ def test_a_node_reads_what_the_collector_was_told_and_asks_nothing(cluster: Clus
     assert {text.split()[1] for text in cluster.asked} == {"listpids"}
 
 
-def test_a_job_that_is_not_in_the_picture_yet_is_looked_for_again_soon(cluster: Cluster) -> None:
+def test_a_job_that_is_not_yet_in_the_picture_is_searched_again_soon(cluster: Cluster) -> None:
     assert cluster.round()
     source = cluster.source(each_s=60.0)
     assert source.poll().grants == []
@@ -219,14 +216,14 @@ def test_a_job_that_is_not_in_the_picture_yet_is_looked_for_again_soon(cluster: 
     cluster.clock.advance(5.0)
     answer = source.poll()
     assert (answer.grants, answer.problem, answer.is_late) == ([], "", True)
-    assert answer.notice == "not in the collector's last round: job 7, so no GPU is called free"
+    assert answer.notice == "not in the collector's last round: job 7, so no GPU is reported as free"
     assert cluster.round()
     cluster.clock.advance(5.0)
     answer = source.poll()
     assert (held(answer), answer.is_late) == ([("7", "0")], False)
 
 
-def test_a_job_that_was_requeued_since_the_round_is_not_confirmed_as_the_one_before(cluster: Cluster) -> None:
+def test_a_job_requeued_since_the_round_is_not_confirmed_as_the_earlier_run(cluster: Cluster) -> None:
     cluster.begin(7)
     cluster.used["n0"] = "gpu:h100:1(IDX:0)"
     cluster.here = {"7": 70}
@@ -262,7 +259,7 @@ def test_where_a_prolog_writes_files_only_jobs_with_a_file_may_have_gpus(cluster
     assert source.poll().is_late
 
 
-def test_a_job_that_began_after_the_nodes_were_asked_holds_what_it_has(cluster: Cluster) -> None:
+def test_a_job_that_began_after_the_nodes_were_read_holds_its_gpus(cluster: Cluster) -> None:
     cluster.begin(7, start_time=int(cluster.clock.wall()))
     assert cluster.round()
     answer = cluster.source().poll()
@@ -271,10 +268,10 @@ def test_a_job_that_began_after_the_nodes_were_asked_holds_what_it_has(cluster: 
     cluster.begin(7, start_time=int(cluster.clock.wall()) - 60)
     assert cluster.round()
     answer = cluster.source().poll()
-    assert (held(answer), answer.conflicts) == ([], 1), "a node that has long had time to say so contradicts it"
+    assert (held(answer), answer.conflicts) == ([], 1), "a node record that is much newer than the job contradicts it"
 
 
-def test_what_is_only_in_the_picture_is_as_old_as_the_picture(cluster: Cluster) -> None:
+def test_a_job_known_only_from_the_picture_is_as_old_as_the_picture(cluster: Cluster) -> None:
     cluster.begin(7)
     cluster.used["n0"] = "gpu:h100:1(IDX:0)"
     assert cluster.round()
@@ -286,25 +283,26 @@ def test_what_is_only_in_the_picture_is_as_old_as_the_picture(cluster: Cluster) 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reason"), [(AGE_MAX_S + 1, "s old; does"), (-AHEAD_MAX_S - 1, "ahead: are the clocks")]
+    ("seconds", "reason"),
+    [(AGE_MAX_S + 1, "s old; check that"), (-AHEAD_MAX_S - 1, "in the future: check that the clocks")],
 )
-def test_a_file_of_another_time_is_not_believed(cluster: Cluster, seconds: float, reason: str) -> None:
+def test_a_file_with_a_time_too_old_or_too_far_ahead_is_refused(cluster: Cluster, seconds: float, reason: str) -> None:
     assert cluster.round()
     cluster.clock.advance(seconds)
     with pytest.raises(SourceError, match=reason):
         cluster.source().poll()
 
 
-def test_only_the_owner_of_the_directory_may_write_what_is_believed(cluster: Cluster) -> None:
+def test_files_are_refused_if_other_users_may_write_in_the_directory(cluster: Cluster) -> None:
     assert cluster.round()
     path = cluster.directory / "n0.json"
     cluster.source().poll()
     path.chmod(0o666)
-    with pytest.raises(SourceError, match="others may write there"):
+    with pytest.raises(SourceError, match="other users may write there"):
         cluster.source().poll()
     path.chmod(0o644)
     cluster.directory.chmod(0o777)
-    with pytest.raises(SourceError, match="others may write there"):
+    with pytest.raises(SourceError, match="other users may write there"):
         cluster.source().poll()
     cluster.directory.chmod(0o755)
     path.rename(path.with_name("real"))
@@ -314,24 +312,24 @@ def test_only_the_owner_of_the_directory_may_write_what_is_believed(cluster: Clu
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
-def test_a_collector_of_another_user_is_believed_in_a_directory_of_its_own(cluster: Cluster) -> None:
+def test_files_of_another_users_collector_are_accepted_in_that_users_directory(cluster: Cluster) -> None:
     assert cluster.round()
     os.chown(cluster.directory, 65534, 65534)
     os.chown(cluster.directory / "n0.json", 65534, 65534)
     cluster.source().poll()
     os.chown(cluster.directory / "n0.json", 1234, 1234)
-    with pytest.raises(SourceError, match="others may write there"):
+    with pytest.raises(SourceError, match="other users may write there"):
         cluster.source().poll()
 
 
 @pytest.mark.parametrize(("private", "mode"), [("none", 0o644), ("jobs", 0o640), ("users", 0o640), ("accounts", 0o644)])
-def test_what_slurm_hides_is_not_for_everybody(cluster: Cluster, private: str, mode: int) -> None:
+def test_files_are_not_world_readable_if_slurm_hides_jobs_or_users(cluster: Cluster, private: str, mode: int) -> None:
     cluster.private = private
     assert cluster.round()
     assert (cluster.directory / "n0.json").stat().st_mode & 0o777 == mode
 
 
-def test_what_slurm_hides_is_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_hidden_jobs_are_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     run = CollectorRun(Collector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock)
     is_open = True
     run.is_open = lambda: is_open
@@ -350,13 +348,13 @@ def test_what_slurm_hides_is_not_served_without_a_password(cluster: Cluster, cap
     assert run.answers == {}
     assert status() == 403
     assert "set basic_auth_users, or client_auth_type RequireAndVerifyClientCert" in caplog.text
-    is_open = False  # a password was set, and the next reload has it
+    is_open = False  # a password was set, and the next reload applies it
     assert status() == 200
-    is_open = True  # and a reload that takes it away counts at once, not with the next round
+    is_open = True  # a reload without the password takes effect at once, not only in the next round
     assert status() == 403
 
 
-def test_a_round_without_an_answer_leaves_the_files_and_says_so_once(
+def test_a_round_without_an_answer_keeps_the_files_and_is_logged_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -369,13 +367,13 @@ def test_a_round_without_an_answer_leaves_the_files_and_says_so_once(
     assert cluster.round()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "2 nodes with GPUs have an answer",
-        "nothing new for the nodes",
+        "no new answers for the nodes",
         "2 nodes with GPUs have an answer",
     ]
 
 
-def test_a_cluster_whose_name_is_not_known_yet_is_asked_for_it_again(cluster: Cluster) -> None:
-    """slurmrestd before Slurm 24.05 says it of jobs alone."""
+def test_an_unknown_cluster_name_is_asked_for_again(cluster: Cluster) -> None:
+    """slurmrestd before Slurm 24.05 reports the name only with jobs."""
     names = iter(["", "lab"])
 
     class Asked(CommandLine):
@@ -386,7 +384,7 @@ def test_a_cluster_whose_name_is_not_known_yet_is_asked_for_it_again(cluster: Cl
     assert [collector.collect()["n0"].config.cluster for _ in range(3)] == ["", "lab", "lab"]
 
 
-def test_a_collector_beside_another_site_serves_its_answers_alone(cluster: Cluster) -> None:
+def test_a_collector_inside_another_site_serves_only_its_answers(cluster: Cluster) -> None:
     other = Reply(200, "text/plain", b"another's")
 
     class Host:
@@ -404,7 +402,7 @@ def test_a_collector_beside_another_site_serves_its_answers_alone(cluster: Clust
     assert set(found.values()) == {other}
 
 
-def test_what_a_collector_serves(cluster: Cluster) -> None:
+def test_a_collector_serves_answers_metrics_and_probes(cluster: Cluster) -> None:
     site = CollectorSite(cluster.round)
 
     def get(path: str) -> tuple[int, str]:
@@ -440,7 +438,7 @@ def test_the_configuration_is_asked_for_once_an_hour(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("node", ["../n0", "n0/..", "", ".n0", "n0\n", "a" * 300])
-def test_a_name_that_is_no_nodes_is_refused(cluster: Cluster, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_node_name_is_refused(cluster: Cluster, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_slurm_node", lambda *_: True)
     if not node:
         monkeypatch.setenv("SLURMD_NODENAME", "../n0")
@@ -476,13 +474,13 @@ pictures = st.builds(
 
 
 @given(pictures)
-def test_what_is_written_is_what_is_read(picture: Picture) -> None:
+def test_a_written_answer_is_read_back_unchanged(picture: Picture) -> None:
     assert parse_picture(render_picture(picture)) == picture
     assert render_picture(picture).isascii()
 
 
 @given(pictures, st.data())
-def test_whatever_else_is_in_the_file_is_an_error(picture: Picture, data: st.DataObject) -> None:
+def test_any_other_content_of_the_file_is_an_error(picture: Picture, data: st.DataObject) -> None:
     whole = json.loads(render_picture(picture))
 
     def spoil(value: Any) -> Any:
@@ -494,7 +492,9 @@ def test_whatever_else_is_in_the_file_is_an_error(picture: Picture, data: st.Dat
             return [*value[:place], spoil(value[place]), *value[place + 1 :]]
         return data.draw(st.sampled_from([None, {}, [[]], float("nan"), "x", -1, [7]]))
 
-    with contextlib.suppress(ValueError):  # else what was spoilt does not matter, such as a number that is another
+    with contextlib.suppress(
+        ValueError
+    ):  # without an error the changed part does not matter, such as another valid number
         assert isinstance(parse_picture(json.dumps(spoil(whole))), Picture)
 
 
@@ -503,20 +503,20 @@ def test_an_answer_of_another_version_or_of_no_time_is_an_error(cluster: Cluster
     assert cluster.round()
     path = cluster.directory / "n0.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(SourceError, match="one version|is not a number"):
+    with pytest.raises(SourceError, match="run the same version|is not a number"):
         cluster.source().poll()
 
 
 @pytest.mark.parametrize("text", ["", "7", "[]", "{}", '{"schema": 2}', "[" * 100_000, '{"schema": 1}'])
-def test_what_no_collector_writes_is_an_error(cluster: Cluster, text: str) -> None:
+def test_a_text_that_no_collector_writes_is_an_error(cluster: Cluster, text: str) -> None:
     (cluster.directory / "n0.json").write_text(text)
     with pytest.raises(SourceError, match=r"n0\.json: "):
         cluster.source().poll()
 
 
 @pytest.mark.parametrize("name", ["../n9", "..", "a/../../n9", "n 9", ".n9", "n" * 300, ""])
-def test_a_name_that_no_node_can_have_writes_no_file(cluster: Cluster, name: str) -> None:
-    """Whoever answers at slurmrestd's address must not choose where a root process writes."""
+def test_no_file_is_written_for_an_impossible_node_name(cluster: Cluster, name: str) -> None:
+    """The server at slurmrestd's address must not choose where a root process writes."""
 
     class Asked(CommandLine):
         def read_nodes(self) -> dict[str, NodeRecord]:

@@ -1,4 +1,4 @@
-"""slurmrestd's answers, and what a token may be."""
+"""slurmrestd's answers, and valid and invalid tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(
 
 
 class Restd:
-    """Serves one version of the API to whoever has a token."""
+    """Serves one version of the API to clients with a token."""
 
     def __init__(self) -> None:
         self.version = 42
@@ -85,7 +85,7 @@ def token(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_newest_version_that_is_served_is_found_once_and_again_after_an_upgrade(restd: Restd, token: Path) -> None:
+def test_the_newest_served_api_version_is_found_once_and_again_after_an_upgrade(restd: Restd, token: Path) -> None:
     rest = Rest(f"{restd.address}/", token, 10_000)
     assert set(rest.read_nodes()) == {"n0"}
     rest.read_jobs()
@@ -98,14 +98,14 @@ def test_the_newest_version_that_is_served_is_found_once_and_again_after_an_upgr
 
 
 @pytest.mark.parametrize("prefix", ["SLURM_JWT=", "", "  "])
-def test_the_user_is_who_the_token_is_for(restd: Restd, token: Path, prefix: str) -> None:
+def test_the_user_of_a_request_is_the_user_of_the_token(restd: Restd, token: Path, prefix: str) -> None:
     written = token_of({"sun": "operator", "note": "?>" * 7})
     token.write_text(prefix + written)
     rest = Rest(restd.address, token, 10_000)
     rest.read_nodes()
     assert restd.headers["x-slurm-user-name"] == "operator"
     assert restd.headers["x-slurm-user-token"] == written
-    token.write_text(token_of({"sun": "slurm"}))  # a new one
+    token.write_text(token_of({"sun": "slurm"}))  # a new token
     rest.read_nodes()
     assert restd.headers["x-slurm-user-name"] == "slurm"
 
@@ -126,33 +126,35 @@ def test_the_user_is_who_the_token_is_for(restd: Restd, token: Path, prefix: str
         token_of({"sun": "slurm"}) + "x" * MAX_TOKEN,
     ],
 )
-def test_what_is_no_token_is_sent_to_nobody(restd: Restd, token: Path, text: str) -> None:
+def test_a_text_that_is_not_a_token_is_never_sent(restd: Restd, token: Path, text: str) -> None:
     token.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SourceError, match=r"/token: no token of Slurm; write a new one with `scontrol token"):
+    with pytest.raises(SourceError, match=r"/token: is not a Slurm token; write a new one with `scontrol token"):
         Rest(restd.address, token, 10_000).read_nodes()
     assert restd.asked == []
 
 
-def test_a_token_that_is_not_there(restd: Restd, tmp_path: Path) -> None:
+def test_a_missing_token_file_is_an_error(restd: Restd, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"/none: No such file or directory; write a new one"):
         Rest(restd.address, tmp_path / "none", 10_000).read_nodes()
 
 
 @pytest.mark.parametrize(("status", "hint"), [(401, "is the token valid"), (500, "is the token valid"), (503, "$")])
-def test_a_refusal_names_the_token_and_never_shows_it(restd: Restd, token: Path, status: int, hint: str) -> None:
+def test_the_error_of_a_refusal_mentions_the_token_but_never_shows_it(
+    restd: Restd, token: Path, status: int, hint: str
+) -> None:
     restd.status = status
     with pytest.raises(SourceError, match=rf"^slurmrestd: http\S+/nodes/: HTTP status {status}.*{hint}") as caught:
         Rest(restd.address, token, 10_000).read_nodes()
     assert token_of({"sun": "slurm", "exp": 1}) not in str(caught.value)
 
 
-def test_an_answer_without_end_is_cut(restd: Restd, token: Path) -> None:
+def test_an_endless_answer_is_cut(restd: Restd, token: Path) -> None:
     restd.answers["nodes"]["nodes"] = [node(f"n{number}") for number in range(1000)]
     with pytest.raises(SourceError, match="the answer is longer than"):
         Rest(restd.address, token, 10_000).read_nodes()
 
 
-def test_the_cluster_is_named_by_the_answer_or_by_its_jobs(restd: Restd, token: Path) -> None:
+def test_the_cluster_name_comes_from_the_answer_or_from_its_jobs(restd: Restd, token: Path) -> None:
     rest = Rest(restd.address, token, 100_000)
     rest.read_nodes()
     rest.read_jobs()
@@ -164,10 +166,10 @@ def test_the_cluster_is_named_by_the_answer_or_by_its_jobs(restd: Restd, token: 
     rest.read_nodes()
     rest.read_jobs()
     assert rest.read_config().cluster == "hpc"
-    assert rest.read_config().private == {"jobs", "users"}  # nobody says whether it is
+    assert rest.read_config().private == {"jobs", "users"}  # slurmrestd does not report PrivateData
 
 
-def test_nodes_of_both_forms_of_json() -> None:
+def test_nodes_of_both_json_formats_are_read() -> None:
     number = {"set": True, "infinite": False, "number": 1000}
     rows = [node(), node("n1", start=number), node("login", "", ""), node("down", used="?("), node("new", start=0)]
     nodes, cluster = parse_rest_nodes(json.dumps({"meta": {"Slurm": {}}, "nodes": rows}))
@@ -190,12 +192,12 @@ def test_nodes_of_both_forms_of_json() -> None:
         "[" * 10_000,
     ],
 )
-def test_what_are_no_nodes_is_refused(answer: str) -> None:
-    with pytest.raises(SourceError, match="slurmrestd's nodes are not understood"):
+def test_an_invalid_answer_for_nodes_is_refused(answer: str) -> None:
+    with pytest.raises(SourceError, match="cannot parse slurmrestd's nodes"):
         parse_rest_nodes(answer)
 
 
-def test_one_node_that_is_not_understood_is_left_out_and_all_of_them_are_a_fault() -> None:
+def test_a_node_that_cannot_be_parsed_is_omitted_and_it_is_an_error_if_no_node_can_be_parsed() -> None:
     with pytest.raises(SourceError, match="node down: "):
         parse_rest_nodes(json.dumps({"meta": {}, "nodes": [node("down", used="?(")]}))
 

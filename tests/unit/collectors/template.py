@@ -15,7 +15,7 @@ GPU_FAN_SPEED_RATIO = Family(
     "Fan speed as a share of its maximum; absent on boards without a fan",
     source="nvmlDeviceGetFanSpeed",
     generations="boards with fans",
-    plausible=RATIO,  # a value outside is no data, and counted
+    plausible=RATIO,  # a value outside is discarded, and counted
 )
 
 

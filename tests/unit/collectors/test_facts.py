@@ -1,4 +1,4 @@
-"""What rooms compute with is what users see: each fact is the value of a published sample."""
+"""Facts are the values that users see: each fact is the value of a published sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node() -> SimulatedNode:
     return node
 
 
-def test_every_fact_of_a_gpu(node: SimulatedNode) -> None:
+def test_every_fact_of_a_gpu_is_a_published_value(node: SimulatedNode) -> None:
     snapshot = node.readings[0]
     named = {
         "utilization": "gpu_utilization_ratio",
@@ -57,5 +57,5 @@ def test_facts_of_an_instance_are_its_own(node: SimulatedNode) -> None:
     assert instance.facts.compute_processes is None
 
 
-def test_no_samples_are_no_facts() -> None:
+def test_without_samples_there_are_no_facts() -> None:
     assert take_facts(()) == Facts()

@@ -1,4 +1,4 @@
-"""GPM ratios: within their range, and from counters where the driver has them."""
+"""GPM ratios: within their range, and from cycle counters if the driver has them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def test_values_out_of_range_are_clamped_or_unknown_and_counted(
     assert cycle.errors == []
 
 
-def test_sm_activity_comes_from_the_counters_where_they_are() -> None:
+def test_sm_activity_comes_from_the_cycle_counters_if_available() -> None:
     totals = Totals()
     first = Gpm(1.0, sm=0.9, elapsed_cycles=1000.0, active_cycles=100.0)
-    assert refine(make_cycle(totals), "", first).sm == 0.9  # nothing to compare with yet
+    assert refine(make_cycle(totals), "", first).sm == 0.9  # no earlier reading to compare with
     later = first._replace(sm=0.1, elapsed_cycles=3000.0, active_cycles=600.0)
     assert refine(make_cycle(totals), "", later).sm == 0.25
-    # The counters may reach back further than the window: of the two the busier.
+    # The counters may cover more time than the window: the higher value counts.
     busier = first._replace(sm=0.9, elapsed_cycles=4000.0, active_cycles=650.0)
     assert refine(make_cycle(totals), "", busier).sm == 0.9
-    # A driver that was loaded anew counts from 0: back to the windowed ratio, once.
+    # A driver that was loaded again counts from 0: the ratio of the window is used once.
     assert refine(make_cycle(totals), "", first._replace(elapsed_cycles=10.0, active_cycles=1.0)).sm == 0.9
 
 
-def test_two_subjects_have_counters_of_their_own() -> None:
+def test_two_subjects_have_separate_counters() -> None:
     totals = Totals()
     gpm = Gpm(1.0, sm=0.9, elapsed_cycles=1000.0, active_cycles=100.0)
     refine(make_cycle(totals), "MIG-1", gpm)
@@ -50,12 +50,12 @@ def test_two_subjects_have_counters_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("active", [None, 100.0])
-def test_a_window_over_which_the_cycle_counter_did_not_move_says_nothing(active: float | None) -> None:
-    """Whatever it reads: both of its samples are the same one."""
+def test_a_window_without_an_increase_of_the_cycle_counter_is_discarded(active: float | None) -> None:
+    """Its values do not matter: both of its samples are the same."""
     totals = Totals()
     gpm = Gpm(1.0, graphics=0.4, sm=0.3, dram=0.2, pcie=1e9, elapsed_cycles=1000.0, active_cycles=active)
     first = refine(make_cycle(totals), "MIG-1", gpm)
-    assert (first.graphics, first.missing) == (0.4, True)  # nothing shows yet that the counter moves
+    assert (first.graphics, first.missing) == (0.4, True)  # nothing shows yet that the counter increases
     cycle = make_cycle(totals)
     assert refine(cycle, "MIG-1", gpm) == Gpm(1.0, missing=True)
     assert (cycle.remarks, cycle.gpm_stuck) == ([STUCK], {"MIG-1"})

@@ -1,4 +1,4 @@
-"""The board's energy is divided, never made or lost."""
+"""The energy of a board is divided among its instances: no energy is created or lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = st.lists(
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from([4, 7]), PARTS)
-def test_shares_and_remainder_are_the_whole(
+def test_shares_and_remainder_add_up_to_the_whole(
     joules: float, idle: float, slices: int, parts: list[tuple[str, int, float | None]]
 ) -> None:
     shares, rest = divide_energy(joules, idle, slices, parts)
@@ -33,20 +33,20 @@ def test_shares_and_remainder_are_the_whole(
     assert rest >= -1e-9 * joules - 1e-9
 
 
-def test_idle_draw_goes_by_slices_and_the_rest_by_activity() -> None:
+def test_idle_energy_is_divided_by_slices_and_the_remainder_by_activity() -> None:
     shares, rest = divide_energy(170.0, 70.0, 7, [("a", 3, 1.0), ("b", 2, 0.0)])
     assert shares == pytest.approx({"a": 30.0 + 100.0, "b": 20.0})
-    assert rest == pytest.approx(20.0)  # two slices that nobody has
+    assert rest == pytest.approx(20.0)  # two slices that belong to no instance
     shares, _ = divide_energy(170.0, 70.0, 7, [("a", 3, 0.5), ("b", 2, 0.5)])
     assert shares == pytest.approx({"a": 30.0 + 60.0, "b": 20.0 + 40.0})
 
 
-def test_without_activity_all_of_it_goes_by_slices() -> None:
+def test_all_energy_is_divided_by_slices_if_any_activity_is_unknown() -> None:
     assert divide_energy(70.0, 10.0, 7, [("a", 3, None), ("b", 1, 0.9)]) == ({"a": 30.0, "b": 10.0}, 30.0)
 
 
 def joules(snapshot: DeviceSnapshot, family: str) -> float:
-    """Sum of a family over a snapshot and its instances."""
+    """The sum of a family over a snapshot and its instances."""
     samples = [*snapshot.samples, *(sample for instance in snapshot.instances for sample in instance.samples)]
     return sum(sample.value for sample in samples if sample.family.name == family)
 
@@ -61,7 +61,7 @@ INSTANCE = st.fixed_dictionaries(
 
 @given(st.sampled_from(["A100", "H100", "B200"]), st.lists(INSTANCE, max_size=3))
 def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances: list[dict[str, object]]) -> None:
-    """Over half a minute in which instances come; none is counted in the board's family, and none twice."""
+    """For half a minute in which instances appear. No instance counts in the board's family, and none counts twice."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": model, "mig": instances}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
@@ -81,7 +81,7 @@ def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances
 
 
 def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
-    """MIG mode is switched off and on again under a running exporter, with five minutes of full load in between."""
+    """MIG mode is switched off and on again while the exporter runs, with five minutes of full load in between."""
     clock = ManualClock()
     busy = {"kind": "constant", "value": 1}
     mig = [{"profile": "7g.80gb", "to": 100, "load": busy}, {"profile": "7g.80gb", "from": 400, "load": busy}]
@@ -106,7 +106,7 @@ def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
     assert 190 < seen < 210
 
 
-def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned() -> None:
+def test_energy_used_while_the_instances_cannot_be_listed_is_unassigned() -> None:
     clock = ManualClock()
     mig = [{"profile": "3g.40gb", "load": {"kind": "constant", "value": 1}}]
     faults = [{"at": 20, "for": 60, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
@@ -127,7 +127,7 @@ def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned(
     assert charged + rest == pytest.approx(board, rel=1e-6)
 
 
-def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_zero() -> None:
+def test_the_counter_of_a_deleted_instance_is_dropped_and_a_new_instance_starts_at_zero() -> None:
     clock = ManualClock()
     busy = {"kind": "constant", "value": 1}
     mig = [{"profile": "1g.10gb", "gi": 7, "to": 30, "load": busy}, {"profile": "1g.10gb", "gi": 7, "from": 30}]

@@ -1,4 +1,4 @@
-"""Sentinels: each family has a range, and what lies outside it is no data, counted, and proves no idleness."""
+"""Sentinels: each family has a range. A value outside is discarded, is counted, and proves no idleness."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gpu_exporter.devices.protocol import (
 from gpu_exporter.exposition.catalog import fixed_groups
 from gpu_exporter.model.metrics import Family, Range
 from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
 FAMILIES = [family for c in registry.ALL for family in (*c.families, *c.instance_families)]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_that_is_read_has_a_range_or_says_why_not(family: Family) -> None:
+def test_every_family_that_is_read_has_a_range_or_a_reason(family: Family) -> None:
     assert (family.plausible is None) == bool(family.unbounded)
     if family.plausible is not None:
         assert family.plausible.low < family.plausible.high
@@ -45,15 +45,15 @@ def test_every_family_that_is_read_has_a_range_or_says_why_not(family: Family) -
             assert not family.plausible.holds(sentinel)
 
 
-def test_no_other_family_is_a_value_of_the_driver() -> None:
-    """They are counted and integrated here, from values that were checked, or are events."""
+def test_no_other_family_comes_directly_from_the_driver() -> None:
+    """The exporter counts or integrates them from checked values, or they are events."""
     sources = {family.source for _, _, families in fixed_groups() for family in families}
     read = {source for source in sources if source.startswith("nvmlDevice")}
     assert read <= {"nvmlDeviceGetSamples, else nvmlDeviceGetUtilizationRates"}
 
 
 class Nonsense(Device):
-    """Every value is the sentinel, in the driver's unit of it."""
+    """A device whose every value is the sentinel, in the driver's unit."""
 
     def __init__(self, sentinel: float) -> None:
         self.sentinel = sentinel
@@ -142,7 +142,7 @@ class NonsenseInstance:
         self.read_gpm, self.read_memory = device.read_gpm, device.read_memory
 
 
-# What a sentinel may be by its size: a count of 4.3 GB, of 4.3 s.
+# Families for which the sentinel is a plausible value: a count of 4.3 GB, or of 4.3 s.
 TRUE_PERHAPS = {
     0xFFFFFFFF: {
         "gpu_memory_used_bytes",
@@ -164,7 +164,7 @@ OURS = {"gpu_mig_info", "gpu_mig_activity_supported"}
 
 
 @pytest.mark.parametrize("sentinel", TRUE_PERHAPS)
-def test_a_driver_that_answers_nothing_but_sentinels_publishes_none_of_them(sentinel: float) -> None:
+def test_no_sentinel_of_the_driver_is_published(sentinel: float) -> None:
     device = Nonsense(sentinel)
     sampler = DeviceSampler(device, registry.ALL, device.clock, RULES)
     for _ in range(3):
@@ -191,7 +191,7 @@ def make_cycle(device: object, totals: Totals | None = None, now: float = 0.0) -
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_what_is_admitted_lies_in_the_range_and_the_rest_is_counted(value: float) -> None:
+def test_values_out_of_range_are_discarded_and_counted(value: float) -> None:
     family = Family("gpu_x_ratio", "gauge", "", source="nvmlX, else nvmlY", plausible=Range(0.0, 1.0))
     cycle = make_cycle(None)
     admitted = cycle.admit(family, value, witness=True)
@@ -262,15 +262,15 @@ UPTIME_S = 1e6
         "a driver that was loaded again long ago",
         "a driver that was loaded again, read at zero",
         "a driver that was loaded again, read within a step of the counter",
-        "the most that a fall can go on by",
-        "more than a fall can go on by",
-        "the most",
-        "too much",
-        "too much that stays",
+        "the largest step after a fall",
+        "too large a step after a fall",
+        "the largest step",
+        "too large a step",
+        "too large a step that stays",
         "a counter that moves in steps",
     ],
 )
-def test_energy_that_no_board_can_have_used_is_no_data(energies: list[float], published: list[float | None]) -> None:
+def test_energy_that_no_board_can_have_used_is_discarded(energies: list[float], published: list[float | None]) -> None:
     device, totals, seen = Reads(), Totals(), []
     for second, device.energy in enumerate(energies):
         cycle = make_cycle(device, totals, UPTIME_S + second)
@@ -283,7 +283,7 @@ def test_energy_that_no_board_can_have_used_is_no_data(energies: list[float], pu
 
 
 def test_a_board_that_has_never_counted_energy_has_no_counter() -> None:
-    """0 from the first reading on is no data: counted as no fault, and its moments stay known."""
+    """0 from the first reading on is ignored. It is not counted as a fault, and these moments remain known."""
     device, totals, seen = Reads(), Totals(), []
     for second, device.energy in enumerate([0.0, 0.0, 1e9, 1e9 + 700]):
         cycle = make_cycle(device, totals, UPTIME_S + second)
@@ -297,10 +297,8 @@ def test_a_board_that_has_never_counted_energy_has_no_counter() -> None:
     st.floats(1.0, 1e10),
     st.lists(st.tuples(st.sampled_from(["count", "count", "reload", *map(str, range(4))]), st.floats(1.0, 9e3))),
 )
-def test_whatever_is_read_between_true_values_no_holder_is_charged_for_it(
-    start: float, steps: list[tuple[str, float]]
-) -> None:
-    """What the published counter rises by is what the board has drawn, less what a reload of the driver hides."""
+def test_sentinels_between_true_values_are_charged_to_no_holder(start: float, steps: list[tuple[str, float]]) -> None:
+    """The published counter grows by the energy that the board used, except energy that a driver reload hides."""
     nonsense = {"0": 0.0, "1": SENTINEL_J, "2": (2**64 - 1) / 1000.0, "3": 2**31 / 1000.0}
     device, totals = Reads(), Totals()
     counter, drawn, charged, before = start, 0.0, 0.0, None
@@ -336,7 +334,7 @@ def test_a_part_of_memory_is_never_larger_than_the_whole(memory: Memory, sizes: 
     assert len(cycle.remarks) == sum(part is not None for part in memory) - len(sizes)
 
 
-def test_no_power_at_all_is_a_sensor_that_does_not_answer() -> None:
+def test_a_power_of_zero_counts_as_a_sensor_without_an_answer() -> None:
     device = Reads()
     device.power = 0.0
     cycle = make_cycle(device)

@@ -1,4 +1,4 @@
-"""The test to copy with template.py: a value, no such value, a call that fails, a value that cannot be true."""
+"""The test to copy with template.py: a value, a missing value, a call that fails, an implausible value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our table of NVML's numbers against the binding's."""
+"""The exporter's table of NVML's numbers, compared with the binding's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XIDs in the kernel's log: what is taken from a record, and what no user can put there."""
+"""XIDs in the kernel's log: the parts of a record that are used, and records that no user can forge."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_an_xid_is_read_with_its_address(text: bytes, line: tuple[str, int] | No
 @pytest.mark.parametrize(
     "record",
     [
-        # What a process writes to /dev/kmsg has the facility that it asked for, but never the kernel's: 12 is 1 << 3 | 4.
+        # A record that a process writes to /dev/kmsg has a facility of its choice, but never the kernel's: 12 is 1 << 3 | 4.
         b"12,2031,8123456789,-;" + XID_62,
         b"28,2031,8123456789,-;" + XID_62,
-        # A program may be called what it likes, but a message begins with at most 15 characters of that.
+        # A program may have any name, but a kernel message begins with at most 15 characters of it.
         PREFIX + b"NVRM: Xid (PCI:[4711]: segfault at 0 ip 00000000 NVRM: Xid (PCI:0000:86:00): 62, x\n",
         PREFIX + b"python[1]: NVRM: Xid (PCI:0000:86:00): 62, x\n",
         PREFIX + b"usb 1-1: Product: \\x0aNVRM: Xid (PCI:0000:86:00): 62, x\n",
@@ -74,7 +74,7 @@ def test_an_xid_is_read_with_its_address(text: bytes, line: tuple[str, int] | No
     ],
     ids=["user", "daemon", "a process's name", "a prefix", "a device's name", "a property", "bare", "cut", "no number"],
 )
-def test_nothing_that_others_wrote_is_an_xid(record: bytes) -> None:
+def test_a_record_of_another_writer_is_not_an_xid(record: bytes) -> None:
     assert parse_record(record) is None
 
 
@@ -94,7 +94,7 @@ def test_any_bytes_are_safe_to_parse(record: bytes) -> None:
     st.integers(0, 7),
     st.integers(1, 23),
 )
-def test_a_line_gives_its_address_and_number_and_nothing_of_its_text(
+def test_only_address_and_number_of_an_xid_line_are_used(
     text: bytes, xid: int, domain: int, bus: int, device: int, level: int, facility: int
 ) -> None:
     words = f"NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {xid}, ".encode() + text
@@ -104,7 +104,7 @@ def test_a_line_gives_its_address_and_number_and_nothing_of_its_text(
     assert parse_record(f"{level},1,2,-;".encode() + b"x" + words) is None
 
 
-def test_nvml_and_the_kernel_mean_the_same_slot() -> None:
+def test_addresses_of_nvml_and_of_the_kernel_give_the_same_slot() -> None:
     assert slot_of("00000000:3B:00.0") == slot_of("0000:3b:00") == slot_of("0000:3b:00.0") == "0000:3b:00"
 
 
@@ -122,7 +122,7 @@ class Script:
         return step
 
 
-def test_overwritten_and_oversized_records_cost_only_themselves(tmp_path: Path) -> None:
+def test_overwritten_and_oversized_records_do_not_affect_other_records(tmp_path: Path) -> None:
     (tmp_path / "kmsg").touch()
     log = KernelLog(tmp_path / "kmsg", Script(PREFIX + XID_62, errno.EPIPE, errno.EINVAL, PREFIX + XID_62))
     batch = log.read()
@@ -131,7 +131,7 @@ def test_overwritten_and_oversized_records_cost_only_themselves(tmp_path: Path) 
     log.close()
 
 
-def test_another_error_is_raised(tmp_path: Path) -> None:
+def test_other_read_errors_of_the_log_are_raised(tmp_path: Path) -> None:
     (tmp_path / "kmsg").touch()
     log = KernelLog(tmp_path / "kmsg", Script(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
@@ -139,7 +139,7 @@ def test_another_error_is_raised(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_noisy_log_gives_way_after_a_batch(tmp_path: Path) -> None:
+def test_one_read_of_a_noisy_log_ends_after_a_batch(tmp_path: Path) -> None:
     (tmp_path / "kmsg").touch()
     log = KernelLog(tmp_path / "kmsg", Script(*[b"6,1,1,-;noise\n"] * BATCH, PREFIX + XID_62))
     assert log.read() == ([], False, True, frozenset())
@@ -147,7 +147,7 @@ def test_a_noisy_log_gives_way_after_a_batch(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_the_log_held_before_is_not_read(tmp_path: Path) -> None:
+def test_records_from_before_the_log_was_opened_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(PREFIX + XID_62)
     log = KernelLog(path)
@@ -166,11 +166,11 @@ def test_what_the_log_held_before_is_not_read(tmp_path: Path) -> None:
         (b"149, NETIR Fatal XC0 i0 Link -1 (0x000fe406)", "fatal"),
         (b"149, NETIR Nonfatal XC0 i0 Link -1 (0x000fe406)", "nonfatal"),
         (b"145, something else", ""),
-        (b"62, RLW Nonfatal", ""),  # of no other code
+        (b"62, RLW Nonfatal", ""),  # the severity of other codes is not read
         (b"145, pid=1, name= A Fatal", ""),
     ],
 )
-def test_how_bad_an_error_of_nvlink_is(text: bytes, severity: str) -> None:
+def test_the_severity_of_nvlink_errors_is_read(text: bytes, severity: str) -> None:
     report = parse_report(PREFIX + b"NVRM: Xid (PCI:0018:01:00): " + text)
     assert report is not None and report.severity == severity
 
@@ -187,12 +187,12 @@ def test_how_bad_an_error_of_nvlink_is(text: bytes, severity: str) -> None:
         (b"usb 1-1: nvidia: probe of 0000:11:00.0 failed with error -1\n", None),
     ],
 )
-def test_a_probe_that_failed_is_read_with_its_address(text: bytes, probe: tuple[str, bool] | None) -> None:
+def test_a_failed_probe_is_read_with_its_address(text: bytes, probe: tuple[str, bool] | None) -> None:
     assert parse_probe(PREFIX + text) == probe
-    assert parse_probe(b"12,1,1,-;" + text) is None, "of a process, and not the kernel's"
+    assert parse_probe(b"12,1,1,-;" + text) is None, "a record of a process, not of the kernel"
 
 
-def test_the_past_of_the_log_has_probes_and_no_xids(tmp_path: Path) -> None:
+def test_old_records_of_the_log_give_failed_probes_but_no_xids(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     lines = [b"NVRM: Xid (PCI:0000:86:00): 62, x", b"nvidia: probe of 0000:11:00.0 failed with error -1"]
     lines += [
@@ -203,7 +203,7 @@ def test_the_past_of_the_log_has_probes_and_no_xids(tmp_path: Path) -> None:
     ]
     path.write_bytes(b"".join(PREFIX + line + b"\n" for line in lines))
     log = KernelLog(path)
-    assert log.read_past() == {"0000:11:00.0"}, "a board that the driver does not support is missed by nobody"
+    assert log.read_past() == {"0000:11:00.0"}, "a board that the driver does not support is not expected to work"
     with path.open("ab") as file:
         file.write(PREFIX + b"nvidia: probe of 0000:12:00.0 failed with error -1\n" + PREFIX + XID_62)
     batch = log.read()

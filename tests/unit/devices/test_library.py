@@ -1,4 +1,4 @@
-"""What is asked of the driver: only what is listed, only reads, in structures that fit."""
+"""Calls to the driver: only listed calls, only reads, in structures that fit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.protocol import Device
 
 NVML = Path(library.__file__).parent
-# Every function of NVML that the exporter may call, and nothing else. None sets state; none sleeps for its own reasons,
-# as nvmlDeviceGetPcieThroughput does for 20 ms; nvmlEventSetWait_v2 waits in a thread of its own. RegisterEvents and
-# the GPM samples are the caller's own objects.
+# Every function of NVML that the exporter may call, and no other. No function sets state, and none sleeps on its own, as
+# nvmlDeviceGetPcieThroughput does for 20 ms; nvmlEventSetWait_v2 waits in its own thread. RegisterEvents and the GPM
+# samples change only objects of the caller.
 ALLOWED = {
     "nvmlInit",
     "nvmlShutdown",
@@ -82,7 +82,7 @@ CALL = re.compile(r"nvml(?:Device|System|Event|Gpm|Init|Shutdown|Unit|Vgpu|Gpu|C
 
 
 def functions_named(path: Path) -> set[str]:
-    """NVML functions that a module names in code or in texts that are not documentation."""
+    """NVML functions whose names are in a module's code or texts, without docstrings."""
     tree = ast.parse(path.read_text("utf-8"))
     docs = {
         id(node.body[0].value)
@@ -100,22 +100,22 @@ def functions_named(path: Path) -> set[str]:
     return named
 
 
-def test_every_function_of_nvml_that_is_used_is_allowed() -> None:
+def test_every_nvml_function_that_is_used_is_allowed() -> None:
     named = set().union(*(functions_named(path) for path in NVML.glob("*.py")))
-    named -= {"nvmlEventTypeXidCriticalError", "nvmlDeviceGet"}  # a number, and the beginning of a name
+    named -= {"nvmlEventTypeXidCriticalError", "nvmlDeviceGet"}  # a constant, and the beginning of a name
     named -= {"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"}  # keys of GRANTS
     used = named | set(library.CALLS) | set(library.LIVE_CALLS)
     assert used == ALLOWED
 
 
-def test_what_is_allowed_only_reads() -> None:
+def test_every_allowed_nvml_function_only_reads() -> None:
     for name in ALLOWED:
         assert not re.search(r"Set(?!Create|Wait|Free)|Clear|Reset|Enable|Create(?!$)|Destroy|Throughput", name), name
         assert hasattr(pynvml, name), f"{name} is not a function of the newest binding"
 
 
-def test_the_backend_asks_through_the_list_only() -> None:
-    """A question that is not in the list cannot be asked."""
+def test_the_backend_makes_only_calls_of_the_list() -> None:
+    """A call that is not in the list cannot be made."""
     with pytest.raises(KeyError):
         library.LiveLibrary().ask("nvmlDeviceSetPersistenceMode", library.SYSTEM, 1)
 
@@ -146,7 +146,7 @@ def test_the_backend_asks_through_the_list_only() -> None:
         (structures.Margin, pynvml.c_nvmlMarginTemperature_v1_t, {"celsius": "marginTemperature"}),
     ],
 )
-def test_our_structures_are_laid_out_as_the_bindings(
+def test_the_exporters_structures_have_the_layout_of_the_binding(
     ours: type[ctypes.Structure], theirs: type[ctypes.Structure], members: dict[str, str]
 ) -> None:
     assert ctypes.sizeof(ours) == ctypes.sizeof(theirs)
@@ -161,8 +161,8 @@ def test_the_gpm_query_has_room_for_every_metric() -> None:
         assert getattr(structures.GpmMetrics, mine).offset == getattr(pynvml.c_nvmlGpmMetricsGet_t, name).offset
 
 
-def test_every_question_to_a_device_is_put_to_nvml() -> None:
-    """What is not overridden is not supported, and here that would be forgotten."""
+def test_the_nvml_device_overrides_every_read_of_a_device() -> None:
+    """A read that is not overridden counts as not supported; for NVML that would be a mistake."""
     asked = {name for name, value in vars(Device).items() if callable(value) and not name.startswith("_")}
     assert len(asked) > 25
     assert asked <= set(vars(NvmlDevice))

@@ -1,4 +1,4 @@
-"""Load curves against their own definition."""
+"""Load curves, compared with their definition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_exporter.devices.loads import Constant, Curve, Load, Square, mean
         (Curve([(0, 0.8), (10, 0.8), (10, 0)]), 5, 15, 0.4),
     ],
 )
-def test_means(load: Load, start: float, end: float, expected: float) -> None:
+def test_the_mean_of_each_kind_of_load(load: Load, start: float, end: float, expected: float) -> None:
     assert mean(load, start, end) == pytest.approx(expected)
 
 
@@ -34,6 +34,6 @@ LOADS = st.one_of(
 
 
 @given(LOADS, st.floats(0, 500), st.floats(0, 500))
-def test_integrals_grow_by_at_most_the_time(load: Load, a: float, b: float) -> None:
+def test_an_integral_grows_by_at_most_the_elapsed_time(load: Load, a: float, b: float) -> None:
     start, end = sorted((a, b))
     assert -1e-6 <= load.integral(end) - load.integral(start) <= end - start + 1e-6

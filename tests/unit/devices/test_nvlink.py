@@ -1,4 +1,4 @@
-"""NVLink counters: sentinels and impossible steps are silence, and neither raises the sum nor silences it for good."""
+"""NVLink counters: sentinels and impossible steps count as silence; they neither raise the sum nor stop it for good."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -(2**63), float("nan"))
 
 
 class Board:
-    """A driver whose field values are `values`; what is not there is not known to it."""
+    """A driver whose field values are `values`; it does not support other fields."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -37,17 +37,19 @@ class Board:
         ]
 
     def read(self, seconds: float = 1.0) -> Traffic | str:
-        """The traffic a while after the last reading, else the error."""
+        """The traffic `seconds` after the last reading, or the error."""
         self.clock.advance(seconds)
         try:
             return self.counters.read()
         except DeviceError as exc:
-            assert exc.once_answered is not isinstance(exc, NotSupported)  # a failure makes the moment unknown
+            assert exc.once_answered is not isinstance(
+                exc, NotSupported
+            )  # after a failure the traffic of this moment is unknown
             return exc.error
 
 
 class Kind(NamedTuple):
-    """How a board counts: fields, bytes of one count, and the most that a field can count in one step of 1 s."""
+    """How a board counts: fields, bytes per count, and the highest count of a field in one step of 1 s."""
 
     tx: Field
     rx: Field
@@ -62,7 +64,7 @@ KINDS = {
 
 
 def run(kind: Kind, counts: list[float], board: Board | None = None) -> list[float | str]:
-    """What is read of a board whose transmit counter takes these values, in the driver's unit."""
+    """The reads of a board whose transmit counter takes these values, in the driver's unit."""
     board, seen = board or Board(), []
     for count in counts:
         board.values |= {kind.tx: count, kind.rx: 7}
@@ -82,54 +84,54 @@ BAD = "OUT_OF_RANGE"
 
 
 @pytest.mark.parametrize("sentinel", SENTINELS)
-def test_a_sentinel_costs_its_own_moment_and_nothing_else(kind: Kind, sentinel: float) -> None:
+def test_a_sentinel_makes_only_its_own_moment_unknown(kind: Kind, sentinel: float) -> None:
     assert run(kind, [1000, 1001, sentinel, 1002, 1003]) == [1000, 1001, BAD, 1002, 1003]
     assert run(kind, [1000, sentinel, sentinel, sentinel, 1002]) == [1000, BAD, BAD, BAD, 1002]
     assert run(kind, [sentinel, 1000, 1001]) == [BAD, 1000, 1001]
     assert run(kind, [10**13, sentinel, 10**13 + 1]) == [10**13, BAD, 10**13 + 1]
 
 
-def test_a_counter_that_rests_or_counts_is_read_as_it_is(kind: Kind) -> None:
+def test_a_counter_that_rests_or_counts_is_read_unchanged(kind: Kind) -> None:
     assert run(kind, [1000, 1000, 1000, 1007]) == [1000, 1000, 1000, 1007]
 
 
-def test_a_step_is_believed_up_to_what_a_link_can_move(kind: Kind) -> None:
+def test_a_step_is_accepted_up_to_the_bandwidth_of_a_link(kind: Kind) -> None:
     assert run(kind, [5, 5 + kind.most]) == [5, 5 + kind.most]
     most = 5 + kind.most + 1000
     assert run(kind, [5, most, 6, 7]) == [5, BAD, 6, 7]
     assert run(kind, [5, most, most, most, 6]) == [5, BAD, BAD, BAD, 6]
 
 
-def test_a_counter_that_was_reset_goes_on_after_one_more_reading(kind: Kind) -> None:
-    """What it counts from there on is added, and nothing twice."""
+def test_a_counter_that_was_reset_continues_after_one_more_reading(kind: Kind) -> None:
+    """Later counts are added to the sum, and nothing is added twice."""
     assert run(kind, [10**6, 3, 10, 12]) == [10**6, BAD, 10**6 + 7, 10**6 + 9]
     assert run(kind, [10**6, 0, 0, 0, 5]) == [10**6, BAD, 10**6, 10**6, 10**6 + 5]  # it rests after the reset
     assert run(kind, [10**6, 0, 10**6 + 1]) == [10**6, BAD, 10**6 + 1]  # it was not reset
 
 
-def test_a_fall_to_a_value_that_no_reset_explains_has_to_count(kind: Kind) -> None:
+def test_a_fall_that_no_reset_explains_is_accepted_only_if_the_counter_counts_on(kind: Kind) -> None:
     high, low = 10**15, 10**14  # far more than can be moved within a second
     assert run(kind, [high, low, low, low, high + 1]) == [high, BAD, BAD, BAD, high + 1]
     assert run(kind, [high, low, low + 5, low + 6]) == [high, BAD, high + 5, high + 6]
 
 
-def test_after_a_zero_that_stayed_the_sum_makes_no_jump(kind: Kind) -> None:
-    """Zeros that look like a reset were none: the counter goes on from where it really is."""
+def test_after_lasting_zeros_the_sum_does_not_jump(kind: Kind) -> None:
+    """Zeros looked like a reset but were not: the counter continues from its real value."""
     high = 10**15
     assert run(kind, [high, 0, 0, high + 2, high + 5]) == [high, BAD, high, BAD, high + 3]
 
 
-def test_links_that_report_nonsense_for_a_minute_are_left_out_until_they_count(kind: Kind) -> None:
+def test_links_with_implausible_values_for_a_minute_are_left_out_until_they_count(kind: Kind) -> None:
     board = Board()
     assert run(kind, [1000], board) == [1000]
     assert set(run(kind, [0xFFFFFFFF] * int(PATIENCE_S), board)) == {BAD}
-    if kind.unit == KIB:  # no link is left to read
+    if kind.unit == KIB:  # no link is left
         assert run(kind, [0xFFFFFFFF], board) == ["NVML_ERROR_NO_DATA"]
     board.clock.advance(1000.0)
     assert run(kind, [1005, 1006], board)[-1] == 1006
 
 
-def test_one_link_of_many_that_reports_nonsense_makes_the_moment_unknown() -> None:
+def test_an_implausible_value_of_one_link_makes_the_moment_unknown() -> None:
     board = Board()
     board.values = dict.fromkeys((*LINK_TX, *LINK_RX), 10)
     assert board.read() == (180, 180)
@@ -139,7 +141,7 @@ def test_one_link_of_many_that_reports_nonsense_makes_the_moment_unknown() -> No
     assert board.read() == Traffic(rx=180, tx=181)
 
 
-def test_a_board_without_links_has_no_such_counter() -> None:
+def test_a_board_without_links_has_no_nvlink_counter() -> None:
     assert Board().read() == "NVML_ERROR_NOT_SUPPORTED"
 
 
@@ -147,7 +149,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["count"] * 3 + ["reset", "nonsense"]
 
 
 @given(st.integers(0, 10**15), STEPS, st.sampled_from(SENTINELS), st.sampled_from(sorted(KINDS)))
-def test_the_sum_never_falls_nor_exceeds_what_was_moved_and_two_good_readings_bring_it_back(
+def test_the_sum_never_falls_nor_exceeds_the_traffic_and_recovers_after_two_valid_readings(
     start: int, steps: list[tuple[str, int]], nonsense: float, name: str
 ) -> None:
     kind, board = KINDS[name], Board()
@@ -165,7 +167,7 @@ def test_the_sum_never_falls_nor_exceeds_what_was_moved_and_two_good_readings_br
     assert before <= last <= start + moved + 2
 
 
-def test_a_link_that_joins_late_adds_what_it_counts_from_then_on() -> None:
+def test_a_link_that_appears_late_adds_only_its_later_counts() -> None:
     board = Board()
     board.values = dict.fromkeys((*LINK_TX[:17], *LINK_RX[:17]), 10)
     assert board.read() == (170, 170)
@@ -176,7 +178,7 @@ def test_a_link_that_joins_late_adds_what_it_counts_from_then_on() -> None:
 
 
 @pytest.mark.parametrize(("said", "links"), [(None, 18), (4, 4), (36, 36), (0, 18), (2**32 - 1, 18), (-1, 18)])
-def test_as_many_links_are_asked_as_the_driver_says(said: int | None, links: int) -> None:
+def test_the_number_of_queried_links_is_the_drivers_count(said: int | None, links: int) -> None:
     board = Board()
     board.values = {(field[1], link): 10 for field in (TX, RX) for link in range(40)}
     if said is not None:

@@ -1,4 +1,4 @@
-"""Every call of NVML fails with every code, alone: the rest stays, and nothing turns into a number that nobody said."""
+"""Every NVML call fails alone with every code: other values remain, and no value is invented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_exporter.sampling.sampler import DeviceSampler
 
 MAKERS: dict[str, Callable[[], Board]] = {"whole": healthy, "MIG": with_mig}
 CODES = [*nvml.ERROR_NAMES.values()]
-# Without one of these there is no device: its place in the list has a row with the error.
+# If one of these calls fails there is no device: its position in the list has a row with the error.
 NEEDED = ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 Key = tuple[str, str, tuple[str, ...]]  # family, MIG instance, labels
 
@@ -34,7 +34,7 @@ def values(snapshot: DeviceSnapshot) -> dict[Key, float]:
 
 
 def cycles(boards: Boards, breaks: Callable[[int], None], count: int = 3) -> list[DeviceSnapshot]:
-    """So many cycles of the one GPU; `breaks` is called before each."""
+    """The snapshots of `count` cycles of the one GPU; `breaks` is called before each cycle."""
     clock = ManualClock()
     backend = NvmlBackend(boards, clock)
     breaks(0)
@@ -51,13 +51,13 @@ def cycles(boards: Boards, breaks: Callable[[int], None], count: int = 3) -> lis
 
 
 def sources() -> dict[str, str]:
-    """The source of each family, as its reference names it."""
+    """The source of each family, as in the reference of metrics."""
     families = [family for each in registry.ALL for family in (*each.families, *each.instance_families)]
     return {family.name: family.source for family in families}
 
 
 SOURCES = sources()
-# What more rests on a call than the families that name it.
+# Families that depend on a call although their source does not name it.
 MORE = {
     "nvmlDeviceGetMigMode": ("gpu_mig_",),
     "nvmlDeviceGetMigDeviceHandleByIndex": ("gpu_mig_",),
@@ -79,10 +79,10 @@ MORE = {
 
 
 def rests_on(question: Question, key: Key) -> bool:
-    """Whether a value may be missing when this question fails."""
+    """Whether a value may be missing if this question fails."""
     (call, place, arguments), (family, instance, _) = question, key
     if "/" in place and not instance and not family.endswith("_processes"):
-        return False  # of an instance, and not the board's
+        return False  # the question is about an instance, the value is the board's
     if call == FIELDS and f"{call} {arguments[0]}" not in SOURCES[family] and "throttle" not in family:
         pair = (197, 198, 138, 139)  # both directions of a link are one witness
         return (arguments[0] == 30 and family == "gpu_retired_pages") or (
@@ -110,7 +110,7 @@ ALL = [(kind, question) for kind, asked in ASKED.items() for question in asked]
 
 @pytest.mark.parametrize(("kind", "question"), ALL, ids=[f"{kind} {call} {a}" for kind, (call, _, a) in ALL])
 @pytest.mark.parametrize("first", [0, 2], ids=["from the first call on", "later"])
-def test_a_call_that_fails_costs_what_it_was_asked_for(kind: str, question: Question, first: int) -> None:
+def test_a_failing_call_costs_only_its_own_values(kind: str, question: Question, first: int) -> None:
     call, place, _ = question
     for code in CODES:
         boards = Boards(MAKERS[kind]())
@@ -135,7 +135,7 @@ def test_a_call_that_fails_costs_what_it_was_asked_for(kind: str, question: Ques
         assert last.identity.uuid and (last.identity.name or call == "nvmlDeviceGetName")
 
 
-def test_what_failed_is_asked_again_until_it_is_known() -> None:
+def test_a_failed_identity_fact_is_retried_until_it_is_known() -> None:
     boards = Boards(healthy())
     calls = ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMigMode")
     broken = dict.fromkeys(((call, "0", ()) for call in calls), "NVML_ERROR_UNKNOWN")
@@ -150,7 +150,7 @@ def test_what_failed_is_asked_again_until_it_is_known() -> None:
     assert (last.identity.minor, last.identity.mig_mode) == (0, "disabled")
 
 
-def test_a_gpu_is_lost_when_most_calls_say_so() -> None:
+def test_a_gpu_is_lost_if_most_calls_report_it() -> None:
     for code in ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED"):
         boards = Boards(healthy())
 
@@ -163,14 +163,14 @@ def test_a_gpu_is_lost_when_most_calls_say_so() -> None:
 
 
 @pytest.mark.parametrize("code", ["NVML_ERROR_UNKNOWN", "NVML_ERROR_NO_PERMISSION"])
-def test_a_mig_mode_that_cannot_be_read_is_not_unsupported(code: str) -> None:
+def test_an_unreadable_mig_mode_does_not_count_as_unsupported(code: str) -> None:
     board = with_mig()
     board.answers["nvmlDeviceGetMigMode"] = code
     for snapshot in cycles(Boards(board), lambda cycle: None, 12):
         assert (snapshot.identity.mig_mode, snapshot.instances_known) == ("unknown", False)
 
 
-def test_a_board_with_mig_keeps_it_while_the_driver_denies_it() -> None:
+def test_a_board_keeps_its_mig_mode_while_the_driver_denies_mig() -> None:
     boards = Boards(with_mig())
 
     def breaks(cycle: int) -> None:
@@ -181,7 +181,7 @@ def test_a_board_with_mig_keeps_it_while_the_driver_denies_it() -> None:
         assert snapshot.instances_known == (cycle != 2)
 
 
-def test_garbage_of_an_instance_is_no_data() -> None:
+def test_invalid_values_of_an_instance_are_no_data() -> None:
     board = with_mig()
     board.instances[0]["nvmlDeviceGetMemoryInfo"] = [0, 0, 0, 0]
     board.instances[0]["nvmlDeviceGetAttributes_v2"] = [2**32 - 1, 2**64 - 1, 2**32 - 1]
@@ -191,7 +191,7 @@ def test_garbage_of_an_instance_is_no_data() -> None:
     assert (first.sm_slices, second.facts.memory_total_bytes) == (2, 10 * GIB)
 
 
-def test_a_sentinel_asks_for_no_new_board() -> None:
+def test_sentinels_are_neither_row_remaps_nor_a_recovery_action() -> None:
     ones = [0xFFFFFFFF] * 4
     *_, last = cycles(Boards(healthy(nvmlDeviceGetRemappedRows=ones)), lambda cycle: None)
     assert not [sample for sample in last.samples if sample.family.name.startswith("gpu_remapped_rows")]
@@ -201,7 +201,7 @@ def test_a_sentinel_asks_for_no_new_board() -> None:
     assert last.facts.recovery_action is None
 
 
-def test_another_gpu_under_the_index_is_never_read_as_this_one() -> None:
+def test_another_gpu_at_the_same_index_is_never_read_as_this_gpu() -> None:
     boards = Boards(healthy())
     device = NvmlBackend(boards, ManualClock()).find(0)
     boards.boards[0].answers["nvmlDeviceGetUUID"] = "GPU-other"
@@ -209,11 +209,11 @@ def test_another_gpu_under_the_index_is_never_read_as_this_one() -> None:
         device.renew()
 
 
-def test_a_number_of_gpus_that_no_host_has_is_refused() -> None:
+def test_an_implausible_number_of_gpus_is_refused() -> None:
     boards = Boards(healthy())
     for count in (2**32 - 1, -1):
         boards.set = {("nvmlDeviceGetCount", "", ()): count}
-        with pytest.raises(DriverUnavailable, match="which no host has"):
+        with pytest.raises(DriverUnavailable, match="this is not a valid number"):
             NvmlBackend(boards, ManualClock()).count()
 
 
@@ -221,7 +221,7 @@ EXTREMES = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
 
 def spoilt(answer: Any, extreme: int) -> list[Any]:
-    """The answer with each of its numbers at this value, and with one of them after the other."""
+    """Variants of the answer: all numbers replaced by this value, and each number replaced alone."""
     if isinstance(answer, bool | str) or answer is None:
         return []
     if isinstance(answer, int | float):
@@ -236,7 +236,7 @@ def spoilt(answer: Any, extreme: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "question"), ALL, ids=[f"{kind} {call} {a}" for kind, (call, _, a) in ALL])
-def test_no_value_of_the_driver_breaks_a_cycle(kind: str, question: Question) -> None:
+def test_no_value_of_the_driver_breaks_a_sampling_cycle(kind: str, question: Question) -> None:
     ranges = {
         family.name: family.plausible
         for each in registry.ALL
@@ -258,7 +258,7 @@ def test_no_value_of_the_driver_breaks_a_cycle(kind: str, question: Question) ->
                 assert snapshot.up, snapshot.error
                 assert ("gpu_memory_total_bytes", "", ()) not in values(snapshot) or (
                     values(snapshot)["gpu_memory_total_bytes", "", ()] > 0
-                ), "no board has no memory"
+                ), "a board always has memory"
                 for (family, _, _), value in values(snapshot).items():
                     assert math.isfinite(value)
                     assert family not in ranges or ranges[family].holds(value), f"{family} {value}"

@@ -1,4 +1,4 @@
-"""Lists of processes: whatever the size of the driver's entries, a pid is right or not there at all."""
+"""Lists of processes: for every entry size of a driver, a pid is either right or missing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ENTRIES = st.lists(st.tuples(st.integers(1, 2**22), st.integers(0, 2**64 - 1), U
 
 
 class Driver:
-    """Fills the buffer as NVML does, with entries of one size. `grows`: how many more there are at each call.
+    """Fills the buffer as NVML does, with entries of one size. `grows`: the number of new entries at each call.
 
-    `clears`: all of the room is cleared first.
+    `clears`: the whole buffer is cleared first.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ def test_pids_are_read_from_entries_of_either_size(
 
 
 @given(ENTRIES.filter(len), st.sampled_from([16, 40, 48]))
-def test_entries_of_a_size_unheard_of_give_their_number_and_no_wrong_pid(
+def test_entries_of_an_unknown_size_give_their_number_and_no_wrong_pid(
     entries: list[tuple[int, int, int, int]], size: int
 ) -> None:
-    """16 bytes is the first version, which no call of ours fills; larger ones may come."""
+    """16 bytes is the first version, which no call of the exporter fills; larger sizes may appear in future drivers."""
     buffer = Buffer()
     buffer.grow(2 * len(entries))
     buffer.mark()
@@ -69,15 +69,15 @@ def test_entries_of_a_size_unheard_of_give_their_number_and_no_wrong_pid(
     answer = parse_processes(buffer.raw.raw, len(entries))
     if size > 32:
         assert answer == len(entries)
-    elif isinstance(answer, tuple):  # the mark would have to be a pid's neighbour: no entry looks like ours
+    elif isinstance(answer, tuple):  # a size of 24 fitted, so the last entry ends with the mark
         assert [row[1:3] for row in answer][-1] == (0xA5A5A5A5, 0xA5A5A5A5)
 
 
-def test_without_any_mark_the_number_is_left() -> None:
+def test_without_any_mark_only_the_number_of_processes_is_known() -> None:
     assert parse_processes(bytes(65 * 32), 3) == 3
 
 
-def test_a_long_list_gets_the_room_that_it_needs_and_keeps_it() -> None:
+def test_the_buffer_grows_for_a_long_list_and_keeps_its_size() -> None:
     driver, buffer = Driver([(pid, 0, 0, 0) for pid in range(1, 301)]), Buffer()
     _, answer = list_processes(driver.ask, buffer)
     assert isinstance(answer, tuple)
@@ -91,13 +91,13 @@ def test_a_long_list_gets_the_room_that_it_needs_and_keeps_it() -> None:
     [(Driver([(1, 0, 0, 0)] * 66, grows=200), TRIES), (Driver([(1, 0, 0, 0)] * (MOST_ROOM + 1)), 1)],
     ids=["grows-for-ever", "too-long"],
 )
-def test_a_list_without_end_is_given_up(driver: Driver, calls: int) -> None:
+def test_an_endless_process_list_is_given_up(driver: Driver, calls: int) -> None:
     code, answer = list_processes(driver.ask, Buffer())
     assert (code, answer) == (nvml.NVML_ERROR_INSUFFICIENT_SIZE, ())
     assert len(driver.rooms) == calls
 
 
-def test_what_stood_in_the_buffer_before_is_never_an_answer() -> None:
+def test_old_content_of_the_buffer_is_never_returned() -> None:
     buffer = Buffer()
     list_processes(Driver([(7, 0, 0, 0), (8, 0, 0, 0)]).ask, buffer)
     assert list_processes(Driver([]).ask, buffer) == (nvml.NVML_SUCCESS, ())

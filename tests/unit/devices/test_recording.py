@@ -1,4 +1,4 @@
-"""Recordings: what goes in comes out, at its time; a bad file names its fault."""
+"""Recordings: every recorded answer is played back at its time; an invalid file is refused with line and fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_exporter.devices.nvml.recording import RecordedLibrary, Recorder, Recor
 
 
 class Script:
-    """A driver that answers what it is made to."""
+    """A driver with scripted answers."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -69,11 +69,11 @@ def test_answers_and_errors_come_back_at_their_time(tmp_path: Path, clock: Manua
     clock.advance(1.0)
     assert library.ask("nvmlDeviceGetPowerUsage", GPU) == 200_000
     clock.advance(1.0)
-    with pytest.raises(NotSupported, match="NO_DATA"):  # after its end a recording knows nothing
+    with pytest.raises(NotSupported, match="NO_DATA"):  # after its end a recording has no answers
         library.ask("nvmlDeviceGetPowerUsage", GPU)
 
 
-def test_of_processes_their_number_alone_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
+def test_only_the_number_of_processes_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
     call = "nvmlDeviceGetComputeRunningProcesses_v3"
     script = Script()
     script.answers[call] = ((4711, 0, 0), (4712, 0, 0))
@@ -84,7 +84,7 @@ def test_of_processes_their_number_alone_is_recorded(tmp_path: Path, clock: Manu
     assert play(recorder, tmp_path / "x.rec.gz", clock).ask(call, GPU) == 2
 
 
-def test_of_what_processes_do_their_number_alone_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
+def test_only_the_number_of_process_utilizations_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
     call = "nvmlDeviceGetProcessUtilization"
     script = Script()
     script.answers[call] = lambda since: ((4711, since + 1, 40, 0, 0, 0), (4712, since + 1, 50, 0, 0, 0))
@@ -96,7 +96,7 @@ def test_of_what_processes_do_their_number_alone_is_recorded(tmp_path: Path, clo
     assert play(recorder, tmp_path / "x.rec.gz", clock).ask(call, GPU, 3_000_000) == 2
 
 
-def test_fields_are_recorded_one_by_one_and_asked_in_any_company(tmp_path: Path, clock: ManualClock) -> None:
+def test_fields_are_recorded_one_by_one_and_played_back_in_any_combination(tmp_path: Path, clock: ManualClock) -> None:
     script = Script()
     script.answers["nvmlDeviceGetFieldValues"] = lambda ids: tuple((0, 10 * field) for field, _ in ids)
     recorder = Recorder(script, hashed=False, clock=clock.monotonic)
@@ -131,7 +131,7 @@ def test_a_sample_ring_is_moved_to_the_present(tmp_path: Path, clock: ManualCloc
     assert [value for _, value in library.ask("nvmlDeviceGetSamples", GPU, 1, answers[-1][0])] == [5, 6, 7, 8, 9]
 
 
-def test_a_gpm_window_is_handed_out_once(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_recorded_gpm_window_is_returned_once(tmp_path: Path, clock: ManualClock) -> None:
     script = Script()
     recorder = Recorder(script, hashed=False, clock=clock.monotonic)
     for answer in (None, (1.0, ((1, 0, 50.0), (2, 0, float("nan"))))):
@@ -146,7 +146,7 @@ def test_a_gpm_window_is_handed_out_once(tmp_path: Path, clock: ManualClock) -> 
     assert library.ask("nvmlGpmMetricsGet", GPU, "another name", -1) is None
 
 
-def test_uuids_are_hashed_on_request_and_stay_tellable_apart(tmp_path: Path, clock: ManualClock) -> None:
+def test_uuids_are_hashed_on_request_and_remain_distinct(tmp_path: Path, clock: ManualClock) -> None:
     uuids = ["GPU-0a0b0c0d-1111-2222-3333-444455556666", "MIG-0a0b0c0d-1111-2222-3333-444455556666"]
     script = Script()
     recorder = Recorder(script, hashed=True, clock=clock.monotonic)
@@ -168,9 +168,9 @@ def test_uuids_are_hashed_on_request_and_stay_tellable_apart(tmp_path: Path, clo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "x.rec.gz:1: no recording of version 1"),
-        ("[]\n", "x.rec.gz:1: no recording of version 1"),
-        ('{"format": "gpu-exporter-recording", "version": 2}\n', "x.rec.gz:1: no recording of version 1"),
+        ("", "x.rec.gz:1: not a recording of version 1"),
+        ("[]\n", "x.rec.gz:1: not a recording of version 1"),
+        ('{"format": "gpu-exporter-recording", "version": 2}\n', "x.rec.gz:1: not a recording of version 1"),
         ("{head}\noops\n", "x.rec.gz:2: JSONDecodeError"),
         ('{head}\n{"call": "a"}\n', "x.rec.gz:2: KeyError: 'device'"),
         (
@@ -187,7 +187,9 @@ def test_uuids_are_hashed_on_request_and_stay_tellable_apart(tmp_path: Path, clo
         ),
     ],
 )
-def test_a_bad_file_names_line_and_fault(tmp_path: Path, text: str, message: str, clock: ManualClock) -> None:
+def test_an_invalid_recording_is_refused_with_line_and_fault(
+    tmp_path: Path, text: str, message: str, clock: ManualClock
+) -> None:
     head = json.dumps({"format": "gpu-exporter-recording", "version": 1, "wall": 0, "duration_s": 1})
     path = tmp_path / "x.rec.gz"
     path.write_bytes(gzip.compress(text.replace("{head}", head).encode()))
@@ -198,7 +200,7 @@ def test_a_bad_file_names_line_and_fault(tmp_path: Path, text: str, message: str
         RecordedLibrary(path, clock).open()
 
 
-def test_what_is_no_gzip_is_no_recording(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gzip_is_not_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "x.rec.gz"
     path.write_text("timestamp,\n", encoding="utf-8")
     assert not is_recording(path)

@@ -28,7 +28,7 @@ def row(second: float, utilization: int, power: float) -> str:
 INDEXED = "2023/07/30 17:28:01.000, 0, 5 %\n2023/07/30 17:28:01.003, 1, 7 %\n"
 
 
-def test_units_are_converted_at_the_border() -> None:
+def test_a_replayed_device_converts_units() -> None:
     recording = parse_recording(HEADER + row(1, 50, 100) + row(2, 50, 200))
     assert recording.utilization == [0.5, 0.5]
     assert recording.sm_clock[0] == 1410e6
@@ -36,7 +36,7 @@ def test_units_are_converted_at_the_border() -> None:
     assert recording.energy_at(0.5) == pytest.approx(75.0)
 
 
-def test_samples_cover_the_whole_recording_once() -> None:
+def test_samples_cover_the_whole_log_once() -> None:
     recording = read_recording(RECORDINGS / "A100_update_freq_gpudata.csv.gz")
     clock = ManualClock()
     device = ReplayDevice(recording, 0, "A100", clock)
@@ -52,7 +52,7 @@ def test_samples_cover_the_whole_recording_once() -> None:
     assert stamps[-1] - stamps[0] == pytest.approx(recording.duration_s, abs=0.5)
 
 
-def test_after_its_end_a_recording_knows_nothing() -> None:
+def test_after_the_end_of_a_log_there_is_no_data() -> None:
     clock = ManualClock()
     device = ReplayDevice(parse_recording(HEADER + row(1, 50, 100) + row(2, 50, 200)), 0, "x", clock)
     assert device.read_utilization() == (0.5, None)
@@ -68,24 +68,24 @@ def test_after_its_end_a_recording_knows_nothing() -> None:
         ("", "log:1: column 'timestamp' is missing"),
         ("timestamp, power.draw [W]\n", "log:1: column 'utilization.gpu [%]' is missing"),
         (HEADER + row(1, 50, 100), "log: fewer than two rows"),
-        (HEADER + "2023/07/30 17:28:02, oops\n" + row(3, 5, 100), "log:2: 2 cells where the header has 7"),
+        (HEADER + "2023/07/30 17:28:02, oops\n" + row(3, 5, 100), "log:2: 2 cells, but the header has 7"),
         (
             HEADER + row(1, 50, 100).replace("1410", "1.41 GHz") + row(2, 5, 1),
             "log:2: clocks.current.sm [MHz]: '1.41 GHz'",
         ),
         (HEADER + row(1, 50, 100).replace("50", "nan") + row(2, 5, 1), "log:2: utilization.gpu [%]: 'nan'"),
-        (HEADER + row(1, 50, 100) + row(1, 0, 100), "log:3: a second GPU: write one log for each"),
-        ("timestamp, index, utilization.gpu [%]\n" + INDEXED, "log:3: a second GPU: write one log for each"),
+        (HEADER + row(1, 50, 100) + row(1, 0, 100), "log:3: the log has a second GPU: write one log per GPU"),
+        ("timestamp, index, utilization.gpu [%]\n" + INDEXED, "log:3: the log has a second GPU: write one log per GPU"),
         (row(1, 50, 100) + row(2, 50, 100), "log:1: column 'timestamp' is missing"),
     ],
 )
-def test_a_file_that_is_no_log_names_line_and_fault(text: str, message: str) -> None:
+def test_an_invalid_log_is_refused_with_line_and_fault(text: str, message: str) -> None:
     with pytest.raises(RecordingError) as error:
         parse_recording(text, "log")
     assert str(error.value).startswith(message)
 
 
-AS_WRITTEN = {  # how nvidia-smi heads a column that was asked for so, and writes its cells
+AS_WRITTEN = {  # by the name of a query: nvidia-smi's column header, and the format of its cells
     "timestamp": ("timestamp", "2025/06/01 10:00:{:06.3f}"),
     "utilization.gpu": ("utilization.gpu [%]", "12 %"),
     "pstate": ("pstate", "P0"),
@@ -100,7 +100,7 @@ DOCUMENTED = re.search(
 
 
 @pytest.mark.parametrize("units", [True, False], ids=["units", "nounits"])
-def test_what_the_documented_command_writes_is_a_recording(units: bool) -> None:
+def test_the_output_of_the_documented_command_is_a_valid_log(units: bool) -> None:
     assert DOCUMENTED is not None
     columns = [AS_WRITTEN[name] for name in DOCUMENTED[2].split(",")]
     rows = [", ".join(cell.format(second / 100) for _, cell in columns) for second in range(3)]
@@ -111,7 +111,7 @@ def test_what_the_documented_command_writes_is_a_recording(units: bool) -> None:
     assert (recording.temperature[0], recording.sm_clock[0], recording.power[0]) == (36.0, 2505e6, 90.4)
 
 
-def test_a_cell_without_a_value_is_a_gap_of_its_own() -> None:
+def test_a_cell_without_a_value_is_a_gap_only_in_its_column() -> None:
     clock = ManualClock()
     text = HEADER + row(1, 50, 100) + row(2, 7, 0).replace("7, P0", "[Unknown Error], P0") + row(3, 40, 300)
     device = ReplayDevice(parse_recording(text.replace(", 0, 0\n", ", [N/A], [N/A]\n")), 0, "x", clock)
@@ -136,28 +136,28 @@ def test_a_log_without_power_has_no_energy() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(row(3, 40, 300))))
-def test_a_last_line_that_was_cut_is_dropped(cut: int) -> None:
+def test_an_incomplete_last_line_is_dropped(cut: int) -> None:
     whole = HEADER + row(1, 50, 100) + row(2, 50, 100)
     assert parse_recording(whole + row(3, 40, 300)[:cut]).times == [0.0, 1.0]
 
 
-def test_what_stands_between_the_rows_of_a_log_costs_no_row() -> None:
-    """Appended to by a restarted service, which was killed in a line; with messages of nvidia-smi and empty lines."""
+def test_other_lines_between_the_rows_of_a_log_cost_no_row() -> None:
+    """A restarted service appended to the log, after it was killed within a line; with messages and empty lines."""
     parts = [row(1, 50, 100), "\n", row(2, 50, 100), row(3, 50, 100)[:30] + "\n", HEADER, row(4, 50, 100)]
     parts += ["Unable to determine the device handle for GPU0000:01:00.0: Unknown Error\n", row(5, 50, 100), "\n\n"]
     assert parse_recording(HEADER + "".join(parts)).times == [0.0, 1.0, 3.0, 4.0]
 
 
-def test_a_gpu_whose_name_is_not_read_now_is_no_second_one() -> None:
+def test_a_gpu_whose_uuid_is_unreadable_in_a_row_is_not_a_second_gpu() -> None:
     text = "timestamp, uuid, utilization.gpu [%], temperature.gpu\n"
     for second, uuid, degrees in ((1, "GPU-a", "30"), (2, "[GPU is lost]", "-1"), (3, "GPU-a", "31")):
         text += f"2023/07/30 17:28:{second:06.3f}, {uuid}, 5 %, {degrees}\n"
     assert parse_recording(text).temperature == [30.0, None, 31.0]
-    with pytest.raises(RecordingError, match="log:5: a second GPU"):
+    with pytest.raises(RecordingError, match="log:5: the log has a second GPU"):
         parse_recording(text + "2023/07/30 17:28:04.000, GPU-b, 5 %, 30\n", "log")
 
 
-def test_a_log_with_few_columns_and_a_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_a_log_with_few_columns_and_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     log = tmp_path / "gpu.csv"
     log.write_text(
         "timestamp, utilization.gpu [%], power.draw [W]\n"
@@ -176,6 +176,6 @@ def test_any_text_is_a_recording_or_a_recording_error(text: str) -> None:
         return
 
 
-def test_a_missing_file_is_no_driver(tmp_path: Path) -> None:
+def test_a_missing_log_means_that_the_driver_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(DriverUnavailable, match=r"none\.csv"):
         ReplayBackend([tmp_path / "none.csv"], ManualClock()).open()

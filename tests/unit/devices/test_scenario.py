@@ -1,4 +1,4 @@
-"""Scenario files: good ones are read, bad ones name the place."""
+"""Scenario files: valid files are read, invalid files are refused with the place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.devices.scenario import ScenarioError, load_scenario, parse_sc
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 
 
-def test_the_demo_shows_what_it_promises() -> None:
+def test_the_demo_scenario_has_all_its_promised_cases() -> None:
     scenario = load_scenario(DEMO)
     assert len(scenario.gpus) == 8
     assert any(gpu.mig for gpu in scenario.gpus)
@@ -32,15 +32,15 @@ def schema() -> Draft202012Validator:
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_the_published_schema_takes_every_scenario_of_the_tests(name: str) -> None:
+def test_the_published_schema_accepts_every_scenario_of_the_tests(name: str) -> None:
     schema().validate(yaml.safe_load(PATHS[name].read_text("utf-8")))
 
 
-def test_every_product_has_its_scenario() -> None:
+def test_every_product_has_a_scenario() -> None:
     assert {gpu["model"] for gpu in GENERATIONS.values()} == set(PRODUCTS)
 
 
-def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
+def test_the_published_schema_accepts_the_demo_and_every_kind_of_load() -> None:
     schema().validate(yaml.safe_load(DEMO.read_text("utf-8")))
     kinds = (
         {"kind": "constant", "value": 0.5},
@@ -79,7 +79,7 @@ def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
         ),
         (
             {"gpus": [{"model": "H100", "faults": [{"at": 1, "call": "x"}]}]},
-            "gpus[0].faults[0]: exactly one of error and hang_ms is needed",
+            "gpus[0].faults[0]: exactly one of error and hang_ms is required",
         ),
         (
             {"gpus": [], "holders": [{"gpu": 0, "kind": "pod", "name": "a/b/c"}]},
@@ -91,15 +91,15 @@ def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
         ),
     ],
 )
-def test_a_bad_scenario_names_the_place(data: object, message: str) -> None:
+def test_an_invalid_scenario_is_refused_with_the_place(data: object, message: str) -> None:
     with pytest.raises(ScenarioError) as error:
         parse_scenario(data)
     assert str(error.value) == message
     if "time goes backwards" not in message and "GPUs" not in message and "namespace" not in message:
-        assert not schema().is_valid(data)  # what the schema can say, it says
+        assert not schema().is_valid(data)  # the schema rejects all that a schema can express
 
 
-def test_the_file_is_named_too(tmp_path: Path) -> None:
+def test_the_error_of_a_scenario_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("gpus: 3\n", encoding="utf-8")
     with pytest.raises(ScenarioError, match=r"bad\.yaml: scenario\.gpus: expected a list, not int"):

@@ -1,4 +1,4 @@
-"""What is published of a state: it lasts first, and idleness ends at once."""
+"""Publishing of states: a new state must last first, but idleness ends at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLD_S, STEP_S = 300.0, 15.0
 
 
 def published(*judged: tuple[str, int]) -> list[str]:
-    """The published state after each of (state, number of looks), one look each 15 s."""
+    """The published state after each (state, number of judgements), with a judgement every 15 s."""
     hold, now, states = StateHold(HOLD_S), 1000.0, []
     for state, looks in judged:
         for _ in range(looks):
@@ -38,20 +38,20 @@ def published(*judged: tuple[str, int]) -> list[str]:
         ([("healthy", 20), ("healthy", 1)], ["unknown", "healthy"]),
         ([("held_idle", 20), ("held_idle", 1)], ["unknown", "held_idle"]),
         ([("healthy", 21), ("low", 20), ("low", 1)], ["healthy", "healthy", "low"]),
-        ([("healthy", 21), ("low", 20), ("healthy", 1), ("low", 20)], ["healthy"] * 4),  # it begins again
+        ([("healthy", 21), ("low", 20), ("healthy", 1), ("low", 20)], ["healthy"] * 4),  # the time begins again
         ([("healthy", 21), ("unknown", 1), ("healthy", 20)], ["healthy", "unknown", "unknown"]),
-        ([("held_idle", 21), ("low", 1)], ["held_idle", "low"]),  # it works: nobody must read that it is idle
+        ([("held_idle", 21), ("low", 1)], ["held_idle", "low"]),  # it works: it must not be shown as idle
         ([("held_no_process", 21), ("held_idle", 1)], ["held_no_process", "held_idle"]),
         ([("held_idle", 21), ("held_no_process", 20), ("held_no_process", 1)], ["held_idle", "held_idle", "held_no_process"]),
         ([("low", 21), ("held_idle", 20), ("held_idle", 1)], ["low", "low", "held_idle"]),
     ],
 )  # fmt: skip
-def test_a_state_is_published_when_it_has_lasted(judged: list[tuple[str, int]], states: list[str]) -> None:
+def test_a_state_is_published_after_it_has_lasted(judged: list[tuple[str, int]], states: list[str]) -> None:
     assert published(*judged) == states
 
 
 @given(st.lists(st.sampled_from(["unknown", "healthy", "low", "bursty", "held_idle", "held_no_process"]), max_size=60))
-def test_no_state_is_published_that_says_more_against_the_holder_than_what_was_seen(judged: list[str]) -> None:
+def test_no_published_state_is_worse_for_the_holder_than_the_judged_state(judged: list[str]) -> None:
     hold, now = StateHold(HOLD_S), 0.0
     for position, state in enumerate(judged):
         now += STEP_S
@@ -62,7 +62,7 @@ def test_no_state_is_published_that_says_more_against_the_holder_than_what_was_s
             assert {WEIGHT.get(each, 0) >= WEIGHT[shown] for each in judged[position - 20 : position + 1]} == {True}
 
 
-def test_a_state_that_is_coming_is_announced_and_its_evidence_kept_fresh() -> None:
+def test_a_coming_state_is_announced_and_its_evidence_kept_up_to_date() -> None:
     hold = StateHold(HOLD_S)
     assert hold.publish(0.0, {ID: Verdict("low", "mean 20%")})[ID].state == "unknown"
     announced = hold.publish(75.0, {ID: Verdict("low", "mean 21%")})[ID]
@@ -72,7 +72,7 @@ def test_a_state_that_is_coming_is_announced_and_its_evidence_kept_fresh() -> No
     assert hold.publish(330.0, {ID: Verdict("healthy", "mean 60%")})[ID] == ("low", "mean 23%")
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_the_state_of_an_ended_allocation_is_forgotten() -> None:
     hold = StateHold(HOLD_S)
     for now in range(0, 400, 15):
         hold.publish(float(now), {ID: Verdict("low", "")})
@@ -80,7 +80,7 @@ def test_who_is_gone_is_forgotten() -> None:
     assert hold.publish(415.0, {ID: Verdict("low", "")})[ID].state == "unknown"
 
 
-def test_a_look_that_fails_leaves_no_verdict_standing(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_failed_judgement_no_verdict_remains(caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
     subject = Subject(ID, "", Window((0.5,) * 600, 600.0, 0.0))
     shown: list[str] = []
@@ -98,7 +98,7 @@ def test_a_look_that_fails_leaves_no_verdict_standing(caplog: pytest.LogCaptureF
     assert "diagnosis failed" in caplog.text
 
 
-def test_why_nothing_can_be_said_is_said() -> None:
+def test_the_reason_of_an_unknown_state_is_published() -> None:
     clock = ManualClock()
     subject = Subject(ID, "the GPU does not answer", Window((0.0,) * 600, 600.0, 600.0))
     loop = DiagnosisLoop(Settings(), lambda: Evidence([], [subject]), clock)

@@ -1,4 +1,4 @@
-"""The state of an allocation: unknown comes first."""
+"""The state of an allocation: unknown is checked first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
         (Window((0.0,) * 10, 600.0, 584.0, processes=0.0), "unknown"),
         (Window((0.0,) * 10, 600.0, 585.0, processes=0.0), "held_no_process"),  # the last poll is 15 s behind at most
         (Window((0.0,) * 10, 90_000.0, 585.0), "held_idle"),
-        (Window((0.0,) * 8, 480.0, 465.0), "held_idle"),  # seen for so long
+        (Window((0.0,) * 8, 480.0, 465.0), "held_idle"),  # seen for the whole window
         (Window((0.0,) * 8, 480.0, 464.0), "unknown"),
-        (Window((0.0,) * 9 + (None,), 600.0, 525.0), "held_idle"),  # a tenth of the window is not known
+        (Window((0.0,) * 9 + (None,), 600.0, 525.0), "held_idle"),  # a tenth of the window is unknown
         (Window((0.0,) * 9 + (None,), 600.0, 524.0), "unknown"),
         (Window((0.0,) * 10, 600.0, 600.0, processes=0.0), "held_no_process"),
         (Window((0.0,) * 10, 600.0, 600.0, processes=1.0), "held_idle"),
@@ -37,7 +37,7 @@ RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
         (Window((0.51,) * 10, 600.0, 0.0), "healthy"),
     ],
 )
-def test_states(window: Window, state: str) -> None:
+def test_the_state_follows_from_the_window(window: Window, state: str) -> None:
     assert judge_state(window, RULES).state == state
 
 
@@ -58,18 +58,18 @@ def test_states(window: Window, state: str) -> None:
         (Window((0.0,) * 10, 600.0, 600.0), "idle for 10m"),
     ],
 )
-def test_each_state_says_why(window: Window, evidence: str) -> None:
+def test_each_state_has_its_evidence(window: Window, evidence: str) -> None:
     assert judge_state(window, RULES).evidence == evidence
 
 
-def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
+def test_a_zero_that_another_witness_contradicts_is_unknown_with_that_reason() -> None:
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0), RULES)
     assert verdict.evidence == "utilization 0, but not all witnesses are known"
     named = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0, active_by=("pcie", "power")), RULES)
     assert named.evidence == "utilization 0, but pcie and power showed activity"
 
 
-def test_a_zero_with_work_of_another_witness_in_the_window_says_how_long_it_is_quiet() -> None:
+def test_a_zero_with_work_of_another_witness_in_the_window_shows_the_quiet_time() -> None:
     """An encoder that works 80 % of the time leaves utilization at 0 and short runs of idleness."""
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0), RULES)
     assert verdict == ("unknown", "utilization 0, but idle only for 12s: the time before is not known")
@@ -77,8 +77,8 @@ def test_a_zero_with_work_of_another_witness_in_the_window_says_how_long_it_is_q
     assert named.evidence == "utilization 0, but idle only for 12s: encoder showed activity before"
 
 
-def test_a_holder_that_just_came_is_not_judged() -> None:
-    """Four seconds of nothing are no state: every starting pod looks like that."""
+def test_a_new_holder_is_not_judged() -> None:
+    """Four idle seconds are no state: every starting pod looks like that."""
     verdict = judge_state(Window((0.0,) * 4, 4.0, 4.0), RULES)
     assert (verdict.state, verdict.evidence) == ("unknown", "seen for 4s, judged over 10m")
 
@@ -96,5 +96,5 @@ def test_a_holder_that_just_came_is_not_judged() -> None:
         (8_640_000, "100d"),
     ],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations_are_described_by_their_two_largest_units(seconds: float, text: str) -> None:
     assert describe_duration(seconds) == text

@@ -1,4 +1,4 @@
-"""What would do in place of a whole GPU."""
+"""The size that is enough in place of a whole GPU."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ GB = 1e9
         ("NVIDIA L40S", 0.1, 1 * GB, "a smaller GPU"),
     ],
 )
-def test_the_smallest_profile_with_memory_and_slices(model: str, mean: float, peak: float, profile: str) -> None:
+def test_the_smallest_profile_with_enough_memory_and_slices_is_chosen(
+    model: str, mean: float, peak: float, profile: str
+) -> None:
     assert would_do(model, mean, peak) == profile
 
 
-def test_only_those_of_whom_everything_is_known_and_on_one_model() -> None:
+def test_only_holders_with_all_values_and_one_model_are_listed() -> None:
     def rows(*values: tuple[str, float], **more: str) -> list[Row]:
         return [Row({"scheduler": "slurm", "job_id": job, **more}, value) for job, value in values]
 

@@ -1,4 +1,4 @@
-"""What people read of a digest, with names that others choose."""
+"""The output of a digest, with names that users choose."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def build() -> Digest:
     )
 
 
-def test_the_text_adds_up_and_is_one_line_a_row() -> None:
+def test_the_text_has_correct_sums_and_one_line_per_row() -> None:
     assert re.sub("  +", "  ", render_text(build())).splitlines() == [
-        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; the time before: "
+        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; the period before: "
         "200 held, 20 idle (10%)",
         "",
         "TENANT  HELD  USED  IDLE  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
@@ -48,14 +48,14 @@ def test_the_text_adds_up_and_is_one_line_a_row() -> None:
     ]
 
 
-def test_names_are_text_and_no_markup() -> None:
+def test_names_are_escaped_in_html() -> None:
     page = render_html(build())
     assert "<script" not in page
     assert "\x1b" not in page
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_json_has_everything() -> None:
+def test_json_has_all_values() -> None:
     data = json.loads(render_json(build()))
     assert data["tenants"][0]["held_hours"] == 100.0
     assert data["tenants"][1]["account"] == EVIL
@@ -63,5 +63,5 @@ def test_json_has_everything() -> None:
     assert [day["idle_hours"] for day in data["days"]] == [20.0, 19.0]
 
 
-def test_an_empty_time_divides_nothing_by_zero() -> None:
+def test_a_period_without_hours_causes_no_division_by_zero() -> None:
     assert "0 GPU-hours held, 0 of them idle (-)" in render_text(Digest(0.0, 86400.0))

@@ -1,4 +1,4 @@
-"""How many series a GPU, an instance and an allocation cost: Prometheus pays for each."""
+"""The number of series per GPU, instance and allocation: each series costs memory in Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 64, 24, 20
 
 
 def publish(name: str) -> list[Series]:
-    """Everything that one GPU of a generation publishes, with a holder. XIDs that were seen come on top, two each."""
+    """All series of one GPU of a generation, with a holder. Each XID that was seen would add two more."""
     gpu = GENERATIONS[name]
     holder = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "memory_gib": 2, **({"mig": 0} if "mig" in gpu else {})}
     node = SimulatedNode(parse_scenario({"gpus": [gpu], "holders": [holder]}))
@@ -49,7 +49,7 @@ def test_a_gpu_stays_within_its_budget_of_series(name: str) -> None:
 
 
 def test_board_and_instance_never_share_a_family() -> None:
-    """So that no sum over a family counts a board and its instances together."""
+    """Otherwise a sum over a family would count a board and its instances together."""
     for entry in publish("h100-mig"):
         if entry.family.name.startswith("gpu_mig_") and entry.family.name != "gpu_mig_unassigned_energy_joules_total":
             assert "mig_uuid" in entry.label_names

@@ -1,4 +1,4 @@
-"""What is missing of the whole picture is said in words, and decides the exit code."""
+"""Gaps of a view are reported in words, and decide the exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def exit_of(view: View, capsys: pytest.CaptureFixture[str], *, devices_only: boo
     return code, capsys.readouterr().err
 
 
-def test_a_whole_picture_has_no_gaps(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_view_has_no_gaps(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert list_gaps(node.view()) == []
     assert exit_of(node.view(), capsys) == (Exit.DONE, "")
 
@@ -58,7 +58,7 @@ def test_a_whole_picture_has_no_gaps(node: SimulatedNode, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("action", "text"), [(1.0, "asks for a reset"), (4.0, "to be drained and reset"), (9.0, "recovery action 9")]
 )
-def test_a_gpu_that_asks_for_a_reset_says_so_everywhere(
+def test_a_requested_recovery_action_is_in_rows_gaps_and_exit_code(
     node: SimulatedNode, capsys: pytest.CaptureFixture[str], action: float, text: str
 ) -> None:
     view = changed(node.view(), 1, recovery_action=action)
@@ -69,7 +69,7 @@ def test_a_gpu_that_asks_for_a_reset_says_so_everywhere(
     assert list_gaps(changed(view, 1, recovery_action=0.0)) == []
 
 
-def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
+def test_a_gpu_that_the_driver_does_not_list_has_a_row_a_series_and_a_message(
     node: SimulatedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tuple(PciFunction(sampler.device.identity.pci_bus_id, "nvidia") for sampler in node.samplers)
@@ -77,7 +77,7 @@ def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
     view = node.view()
     row = list_rows(view)[-1]
     assert (row.gpu, row.state) == ("10000:01:00.0", "missing")
-    assert row.why == "bound to kernel driver nvidia, whose list does not have it"
+    assert row.why == "bound to kernel driver nvidia, but not in the driver's list"
     (series,) = [each for each in list_series(view) if each.family.name == "gpu_missing"]
     assert series.rows == [(("10000:01:00.0",), 1.0)]
     assert view.status.devices_expected == 3
@@ -87,7 +87,7 @@ def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
     assert code == Exit.PARTIAL and "partial: gpu 10000:01:00.0: bound to kernel driver nvidia" in said
 
 
-def test_units_of_which_nobody_knows_who_holds_them_are_counted(node: SimulatedNode) -> None:
+def test_units_with_an_unknown_holder_are_counted(node: SimulatedNode) -> None:
     def count(view: View) -> list[float]:
         found = [each.rows for each in list_series(view) if each.family.name == "gpu_devices_unattributed"]
         return [value for rows in found for _, value in rows]
@@ -110,13 +110,13 @@ def test_units_of_which_nobody_knows_who_holds_them_are_counted(node: SimulatedN
 
 
 @pytest.mark.parametrize(("counted", "gaps"), [(None, 0), (1, 0), (2, 0), (3, 1)])
-def test_a_scheduler_that_counts_more_gpus_than_answer_is_a_gap_of_the_devices(
+def test_a_device_gap_is_reported_if_a_scheduler_counts_more_gpus_than_answer(
     node: SimulatedNode, capsys: pytest.CaptureFixture[str], counted: int | None, gaps: int
 ) -> None:
     source = SourceStatus("slurm", up=False, complete=False, last_success_wall=1.0, devices=counted)
     view = node.view()
     view = view._replace(status=view.status._replace(sources=(source,)))
-    assert list_gaps(view, devices_only=True) == ["slurm counts 3 GPUs here, and 2 answer"] * gaps
+    assert list_gaps(view, devices_only=True) == ["slurm counts 3 GPUs here, but 2 answer"] * gaps
     assert exit_of(view, capsys, devices_only=True)[0] == (Exit.PARTIAL if gaps else Exit.DONE)
 
 
@@ -131,7 +131,7 @@ def test_instances_are_counted_in_place_of_their_gpu() -> None:
         assert sum("slurm counts" in gap for gap in list_gaps(said, devices_only=True)) == gaps
 
 
-def test_the_page_counts_what_does_not_answer_by_gpu_and_not_by_row(node: SimulatedNode) -> None:
+def test_the_page_counts_silent_gpus_and_not_their_rows(node: SimulatedNode) -> None:
     view = node.view()
     first, second = view.gpus
     lost = first._replace(snapshot=first.snapshot._replace(up=False, error="fell off"))
@@ -144,7 +144,9 @@ def test_the_page_counts_what_does_not_answer_by_gpu_and_not_by_row(node: Simula
     assert TONES["missing"] == TONES["lost"]
 
 
-def test_every_failure_is_named_and_many_are_counted(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_failure_is_printed_and_further_failures_are_counted(
+    node: SimulatedNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     view = node.view()
     outcomes = tuple(CollectorOutcome(f"c{at}", False, 0.1, f"nvmlX{at} NVML_ERROR_UNKNOWN") for at in range(20))
     gpu = view.gpus[0]
@@ -156,13 +158,13 @@ def test_every_failure_is_named_and_many_are_counted(node: SimulatedNode, capsys
     assert code == Exit.PARTIAL
     assert "partial: gpu 0: c0: nvmlX0 NVML_ERROR_UNKNOWN" in said
     assert f"partial: {21 - GAPS_MAX} more; --format=json names all of them" in said
-    assert list_gaps(view)[-1] == "holders by kubelet: no answer"
+    assert list_gaps(view)[-1] == "source of holders kubelet: no answer"
 
 
-def test_a_gpu_in_use_is_said_to_have_no_holder_only_where_holders_are_known(
+def test_an_unknown_holder_is_reported_only_if_there_are_sources_of_holders(
     node: SimulatedNode, tmp_path: Path
 ) -> None:
-    assert list_rows(node.view())[0].why == "in use, but nobody is known to hold it"
+    assert list_rows(node.view())[0].why == "in use, but its holder is unknown"
     view = node.view()
     nobody = view._replace(status=view.status._replace(sources=()))
     assert list_rows(nobody)[0].why == ""
@@ -172,15 +174,15 @@ def test_a_gpu_in_use_is_said_to_have_no_holder_only_where_holders_are_known(
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
-        ('{"health": "partial"}', Exit.PARTIAL, "of another version"),
+        ('{"health": "partial"}', Exit.PARTIAL, "another version"),
         ('{"health": "partial", "gaps": ["gpu 1 is lost"]}', Exit.PARTIAL, ""),
         ('{"health": "no_data"}', None, ""),
-        ('{"health": "odd", "devices_health": "odd"}', Exit.PARTIAL, "of another version"),
-        ('{"health": "part', Exit.PARTIAL, "of another version"),
-        ("[]", Exit.PARTIAL, "of another version"),
+        ('{"health": "odd", "devices_health": "odd"}', Exit.PARTIAL, "another version"),
+        ('{"health": "part', Exit.PARTIAL, "another version"),
+        ("[]", Exit.PARTIAL, "another version"),
     ],
 )
-def test_what_an_exporter_of_another_version_says_is_never_all_right(
+def test_the_status_of_an_exporter_of_another_version_never_counts_as_ok(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     status: str,
@@ -194,10 +196,10 @@ def test_what_an_exporter_of_another_version_says_is_never_all_right(
     assert code is None or done == code
     error = capsys.readouterr().err
     assert said in error
-    assert error, "no exit without a sentence"
+    assert error, "every exit has a message"
 
 
-def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_an_endless_answer_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(once, "ANSWER_MAX", 200_000)
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as server:

@@ -1,4 +1,4 @@
-"""What users read, byte for byte: the demo's node after twenty minutes, in every form, and its budgets."""
+"""Outputs for users, byte for byte: the demo's node after thirty minutes, in every form, and its budgets."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ def view(node: SimulatedNode) -> View:
     return node.view()
 
 
-def test_prometheus_text(view: View, golden: Callable[[str, str], None]) -> None:
+def test_prometheus_text_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.prom", TextRenderer().render(list_series(view)))
 
 
-def test_openmetrics(view: View, golden: Callable[[str, str], None]) -> None:
+def test_openmetrics_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.openmetrics", TextRenderer().render(list_series(view), openmetrics=True))
 
 
-def test_json(view: View, golden: Callable[[str, str], None]) -> None:
+def test_json_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.json", render_json(view) + "\n")
 
 
-def test_holders(view: View, golden: Callable[[str, str], None]) -> None:
+def test_holders_are_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.holders", render_holders(view))
 
 
-def test_table(view: View, golden: Callable[[str, str], None]) -> None:
+def test_table_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.table", render_table(view))
 
 
-def test_page(node: SimulatedNode, golden: Callable[[str, str], None]) -> None:
+def test_page_is_unchanged(node: SimulatedNode, golden: Callable[[str, str], None]) -> None:
     golden("demo.html", render_page(node.view(), node.state.history))
 
 
-def test_both_formats_parse_and_say_the_same(view: View) -> None:
+def test_both_text_formats_parse_to_the_same_samples(view: View) -> None:
     def samples(families) -> dict:
         return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
@@ -82,7 +82,7 @@ def test_both_formats_parse_and_say_the_same(view: View) -> None:
     assert len(text) > 300
 
 
-def test_promtool_finds_nothing_to_complain_about(view: View) -> None:
+def test_promtool_reports_no_problem_in_the_metrics(view: View) -> None:
     require("promtool")
     body = TextRenderer().render(list_series(view))
     done = subprocess.run(["promtool", "check", "metrics"], input=body, text=True, capture_output=True, check=False)
@@ -90,7 +90,7 @@ def test_promtool_finds_nothing_to_complain_about(view: View) -> None:
 
 
 def test_series_stay_within_their_budget(view: View) -> None:
-    """DESIGN 3: at most 64 a GPU, 24 a MIG instance, 20 an allocation; each witness that was ever active is one more."""
+    """At most 64 per GPU, 24 per MIG instance, 20 per allocation. Each witness that was ever active adds one."""
     count: dict[str, int] = {}
     for series in list_series(view):
         if series.family.name.endswith("_other_activity_seconds_total"):
@@ -110,14 +110,16 @@ def test_series_stay_within_their_budget(view: View) -> None:
         assert max(numbers) <= budget
 
 
-def test_nothing_is_loaded_from_elsewhere(node: SimulatedNode) -> None:
+def test_the_page_loads_nothing_from_other_servers(node: SimulatedNode) -> None:
     page = render_page(node.view(), node.state.history)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    assert "does not answer" not in page.partition("<script>")[0], "a browser of texts shows what is hidden"
-    assert re.findall("<(?:script|link|img|iframe|object)[^>]*>", page) == ["<script>"], "its own, in the page"
+    assert "does not answer" not in page.partition("<script>")[0], "text browsers show hidden elements"
+    assert re.findall("<(?:script|link|img|iframe|object)[^>]*>", page) == ["<script>"], (
+        "only the script of the page itself"
+    )
 
 
-def test_56_holders_are_a_page_below_100_kb() -> None:
+def test_a_page_with_56_holders_is_smaller_than_100_kb() -> None:
     parts = [{"profile": "1g.10gb", "load": {"kind": "square", "high": 0.9, "period": 40}}] * 7
     holders = [
         {
@@ -148,7 +150,7 @@ def test_names_from_users_cannot_break_the_page() -> None:
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
+def test_a_lost_gpu_is_shown_as_lost_and_only_its_series_are_absent() -> None:
     faults = [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
     scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100", "faults": faults}]})
     view = play(scenario, 60).view()
@@ -159,7 +161,7 @@ def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
     assert "lost" in render_table(view)
 
 
-def test_json_is_what_its_published_schema_says(view: View) -> None:
+def test_json_matches_its_published_schema(view: View) -> None:
     schema = json.loads((ROOT / "docs" / "status.schema.json").read_text("utf-8"))
     lost = parse_scenario(
         {"gpus": [{"model": "H100", "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}]}
@@ -173,7 +175,7 @@ def test_json_is_what_its_published_schema_says(view: View) -> None:
             jsonschema.validate(broken, schema)
 
 
-def test_rows_of_json_are_those_of_the_table(view: View) -> None:
+def test_json_has_the_rows_of_the_table(view: View) -> None:
     rows = json.loads(render_json(view))["rows"]
     lines = render_table(view).splitlines()[1:]
     assert [row["gpu"] for row in rows] == [line.split()[0] for line in lines[: len(rows)]]
@@ -188,10 +190,10 @@ def test_rows_of_json_are_those_of_the_table(view: View) -> None:
     throttling = {gpu: (row["throttle_reason"], row["throttle_ratio"]) for gpu, row in by_gpu.items()}
     reason, ratio = throttling["4"]
     assert reason == "hw_thermal" and 0.35 < ratio < 0.4
-    assert throttling["0"][1] == 0.0 and throttling["6:1/0"] == ("", None), "an instance has no counters of its own"
+    assert throttling["0"][1] == 0.0 and throttling["6:1/0"] == ("", None), "an instance has no throttle counters"
 
 
-def test_age_is_that_of_the_last_reading(view: View) -> None:
+def test_the_age_of_a_gpu_is_that_of_its_last_reading(view: View) -> None:
     faults = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
     node = play(
         parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100", "faults": faults}, {"model": "H100"}]}), 60
@@ -199,5 +201,5 @@ def test_age_is_that_of_the_last_reading(view: View) -> None:
     node.hung.add(node.samplers[2].device.identity.uuid)
     answer = json.loads(render_json(node.view()))
     for ages in ([gpu["age_seconds"] for gpu in answer["gpus"]], [row["age_seconds"] for row in answer["rows"]]):
-        assert ages == [0.0, None, 0.0], "when it last failed to answer says nothing of its values"
+        assert ages == [0.0, None, 0.0], "a failed answer does not date the values"
     assert [row["throttle_ratio"] for row in answer["rows"]] == [0.0, None, None]

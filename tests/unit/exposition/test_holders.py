@@ -1,4 +1,4 @@
-"""`gpu-exporter holders`: what each holder rests on, and what speaks against it."""
+"""`gpu-exporter holders`: the evidence for each holder, and the doubts about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def lines(view: View) -> list[str]:
         (Grant("uuid", "{uuid}", JOB, witnesses="step, slurmctld"), "UUID (step, slurmctld)"),
     ],
 )
-def test_the_words_of_the_source_and_how_they_lead_to_the_device(node: SimulatedNode, grant: Grant, basis: str) -> None:
+def test_the_evidence_shows_the_number_of_the_source_and_how_it_was_resolved(
+    node: SimulatedNode, grant: Grant, basis: str
+) -> None:
     snapshots = [placed.snapshot for placed in node.placed().values()]
     identity = snapshots[0].identity
     names = {"minor": identity.minor, "uuid": identity.uuid}
@@ -48,15 +50,15 @@ def test_the_words_of_the_source_and_how_they_lead_to_the_device(node: Simulated
     assert resolution.allocations[0][0].basis == basis.format(**names)
 
 
-def test_a_gpu_that_was_resolved_before_says_so(node: SimulatedNode) -> None:
+def test_the_evidence_shows_a_gpu_that_was_resolved_earlier(node: SimulatedNode) -> None:
     grant = Grant("unproven", "0", JOB, number="IDX 0", reason="gres.conf was changed")
     snapshots = [placed.snapshot for placed in node.placed().values()]
     unit = UnitId(snapshots[1].identity.uuid)
     resolution = resolve([grant], snapshots, numbers={(JOB.key, "IDX 0"): unit})
-    assert resolution.allocations[0][0].basis == "IDX 0, which led here when the holder began"
+    assert resolution.allocations[0][0].basis == "IDX 0, which meant this GPU when the holder began"
 
 
-def test_who_holds_what_and_what_speaks_against_it(node: SimulatedNode) -> None:
+def test_a_line_shows_the_holder_the_evidence_and_the_doubt(node: SimulatedNode) -> None:
     view = node.view()
     (held,) = view.allocations
     shared = held.allocation._replace(
@@ -69,16 +71,16 @@ def test_who_holds_what_and_what_speaks_against_it(node: SimulatedNode) -> None:
     assert lines(view)[2].split()[2] == "(free)"
 
 
-def test_a_gpu_is_free_only_when_every_source_says_so(node: SimulatedNode) -> None:
+def test_a_gpu_is_free_only_if_every_source_has_answered(node: SimulatedNode) -> None:
     view = node.view()
     status = view.status._replace(attribution_known=False)
     assert lines(view._replace(status=status))[2].endswith("not every source has answered")
     used = view.gpus
-    not_free = used[1]._replace(not_free={"": "in use by container 0123456789ab, not in any source"})
+    not_free = used[1]._replace(not_free={"": "in use by container 0123456789ab, which no source reports"})
     assert "(unknown)" in lines(view._replace(gpus=(used[0], not_free)))[2]
 
 
-def test_each_source_says_how_it_fares(node: SimulatedNode) -> None:
+def test_the_status_of_each_source_is_shown(node: SimulatedNode) -> None:
     view = node.view()
     sources = (
         SourceStatus("kubelet", up=True, complete=True, last_success_wall=1.0, conflicts=2, notice="a\nnotice"),
@@ -91,10 +93,10 @@ def test_each_source_says_how_it_fares(node: SimulatedNode) -> None:
         "source slurm: never answered",
         "source slurm: slurmctld is away",
     ]
-    assert "no source of holders is asked" in lines(view._replace(status=view.status._replace(sources=())))[-1]
+    assert "no source of holders is configured" in lines(view._replace(status=view.status._replace(sources=())))[-1]
 
 
-def test_a_health_check_looks_at_devices_alone(node: SimulatedNode) -> None:
+def test_a_device_health_check_ignores_sources_and_collectors(node: SimulatedNode) -> None:
     view = node.view()
     mute = view._replace(
         status=view.status._replace(sources=(SourceStatus("slurm", False, False, None, error="away"),))

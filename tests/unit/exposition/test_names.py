@@ -1,4 +1,4 @@
-"""A holder's names: as people write them, and as labels."""
+"""Names of a holder: for people, and as labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POD = Holder(HolderKey("kubernetes", "uid/main"), namespace="ml", pod="train-0",
         (POD, "ml/train-0/main"),
     ],
 )
-def test_a_holder_is_named_as_its_scheduler_takes_it(holder: Holder, label: str) -> None:
+def test_a_holder_has_the_name_that_its_scheduler_accepts(holder: Holder, label: str) -> None:
     assert holder.label == label
 
 
@@ -41,13 +41,13 @@ def info_line(holder: Holder) -> str:
     return next(line for line in lines if line.startswith("gpu_allocation_info{"))
 
 
-def test_slurms_cluster_has_a_label_of_its_own_since_prometheus_sets_cluster() -> None:
+def test_the_slurm_cluster_has_its_own_label_because_prometheus_sets_cluster() -> None:
     line = info_line(JOB)
     assert 'slurm_cluster="lab"' in line
     assert ',cluster="' not in line
 
 
-def test_tasks_and_components_carry_both_numbers_and_other_jobs_neither() -> None:
+def test_array_tasks_and_het_components_have_both_numbers_and_other_jobs_have_neither() -> None:
     task = info_line(JOB._replace(array_job_id="3010", array_task_id="1"))
     assert 'array_job_id="3010",array_task_id="1"' in task
     component = info_line(JOB._replace(het_job_id="3011", het_job_offset="1"))

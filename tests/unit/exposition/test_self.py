@@ -1,4 +1,4 @@
-"""What the exporter says of itself: which lack of data is a fault, warnings, and the state file."""
+"""Reports of the exporter about itself: missing data that is a fault, warnings, and the state file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def view(status: AgentStatus) -> View:
 
 
 @pytest.mark.parametrize("status", [CPU_ONLY, GIVEN_AWAY], ids=["no GPU", "all GPUs given to virtual machines"])
-def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
+def test_a_missing_driver_is_not_a_fault_if_no_gpu_is_expected(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "none_expected"
     page = render_page(view(status), no_history)
     assert '<p class="banner note">No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded</p>' in page
@@ -41,9 +41,9 @@ def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
 @pytest.mark.parametrize(
     "status",
     [MISSED, NOT_LOADED, FAILS],
-    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as if there were some"],
+    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as on a node with GPUs"],
 )
-def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
+def test_a_missing_driver_is_a_fault_if_gpus_are_expected(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"
     assert "<p class=banner>No GPU data: libnvidia-ml.so.1 cannot be loaded</p>" in render_page(
         view(status), no_history
@@ -61,7 +61,7 @@ def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
     ],
     ids=["answers", "has a notice", "misses holders", "does not answer"],
 )
-def test_a_source_that_may_miss_holders_makes_the_picture_partial(source: SourceStatus, health: str) -> None:
+def test_a_source_that_may_miss_holders_makes_the_view_partial(source: SourceStatus, health: str) -> None:
     status = AgentStatus("TEST", "nvml", True, "", 1, 1, 1.0, None, (source,))
     identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "00000000:10:00.0", 0)
     gpu = GpuView(DeviceSnapshot(identity, 0.0, 0.0, up=True), 0.0, False, False, None)
@@ -75,12 +75,12 @@ def test_warnings_are_on_the_page_and_in_json() -> None:
 
 
 def values(status: AgentStatus) -> dict[str, float]:
-    """Series of the state file."""
+    """The series of the state file."""
     found = {s.family.name: s.rows[0][1] for s in list_series(view(status))}
     return {name: value for name, value in found.items() if name.startswith("gpu_exporter_state_")}
 
 
-def test_the_state_file_has_series_only_where_it_is_kept_and_was_written() -> None:
+def test_the_state_file_has_series_only_if_it_is_kept_and_was_written() -> None:
     written, errors = "gpu_exporter_state_last_write_timestamp_seconds", "gpu_exporter_state_write_errors_total"
     assert values(CPU_ONLY) == {}
     assert values(CPU_ONLY._replace(state=StateStatus(None, 2, "No space left on device"))) == {errors: 2.0}
@@ -88,7 +88,7 @@ def test_the_state_file_has_series_only_where_it_is_kept_and_was_written() -> No
 
 
 def test_every_class_of_xid_is_exported_as_0_before_the_first_event() -> None:
-    """Otherwise increase() misses the first one; and information is never among the hardware's faults."""
+    """Otherwise increase() misses the first event. XIDs of class information never count as hardware faults."""
     identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "00000000:10:00.0", 0)
     for counts, expected in (
         (XidCounts(), {"application": 0.0, "hardware": 0.0, "information": 0.0}),

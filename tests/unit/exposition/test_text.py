@@ -1,4 +1,4 @@
-"""The renderer against the parser that Prometheus' own Python client ships."""
+"""The renderer, checked with the parsers of Prometheus' own Python client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40).filte
 
 
 @given(VALUES)
-def test_values_read_back_exactly(value: float) -> None:
+def test_rendered_values_read_back_exactly(value: float) -> None:
     assert float(format_value(value)) == value
 
 
@@ -62,13 +62,13 @@ def test_openmetrics_ends_with_eof_and_names_counters_without_total() -> None:
     assert text == "# HELP gpu_energy_joules h\n# TYPE gpu_energy_joules counter\ngpu_energy_joules_total 1\n# EOF\n"
 
 
-def test_only_the_families_asked_for() -> None:
+def test_only_the_requested_families_are_rendered() -> None:
     series = [Series(Family(name, "gauge", "h"), (), [((), 1.0)]) for name in ("a", "b")]
     assert TextRenderer().render(series, names=frozenset(["b"])) == "# HELP b h\n# TYPE b gauge\nb 1\n"
 
 
 @pytest.mark.parametrize("names", [frozenset[str](), frozenset(["a"])], ids=["all", "some"])
-def test_holders_that_come_and_go_are_forgotten_whatever_is_asked_for(names: frozenset[str]) -> None:
+def test_prefixes_of_short_lived_holders_are_dropped_whichever_families_are_requested(names: frozenset[str]) -> None:
     renderer = TextRenderer()
     for turn in range(3 * SPARE_PREFIXES):
         rows = [((f"pod-{turn}",), 1.0)]
@@ -76,7 +76,7 @@ def test_holders_that_come_and_go_are_forgotten_whatever_is_asked_for(names: fro
     assert len(renderer._prefixes) <= SPARE_PREFIXES + 8
 
 
-def test_a_request_for_a_few_families_costs_no_sweep() -> None:
+def test_a_request_for_a_few_families_causes_no_sweep() -> None:
     renderer = TextRenderer()
     rows = [((str(i),), 1.0) for i in range(2 * SPARE_PREFIXES)]
     series = [Series(Family(name, "gauge", "h"), ("pod",), rows) for name in ("a", "b")]
@@ -86,7 +86,7 @@ def test_a_request_for_a_few_families_costs_no_sweep() -> None:
     assert renderer._prefixes is kept
 
 
-def test_integers_have_no_fraction_and_large_ones_no_lies() -> None:
+def test_integers_have_no_fraction_and_large_numbers_are_exact() -> None:
     assert format_value(85899345920.0) == "85899345920"
     assert format_value(0.1) == "0.1"
     assert not math.isinf(float(format_value(1e300)))

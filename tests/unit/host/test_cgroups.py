@@ -32,7 +32,7 @@ def v2(root: Path, place: str, **files: str) -> Cgroups:
     return Cgroups(root)
 
 
-def test_a_pod_of_version_2(tmp_path: Path) -> None:
+def test_the_counters_of_a_pod_are_read_in_version_2(tmp_path: Path) -> None:
     text = "usage_usec 2500000\nuser_usec 2000000\nnr_periods 0\n"
     cgroups = v2(tmp_path, SLICE, cpu__stat=text, io__stat=IO, cpu__max="150000 100000\n")
     write(tmp_path / SLICE / "cri-containerd-1.scope", cpu__stat="usage_usec 7\n")
@@ -57,14 +57,14 @@ def test_a_pod_of_version_2(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_what_is_missing_or_no_number_is_not_known(
+def test_a_missing_or_invalid_counter_is_unknown(
     files: dict[str, str], reading: Reading | None, tmp_path: Path
 ) -> None:
     cgroups = v2(tmp_path, "slurm/uid_0/job_42", **files)
     assert cgroups.read(cgroups.find({JOB})[JOB]) == reading
 
 
-def test_a_job_of_version_1_whose_controllers_have_trees_of_their_own(tmp_path: Path) -> None:
+def test_the_counters_of_a_job_are_read_from_the_separate_trees_of_version_1(tmp_path: Path) -> None:
     place = "slurm/uid_1000/job_42"
     write(tmp_path / "cpu,cpuacct" / place, cpuacct__usage="3000000000\n", cpu__cfs_quota_us="-1\n")
     write(tmp_path / "cpu,cpuacct" / place / "step_0", cpuacct__usage="1\n")
@@ -79,8 +79,8 @@ def test_a_job_of_version_1_whose_controllers_have_trees_of_their_own(tmp_path: 
     assert cgroups.read(found[JOB]) is None
 
 
-def test_a_cgroup_that_a_pod_makes_below_its_own_is_nobody_elses(tmp_path: Path) -> None:
-    """The outermost folder of a name is the kubelet's, and a step of a job is a part of it."""
+def test_a_cgroup_that_a_pod_creates_below_its_own_still_belongs_to_the_pod(tmp_path: Path) -> None:
+    """The outermost folder with a pod's name is the kubelet's. A step belongs to its job."""
     forged = f"{SLICE}/x/pod{OTHER}"
     cgroups = v2(tmp_path, forged, cpu__stat="usage_usec 1\n")
     real = f"kubepods.slice/kubepods-pod{OTHER.replace('-', '_')}.slice"
@@ -88,17 +88,19 @@ def test_a_cgroup_that_a_pod_makes_below_its_own_is_nobody_elses(tmp_path: Path)
     assert cgroups.find({("pod", OTHER)}) == {("pod", OTHER): PurePosixPath(real)}
 
 
-def test_links_are_not_followed_and_depth_is_bounded(tmp_path: Path) -> None:
+def test_a_cgroup_search_follows_no_links_and_has_a_depth_limit(tmp_path: Path) -> None:
     deep = "/".join(["a"] * DEPTH_MAX) + f"/pod{UID}"
     cgroups = v2(tmp_path, deep, cpu__stat="usage_usec 1\n")
     (tmp_path / "link").symlink_to(tmp_path / "a/a/a/a/a/a")
     assert cgroups.find({POD}) == {}
-    assert cgroups.list_pods({UID}) is None, "what lies below is not seen, and may be there"
+    assert cgroups.list_pods({UID}) is None, "deeper folders are not searched, so the pod may be there"
     assert Cgroups(tmp_path / "nowhere").find({POD}) == {}
 
 
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
-def test_no_text_of_a_file_raises(tmp_path_factory: pytest.TempPathFactory, stat: str, io: str, quota: str) -> None:
+def test_no_content_of_a_cgroup_file_raises(
+    tmp_path_factory: pytest.TempPathFactory, stat: str, io: str, quota: str
+) -> None:
     folder = tmp_path_factory.mktemp("cgroups")
     cgroups = v2(folder, "slurm/job_42")
     for name, text in (("cpu.stat", f"usage_usec {stat}"), ("io.stat", io), ("cpu.max", quota)):
@@ -108,7 +110,7 @@ def test_no_text_of_a_file_raises(tmp_path_factory: pytest.TempPathFactory, stat
 
 
 LAYOUTS = {
-    # https://github.com/kubernetes/kubernetes: pkg/kubelet/cm, by cgroup driver; kind: the node is a container itself.
+    # https://github.com/kubernetes/kubernetes: pkg/kubelet/cm, by cgroup driver; kind: the node itself is a container.
     "systemd": "kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-pod{under}.slice/cri-containerd-{container}.scope",
     "guaranteed": "kubepods.slice/kubepods-pod{under}.slice/crio-{container}.scope/container",
     "cgroupfs": "kubepods/{qos}/pod{uid}/{container}",
@@ -123,7 +125,7 @@ def place_of(layout: str, uid: str) -> str:
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_which_pods_have_a_cgroup(layout: str, version: str, tmp_path: Path) -> None:
+def test_pods_with_a_cgroup_are_listed_in_every_layout(layout: str, version: str, tmp_path: Path) -> None:
     root = tmp_path if version == "v2" else tmp_path / "cpu,cpuacct"
     if version == "v2":
         write(tmp_path, cgroup__controllers="cpu io\n")
@@ -133,9 +135,7 @@ def test_which_pods_have_a_cgroup(layout: str, version: str, tmp_path: Path) -> 
     assert Cgroups(tmp_path).list_pods(set()) == set()
 
 
-def test_a_look_that_does_not_see_every_cgroup_says_nothing_of_pods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_cgroup_search_does_not_list_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Cgroups(tmp_path / "nowhere").list_pods({UID}) is None
     assert Cgroups(tmp_path).list_pods({UID}) is None  # neither version 1 nor 2
     cgroups = v2(tmp_path, place_of("systemd", UID))
@@ -154,4 +154,4 @@ def test_a_look_that_does_not_see_every_cgroup_says_nothing_of_pods(
 
     monkeypatch.setattr("os.scandir", refuse)
     assert cgroups.list_pods({UID, OTHER}) is None
-    assert cgroups.list_pods({UID}) == {UID}  # whoever is found is there
+    assert cgroups.list_pods({UID}) == {UID}  # a pod that is found is present

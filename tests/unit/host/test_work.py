@@ -1,4 +1,4 @@
-"""How busy holders are on their host: means of ten minutes, of the CPUs that are theirs."""
+"""Work of holders on their host: ten-minute means, relative to the holder's CPUs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Machine:
             (self.root / PLACE / name.replace("__", ".")).write_text(text)
 
     def spend(self, seconds: int, cpus: float, bytes_per_s: int = 0) -> HostWork | None:
-        """Look each half minute while it uses so many CPUs."""
+        """Read every half minute while the job uses `cpus` CPUs."""
         for _ in range(seconds // 30):
             self.clock.advance(30.0)
             self.cpu_s += 30.0 * cpus
@@ -67,15 +67,15 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_the_share_is_of_the_cpus_that_go_with_its_gpus(machine: Machine) -> None:
-    assert machine.spend(60, 8.0) is None  # the first look is after 30 s
+def test_without_a_limit_a_holders_cpus_are_its_share_by_gpus(machine: Machine) -> None:
+    assert machine.spend(60, 8.0) is None  # the first read is after 30 s
     assert machine.spend(30, 8.0, 1000) == HostWork(0.5, 500.0)  # two of eight GPUs: 16 of 64 CPUs
-    assert machine.spend(600, 40.0) == HostWork(1.0, 0.0)  # nothing limits it to these
+    assert machine.spend(600, 40.0) == HostWork(1.0, 0.0)  # no limit keeps it to these CPUs
     machine.write(cpu__max="400000 100000\n")
     assert machine.spend(600, 1.0) == HostWork(0.25, 0.0)
 
 
-def test_ten_minutes_after_the_work_nothing_of_it_is_left(machine: Machine) -> None:
+def test_host_work_is_forgotten_after_ten_minutes(machine: Machine) -> None:
     machine.spend(1200, 16.0)
     half = machine.spend(300, 0.0)
     assert half is not None
@@ -83,14 +83,14 @@ def test_ten_minutes_after_the_work_nothing_of_it_is_left(machine: Machine) -> N
     assert machine.spend(300, 0.0) == HostWork(0.0, 0.0)
 
 
-def test_a_cgroup_that_is_made_again_begins_again(machine: Machine) -> None:
+def test_a_recreated_cgroup_starts_a_new_mean(machine: Machine) -> None:
     machine.spend(600, 16.0)
     machine.cpu_s = 1.0
     assert machine.spend(30, 0.0) is None
     assert machine.spend(60, 0.0) == HostWork(0.0, 0.0)
 
 
-def test_one_that_ended_has_no_value_and_is_looked_for_again(machine: Machine) -> None:
+def test_a_holder_whose_cgroup_ended_has_no_value_and_is_searched_again(machine: Machine) -> None:
     machine.spend(120, 16.0)
     folder = machine.root / PLACE
     for file in folder.iterdir():
@@ -102,8 +102,8 @@ def test_one_that_ended_has_no_value_and_is_looked_for_again(machine: Machine) -
     assert machine.spend(150, 16.0) == HostWork(1.0, 0.0)
 
 
-def test_whoever_has_no_cgroup_is_looked_for_less_and_less_often(machine: Machine) -> None:
-    """As where Slurm does not use cgroups; somebody new is found within a minute all the same."""
+def test_holders_without_a_cgroup_are_searched_at_growing_intervals(machine: Machine) -> None:
+    """As if Slurm does not use cgroups; a new holder is still found within a minute."""
     other = Allocation(UnitId("GPU-2"), HOLDER._replace(key=HolderKey("slurm", "43"), job_id="43"))
     searches: list[float] = []
     find = machine.works._cgroups.find
@@ -123,14 +123,14 @@ def test_whoever_has_no_cgroup_is_looked_for_less_and_less_often(machine: Machin
     assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
 
 
-def test_holders_that_are_gone_are_forgotten(machine: Machine) -> None:
+def test_the_work_of_ended_holders_is_forgotten(machine: Machine) -> None:
     machine.spend(120, 16.0)
     machine.works.read([], 8)
     assert machine.works.works == {}
     assert machine.works._samples == {}
 
 
-def test_a_fault_leaves_no_old_values(machine: Machine) -> None:
+def test_after_an_exception_no_old_host_work_remains(machine: Machine) -> None:
     machine.spend(120, 16.0)
     stop = threading.Event()
 
@@ -142,8 +142,8 @@ def test_a_fault_leaves_no_old_values(machine: Machine) -> None:
     assert machine.works.works == {}
 
 
-def test_a_node_publishes_it_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
-    """Through the real node state: a job with two GPUs, whose cgroup shows what it does."""
+def test_a_node_publishes_host_work_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
+    """Uses the real node state: a job with two GPUs, whose cgroup shows its work."""
     jobs = [{"gpu": gpu, "kind": "job", "name": "42"} for gpu in (0, 1)]
     scenario = {"gpus": [{"model": "H100"}] * 2, "holders": jobs}
     machine = Machine(tmp_path)
@@ -166,14 +166,14 @@ def test_a_node_publishes_it_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
     assert {allocation.host for allocation in node.view().allocations} == {None}
 
 
-def test_an_agent_looks_by_itself(tmp_path: Path) -> None:
-    """The work of a holder that is gone is forgotten."""
+def test_a_running_agent_reads_host_work(tmp_path: Path) -> None:
+    """The work of a holder that has ended is forgotten."""
     machine = Machine(tmp_path)
     machine.spend(120, 32.0)
     backend, source = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
     agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(works=machine.works))
     agent.start()
     try:
-        wait_for(lambda: not machine.works.works, "the agent to look", 30)
+        wait_for(lambda: not machine.works.works, "the agent to read the cgroups", 30)
     finally:
         agent.stop()

@@ -1,4 +1,4 @@
-"""Which GPUs should be there, over restarts, replacements and reboots."""
+"""Expected GPUs over restarts, replacements and reboots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = ExpectedDevice("GPU-c", "0000:11:00.0", 1, "H100")
 
 
 def seen(directory: Path, boot: str, *devices: ExpectedDevice) -> ExpectedDevices:
-    """A new process that sees these GPUs."""
+    """The list of a new process to which these GPUs answer."""
     book = ExpectedDevices(directory, boot)
     book.load()
     if book.note(devices):
@@ -22,18 +22,18 @@ def seen(directory: Path, boot: str, *devices: ExpectedDevice) -> ExpectedDevice
     return book
 
 
-def test_a_gpu_stays_expected_over_a_restart(tmp_path: Path) -> None:
+def test_a_gpu_remains_expected_after_a_restart(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     assert set(seen(tmp_path, "boot-1", A).devices) == {"GPU-a", "GPU-b"}
 
 
-def test_a_gpu_at_the_same_place_replaces_it(tmp_path: Path) -> None:
+def test_a_new_gpu_at_the_same_address_replaces_the_old_gpu(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     assert set(seen(tmp_path, "boot-1", A, C).devices) == {"GPU-a", "GPU-c"}
 
 
-def test_a_new_numbering_of_the_bus_replaces_nobody(tmp_path: Path) -> None:
-    """One died, and the one behind it moved up to its address."""
+def test_a_renumbered_bus_replaces_no_expected_gpu(tmp_path: Path) -> None:
+    """One GPU died, and the next GPU got its address."""
     moved_up = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
     seen(tmp_path, "boot-1", A, B, moved_up)
     book = seen(tmp_path, "boot-2", A, moved_up._replace(pci_bus_id=B.pci_bus_id))
@@ -46,17 +46,17 @@ def test_a_reboot_with_as_many_gpus_forgets_the_others(tmp_path: Path) -> None:
     assert set(seen(tmp_path, "boot-2", A, moved).devices) == {"GPU-a", "GPU-d"}
 
 
-def test_a_reboot_with_fewer_gpus_still_misses_the_one(tmp_path: Path) -> None:
+def test_a_reboot_with_fewer_gpus_keeps_the_missing_gpu_expected(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     book = seen(tmp_path, "boot-2", A)
     assert set(book.devices) == {"GPU-a", "GPU-b"}
     assert set(seen(tmp_path, "boot-2", A).devices) == {"GPU-a", "GPU-b"}
     moved = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
-    assert book.note([A, moved])  # it came late, in another slot
+    assert book.note([A, moved])  # it answers late, in another slot
     assert set(book.devices) == {"GPU-a", "GPU-d"}
 
 
-def test_a_reboot_in_which_none_answers_forgets_none(tmp_path: Path) -> None:
+def test_a_reboot_in_which_no_gpu_answers_forgets_no_gpu(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     assert set(seen(tmp_path, "boot-2").devices) == {"GPU-a", "GPU-b"}
 
@@ -70,7 +70,7 @@ def test_forget_reaches_a_running_exporter(tmp_path: Path) -> None:
     assert set(seen(tmp_path, "boot-1", A).devices) == {"GPU-a"}
 
 
-def test_a_damaged_file_is_no_file(tmp_path: Path) -> None:
+def test_a_damaged_list_file_counts_as_missing(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     half = (
         '{"version": 1, "boot_id": "x", "devices": [{"uuid": "\\ud83d", "pci_bus_id": "", "position": 0, "name": ""}]}'
@@ -105,7 +105,7 @@ def test_a_list_that_could_not_be_written_is_written_later(tmp_path: Path) -> No
     assert set(seen(directory, "boot-1").devices) == {"GPU-a"}
 
 
-def test_without_a_directory_it_is_kept_in_memory() -> None:
+def test_without_a_directory_the_list_is_kept_in_memory() -> None:
     book = ExpectedDevices(None, "boot-1")
     book.load()
     assert book.note([A, B])
@@ -114,7 +114,7 @@ def test_without_a_directory_it_is_kept_in_memory() -> None:
     assert set(book.devices) == {"GPU-a", "GPU-b"}
 
 
-def test_without_a_reboot_another_gpu_elsewhere_makes_no_one_unexpected(tmp_path: Path) -> None:
+def test_without_a_reboot_a_gpu_at_a_new_address_removes_no_expected_gpu(tmp_path: Path) -> None:
     elsewhere = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
     expected = {"GPU-a", "GPU-b", "GPU-d"}
     seen(tmp_path, "boot-1", A, B)
@@ -122,30 +122,30 @@ def test_without_a_reboot_another_gpu_elsewhere_makes_no_one_unexpected(tmp_path
     forget(tmp_path, "GPU-d")
     assert set(seen(tmp_path, "boot-1", A, elsewhere).devices) == expected
     book = seen(tmp_path, "boot-2", A, B, elsewhere)
-    book.note([A, B])  # one was lost since the reboot
+    book.note([A, B])  # one GPU was lost since the reboot
     book.note([A, B, C._replace(uuid="GPU-e", pci_bus_id="0000:13:00.0")])
     assert set(book.devices) == {*expected, "GPU-e"}
 
 
-def test_a_reboot_with_one_gpu_forgets_the_one_of_before_and_is_remembered(tmp_path: Path) -> None:
+def test_a_reboot_with_one_other_gpu_forgets_the_old_gpu_and_is_remembered(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A)
     moved = A._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
     assert set(seen(tmp_path, "boot-2", moved).devices) == {"GPU-d"}
     book = ExpectedDevices(tmp_path, "boot-3")
     book.load()
-    assert book.note([moved])  # nothing changed but the boot, which the next process has to know
+    assert book.note([moved])  # only the boot has changed; the next process must know it
     book.save()
     assert not book.note([moved])
 
 
-def test_a_list_that_is_as_the_file_says_needs_no_writing(tmp_path: Path) -> None:
+def test_a_list_that_equals_its_file_is_not_written(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     book = ExpectedDevices(tmp_path, "boot-1")
     book.load()
     assert not book.note([A, B])
 
 
-def test_a_gpu_that_could_not_be_written_yet_is_not_lost_by_reading_the_file_again(tmp_path: Path) -> None:
+def test_reading_the_file_again_keeps_a_gpu_that_could_not_be_saved(tmp_path: Path) -> None:
     book = seen(tmp_path, "boot-1", A)
     late = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Who keeps the inventory: what it publishes, from any thread, and what an administrator's `forget` does to it."""
+"""The keeper of the inventory: the value that it publishes, and the effect of an administrator's `forget`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def put_on_bus(sysfs: Path, address: str, driver: str) -> None:
     (function / "driver").symlink_to(sysfs / "drivers" / driver)
 
 
-def test_what_answers_is_expected_also_by_the_next_process(tmp_path: Path) -> None:
+def test_a_gpu_that_answers_is_also_expected_by_the_next_process(tmp_path: Path) -> None:
     keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
     keeper.look()
     before = keeper.value
     keeper.note([A, B])
-    assert (uuids(keeper), before.devices) == (["GPU-a", "GPU-b"], ())  # what was read stays as it was
+    assert (uuids(keeper), before.devices) == (["GPU-a", "GPU-b"], ())  # a value that was read before does not change
     again = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
     assert uuids(again) == []
     again.look()
     assert uuids(again) == ["GPU-a", "GPU-b"]
 
 
-def test_forget_takes_a_gpu_out_until_it_answers_again(tmp_path: Path) -> None:
+def test_forget_removes_a_gpu_until_it_answers_again(tmp_path: Path) -> None:
     keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
     keeper.note([A, B])
     keeper.look()
@@ -56,7 +56,7 @@ def test_forget_takes_a_gpu_out_until_it_answers_again(tmp_path: Path) -> None:
     assert sorted(uuids(keeper)) == ["GPU-a", "GPU-b"]
 
 
-def test_the_bus_is_read_again_when_asked(tmp_path: Path) -> None:
+def test_the_bus_is_read_again_on_request(tmp_path: Path) -> None:
     put_on_bus(tmp_path, "0000:10:00.0", "nvidia")
     put_on_bus(tmp_path, "0000:11:00.0", "nvidia")
     keeper = InventoryKeeper(ExpectedDevices(None, "boot"), tmp_path)
@@ -70,7 +70,7 @@ def test_the_bus_is_read_again_when_asked(tmp_path: Path) -> None:
     assert keeper.value.count(()) == 1
 
 
-def test_a_list_that_cannot_be_written_is_published_all_the_same(tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_saved_is_still_published(tmp_path: Path) -> None:
     (tmp_path / "devices.json").mkdir()
     keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
     with pytest.raises(OSError):

@@ -10,7 +10,7 @@ from gpu_exporter.inventory.pci import PciFunction, list_functions
 from gpu_exporter.model.units import normalize_pci
 
 
-def test_gpus_and_who_has_them(tmp_path: Path) -> None:
+def test_gpus_on_the_bus_are_listed_with_their_kernel_driver(tmp_path: Path) -> None:
     add_function(tmp_path, "0000:10:00.0", "nvidia")
     add_function(tmp_path, "0000:11:00.0", "vfio-pci", kind="0x030000")
     add_function(tmp_path, "0000:12:00.0", "")
@@ -23,11 +23,11 @@ def test_gpus_and_who_has_them(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bus_that_cannot_be_read_is_unknown_and_not_empty(tmp_path: Path) -> None:
+def test_an_unreadable_bus_is_unknown_and_not_empty(tmp_path: Path) -> None:
     assert list_functions(tmp_path / "nowhere") is None
 
 
-def test_one_spelling_of_addresses() -> None:
+def test_pci_addresses_have_one_notation() -> None:
     assert normalize_pci("00000000:3B:00.0") == normalize_pci("0000:3b:00.0") == "0000:3b:00.0"
     assert normalize_pci("00010000:3B:00.0") == normalize_pci("10000:3b:00.0") == "10000:3b:00.0"  # another GPU
     assert normalize_pci("0000000F:01:00.0") == "000f:01:00.0"

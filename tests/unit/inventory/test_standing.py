@@ -1,4 +1,4 @@
-"""Missing, away, asleep or none of ours: every combination of what the kernel, the list and the log say."""
+"""Missing, away, asleep or foreign: every combination of facts from the kernel, the list and the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def identity(number: int) -> DeviceIdentity:
 
 
 class Host:
-    """A /sys tree, and a daemon that has looked at it."""
+    """A /sys tree, and a daemon that has read it."""
 
     def __init__(self, folder: Path, *, boot: str = "now", subset: bool = False) -> None:
         self.sysfs, self.state, self.boot, self.subset = folder / "sys", folder / "state", boot, subset
@@ -42,7 +42,7 @@ class Host:
         (self.sysfs / "module" / "nvidia").mkdir(parents=True, exist_ok=True)
 
     def answers(self, *numbers: int, seconds: float = 0.0) -> list[Missing]:
-        """These GPUs are listed and answer, now and so many seconds later. What is missing then."""
+        """These GPUs are listed and answer, now and `seconds` later. Returns the GPUs that are missing then."""
         for now in (0.0, seconds):
             self.keeper.look()
             self.keeper.note([identity(number) for number in numbers], now)
@@ -63,7 +63,7 @@ def said(missing: list[Missing]) -> dict[str, str]:
     return {each.identity.pci_bus_id: "away: " * each.away + each.reason for each in missing}
 
 
-def test_a_node_whose_gpus_all_answer(host: Host) -> None:
+def test_a_node_whose_gpus_all_answer_misses_no_gpu(host: Host) -> None:
     host.put(0, "nvidia")
     host.put(1, "nvidia")
     assert host.answers(0, 1) == []
@@ -101,7 +101,7 @@ def test_an_unbound_card_is_missing_once_its_sibling_has_answered_for_ten_minute
     }
 
 
-def test_what_has_another_driver_or_is_to_have_one_is_away(host: Host) -> None:
+def test_a_gpu_with_another_driver_or_a_driver_override_is_away(host: Host) -> None:
     host.put(0, "nvidia", device="0x2330")
     host.put(1, "nvidia", device="0x2330")
     host.answers(0, 1)
@@ -110,11 +110,11 @@ def test_what_has_another_driver_or_is_to_have_one_is_away(host: Host) -> None:
         assert said(host.answers(0, seconds=PROVEN_S)) == {ADDRESSES[1]: f"away: bound to kernel driver {driver}"}
     host.put(1, "", device="0x2330", driver_override="vfio-pci")
     assert said(host.answers(0)) == {ADDRESSES[1]: "away: its driver_override is vfio-pci"}
-    host.put(2, "vfio-pci", device="0x2330")  # never ours: nobody asks where it is
+    host.put(2, "vfio-pci", device="0x2330")  # never expected here: it is not missed
     assert ADDRESSES[2] not in said(host.answers(0))
 
 
-def test_what_was_up_in_this_boot_and_then_unbound_is_away(host: Host) -> None:
+def test_a_gpu_that_was_up_in_this_boot_and_then_unbound_is_away(host: Host) -> None:
     host.put(0, "nvidia", device="0x2330")
     host.put(1, "nvidia", device="0x2330")
     host.answers(0, 1)
@@ -124,26 +124,26 @@ def test_what_was_up_in_this_boot_and_then_unbound_is_away(host: Host) -> None:
     assert said(host.answers(0)) == {ADDRESSES[1]: "away: bound to no kernel driver"}
 
 
-def test_a_card_that_is_bound_and_not_listed_is_missing_but_in_a_container_with_a_part(host: Host) -> None:
+def test_a_bound_card_that_is_not_listed_is_missing_except_in_a_container_with_a_part_of_the_gpus(host: Host) -> None:
     for number in range(8):
         host.put(number, "nvidia")
     assert len(host.answers(0)) == 7
-    assert all("whose list does not have it" in reason for reason in said(host.answers(0)).values())
+    assert all("but not in the driver's list" in reason for reason in said(host.answers(0)).values())
     host.subset = True  # docker run --gpus device=0
     assert host.answers(0) == []
     host.answers(0, 1)
-    assert said(host.answers(0)) == {ADDRESSES[1]: FELL_OFF}, "one that was seen here is missed all the same"
+    assert said(host.answers(0)) == {ADDRESSES[1]: FELL_OFF}, "a GPU that was seen here is still missed"
 
 
-def test_a_card_that_sleeps_is_neither_lost_nor_expected(host: Host) -> None:
+def test_a_sleeping_card_is_neither_lost_nor_expected(host: Host) -> None:
     host.put(0, "nvidia")
     host.put(1, "nvidia")
     host.answers(0, 1)
     host.put(1, "nvidia", runtime_status="suspended")
-    assert said(host.answers(0)) == {ADDRESSES[1]: "away: asleep: runtime power management has suspended it"}
+    assert said(host.answers(0)) == {ADDRESSES[1]: "away: asleep: suspended by runtime power management"}
 
 
-def test_a_driver_that_is_gone_is_one_fault(host: Host) -> None:
+def test_a_missing_driver_is_only_one_fault(host: Host) -> None:
     host.load_module()
     for number in range(8):
         host.put(number, "nvidia")
@@ -165,7 +165,7 @@ def test_a_node_with_a_display_card_expects_nothing(host: Host, driver: str) -> 
     assert host.answers() == []
 
 
-def test_virtual_functions_are_no_gpus_of_their_own(host: Host) -> None:
+def test_virtual_functions_are_not_separate_gpus(host: Host) -> None:
     host.put(0, "nvidia")
     for number in (1, 2, 3):
         host.put(number, "", physfn=ADDRESSES[0], device="0x2235")
@@ -187,7 +187,7 @@ def test_a_gpu_behind_another_domain_is_another_gpu(host: Host) -> None:
     assert {device.uuid for device in host.keeper.value.devices} == {"GPU-a", "GPU-b"}
 
 
-def test_an_address_that_cannot_be_read_takes_nothing_away(host: Host) -> None:
+def test_an_unreadable_address_makes_no_gpu_away(host: Host) -> None:
     host.put(0, "nvidia")
     host.put(1, "nvidia")
     host.answers(0, 1)
@@ -211,7 +211,7 @@ def test_an_address_that_cannot_be_read_takes_nothing_away(host: Host) -> None:
         ({}, ["nvidia0", "nvidia1"], "0::/system.slice/slurmstepd.scope/job_42/step_0", True),
     ],
 )
-def test_who_was_given_a_part(
+def test_a_container_or_job_with_a_part_of_the_gpus_is_detected(
     environ: dict[str, str], files: list[str], cgroup: str, given: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "cgroup").write_text(cgroup)
@@ -243,7 +243,7 @@ def test_the_table_decides_every_combination_and_uses_each_row() -> None:
 
 
 def test_a_gpu_that_does_not_start_again_is_missing(host: Host) -> None:
-    """Taken off the bus and found again, as in a reset: it was up in this boot, and its probe fails now."""
+    """It was removed from the bus and found again, as in a reset: it was up in this boot, but its probe fails now."""
     for number in range(2):
         host.put(number, "nvidia")
     assert host.answers(0, 1) == []
@@ -257,15 +257,15 @@ def test_a_gpu_that_does_not_start_again_is_missing(host: Host) -> None:
     assert said(host.answers(0)) == {ADDRESSES[1]: "away: bound to no kernel driver"}, "unbound on purpose, later"
 
 
-def test_a_gpu_that_was_to_go_and_did_not_is_missing(host: Host) -> None:
-    """driver_override says what comes next, not what is."""
+def test_a_gpu_with_an_override_that_is_still_bound_is_missing(host: Host) -> None:
+    """driver_override defines the next binding, not the present one."""
     host.put(0, "nvidia")
     host.put(1, "nvidia", driver_override="vfio-pci")
     assert host.answers(0, 1) == []
     assert said(host.answers(0)) == {ADDRESSES[1]: FELL_OFF}
 
 
-def test_a_driver_that_is_gone_takes_no_gpu_away(host: Host) -> None:
+def test_a_missing_driver_makes_no_gpu_away(host: Host) -> None:
     host.put(0, "nvidia")
     assert host.answers(0) == []
     host.put(0, "")
@@ -276,7 +276,7 @@ def test_a_driver_that_is_gone_takes_no_gpu_away(host: Host) -> None:
     assert host.keeper.value.given_away(ADDRESSES[0]) == "bound to no kernel driver"
 
 
-def test_who_is_forgotten_stays_so_while_it_is_on_the_bus(host: Host) -> None:
+def test_a_forgotten_gpu_remains_forgotten_while_it_is_on_the_bus(host: Host) -> None:
     for number in range(2):
         host.put(number, "nvidia")
     assert host.answers(0, 1) == []
@@ -289,10 +289,10 @@ def test_who_is_forgotten_stays_so_while_it_is_on_the_bus(host: Host) -> None:
     assert len(host.answers(0)) == 1, "it has answered since"
     assert forget(host.state, "GPU-1")
     assert host.answers(0) == []
-    assert len(Host(host.state.parent, boot="next").answers(0)) == 1, "another card may be there by now"
+    assert len(Host(host.state.parent, boot="next").answers(0)) == 1, "another card may be at that address now"
 
 
-def test_a_gpu_that_was_lost_while_the_bus_was_numbered_anew_stays_missing(host: Host) -> None:
+def test_a_gpu_that_was_lost_while_the_bus_was_renumbered_remains_missing(host: Host) -> None:
     for number in range(4):
         host.put(number, "nvidia")
     assert host.answers(0, 1, 2, 3) == []
@@ -305,11 +305,11 @@ def test_a_gpu_that_was_lost_while_the_bus_was_numbered_anew_stays_missing(host:
         found, listed = {each.uuid for each in moved}, ADDRESSES[:3]
         assert [each.identity.uuid for each in after.keeper.value.missing(found, {}, "", listed)] == ["GPU-0"]
         assert after.keeper.value.count(listed, found) == 4
-        assert after.keeper.value.count([*listed, None], found) == 4, "it may be the one that nobody can name"
+        assert after.keeper.value.count([*listed, None], found) == 4, "it may be the GPU without a name"
 
 
-def test_a_gpu_without_an_address_may_be_any_that_is_missed(host: Host) -> None:
-    """Its place in the list has no address: one card of the bus less is known to be missing."""
+def test_a_gpu_without_an_address_may_be_any_of_the_missing_gpus(host: Host) -> None:
+    """Its position in the list has no address: one card less on the bus is known to be missing."""
     for number in range(3):
         host.put(number, "nvidia")
     host.keeper.look()
@@ -318,7 +318,7 @@ def test_a_gpu_without_an_address_may_be_any_that_is_missed(host: Host) -> None:
     assert len(host.keeper.value.missing({"GPU-0", "GPU-x"}, {}, "", [*listed, None])) == 0
 
 
-def test_probes_that_failed_and_cards_that_worked_are_remembered(host: Host) -> None:
+def test_failed_probes_and_cards_that_worked_are_remembered(host: Host) -> None:
     for number in range(4):
         host.put(number, "nvidia" if number == 0 else "", device="0x1" if number < 2 else "0x2")
     host.keeper.note_failed_probes({ADDRESSES[1]})
@@ -331,7 +331,7 @@ def test_probes_that_failed_and_cards_that_worked_are_remembered(host: Host) -> 
     assert host.keeper.value.proven == {"0x1", "0x2"}
 
 
-def test_a_boot_that_is_not_known_is_no_boot(host: Host) -> None:
+def test_an_unknown_boot_equals_no_other_boot(host: Host) -> None:
     nowhere = Host(host.state.parent, boot="")
     nowhere.put(0, "nvidia")
     nowhere.put(1, "nvidia")
@@ -340,14 +340,14 @@ def test_a_boot_that_is_not_known_is_no_boot(host: Host) -> None:
     assert [each.away for each in nowhere.answers(0)] == [False]
 
 
-def test_a_virtual_function_is_no_gpu_of_its_own(host: Host) -> None:
+def test_a_virtual_function_is_not_a_separate_gpu(host: Host) -> None:
     host.put(0, "nvidia")
     host.put(1, "nvidia", physfn=ADDRESSES[0])
     assert host.answers(0) == []
 
 
-def test_a_place_of_the_list_without_a_name_may_be_any_bound_card() -> None:
+def test_a_list_position_without_a_name_may_be_any_bound_card() -> None:
     functions = tuple(PciFunction(address, "nvidia") for address in ADDRESSES[:3])
     inventory = Inventory((ExpectedDevice("GPU-0", ADDRESSES[0], 0, "L4"),), functions)
     missing = inventory.missing({"GPU-0"}, {1: "handle: UNKNOWN"}, "", [ADDRESSES[0]])
-    assert len(missing) == 1, "one of the two is the one that has a row with its error"
+    assert len(missing) == 1, "one of the two cards has the row with the error"

@@ -1,4 +1,4 @@
-"""Time stamps of the ledger: to the millisecond, and the same until what they date changes."""
+"""Dates of the ledger: to the millisecond, and unchanged until the dated event changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WALL = 1_700_000_000.0
 
 
 class Bench:
-    """A unit and its holder, busy for 10 s and then idle, read by clocks that are never read at one moment."""
+    """A unit and its holder, busy for 10 s and then idle. The two clocks are never read at the same moment."""
 
     def __init__(self, unit: UnitId) -> None:
         self.unit = unit
@@ -33,7 +33,7 @@ class Bench:
 
     @property
     def wall(self) -> float:
-        """A few milliseconds off, as between two calls of the clocks."""
+        """The wall clock, a few milliseconds off, as between two calls of the clocks."""
         return WALL + self.now - 1_000.0 + self.set_by + self._random.uniform(-0.004, 0.004)
 
     def run(self, seconds: int, ratio: float) -> None:
@@ -73,7 +73,7 @@ def test_dates_of_an_idle_unit_do_not_move(bench: Bench) -> None:
         assert bench.dates() == first
 
 
-def test_new_activity_has_a_new_date(bench: Bench) -> None:
+def test_new_activity_gets_a_new_date(bench: Bench) -> None:
     before = bench.dates()
     bench.run(20, 0.0)
     bench.run(1, 1.0)
@@ -84,7 +84,7 @@ def test_new_activity_has_a_new_date(bench: Bench) -> None:
 
 
 def test_a_clock_that_was_set_moves_the_dates_once(bench: Bench) -> None:
-    """Without this a node that booted with a wrong clock would date its last activity by it until the next one."""
+    """Without this, a node that booted with a wrong clock would have a wrong date until the next activity."""
     before = bench.dates()
     bench.set_by = 3_600.0
     after = bench.dates()
@@ -108,7 +108,7 @@ def test_dates_survive_a_restart(bench: Bench, tmp_path: Path) -> None:
     assert bench.dates() == first
 
 
-def test_a_holder_that_never_worked_is_dated_by_its_start(bench: Bench) -> None:
+def test_the_last_activity_of_a_holder_that_never_worked_is_its_start(bench: Bench) -> None:
     idle = Bench(bench.unit)
     idle.run(10, 0.0)
     unit, holder, start = idle.dates()
@@ -116,5 +116,5 @@ def test_a_holder_that_never_worked_is_dated_by_its_start(bench: Bench) -> None:
     assert holder == start == round(start, 3)
 
 
-def test_a_date_is_given_to_the_millisecond() -> None:
+def test_a_date_is_rounded_to_the_millisecond() -> None:
     assert read_date(UnitAccount(0.0, last_active=999.25), 1_000.0, WALL + 0.0054) == WALL - 0.745

@@ -1,4 +1,4 @@
-"""A shared GPU: what its holders did, what is nobody's, and that no one who worked is idle."""
+"""A shared GPU: what its holders did, what is unattributed, and that no working holder counts as idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B, C = (
 
 
 class Shared:
-    """A ledger with one shared GPU: a span a second, a period and a poll each five."""
+    """A ledger with one shared GPU: one span every second, one period and one poll every five seconds."""
 
     def __init__(self, *holders: Holder) -> None:
         self.ledger = Ledger(RULES, START)
@@ -45,7 +45,7 @@ class Shared:
         self.ledger.charge_poll(self.now, WALL + self.now - START, held)
 
     def observe(self, unit: Sequence[float], other: tuple[str, ...] = (), watts: float = 100.0) -> None:
-        """Utilization of the whole GPU, second by second."""
+        """Record the utilization of the whole GPU, second by second."""
         for ratio in unit:
             self.now += 1.0
             span = Span(self.now - 1.0, self.now, ratio, other)
@@ -61,7 +61,7 @@ class Shared:
         other: tuple[str, ...] = (),
         watts: float = 100.0,
     ) -> None:
-        """Five seconds and a poll. `ratios` None: the driver tells nothing of processes."""
+        """Five seconds and a poll. Without `ratios`, the driver reports nothing about processes."""
         values = [unit] * 5 if isinstance(unit, float) else unit
         begin = self.now
         self.observe(values, other, watts)
@@ -81,12 +81,12 @@ class Shared:
         return totals
 
     def settle(self) -> None:
-        """Until every reading has its holder, or nobody."""
+        """Poll until every reading is charged to a holder or unattributed."""
         for _ in range(4):
             self.period(0.0, {}, watts=0.0)
 
 
-def test_each_holder_has_the_busy_time_of_its_own_processes() -> None:
+def test_each_holder_is_charged_for_the_busy_time_of_its_own_processes() -> None:
     shared = Shared(A, B)
     for _ in range(4):
         shared.period(0.9, {A: 0.6, B: 0.3})
@@ -108,7 +108,7 @@ def test_a_holder_is_idle_beside_busy_neighbours() -> None:
     assert shared.totals(B).idle_run_s == 0.0
 
 
-def test_the_time_at_which_the_gpu_rests_within_a_period_is_idle_for_each() -> None:
+def test_time_in_which_the_gpu_is_at_rest_within_a_period_is_idle_for_each_holder() -> None:
     shared = Shared(A, B)
     shared.period([1.0, 0.0, 0.5, 0.5, 0.0], {A: 0.2, B: 0.2})
     for holder in (A, B):
@@ -118,7 +118,7 @@ def test_the_time_at_which_the_gpu_rests_within_a_period_is_idle_for_each() -> N
     assert shared.totals(A).low_s == pytest.approx(2.0)
 
 
-def test_a_hole_in_what_is_known_of_the_gpu_is_nobodys_time() -> None:
+def test_a_gap_in_the_known_time_of_the_gpu_is_charged_to_no_holder() -> None:
     shared = Shared(A, B)
     begin = shared.now
     shared.observe([0.5] * 8)
@@ -129,7 +129,7 @@ def test_a_hole_in_what_is_known_of_the_gpu_is_nobodys_time() -> None:
     assert (shared.totals(A).observed_s, shared.totals(B).idle_s) == pytest.approx((9.0, 9.0))
 
 
-def test_a_gpu_at_rest_is_everybodys_idle_time_without_asking_anybody() -> None:
+def test_time_of_a_gpu_at_rest_is_idle_for_every_holder_without_a_report_about_processes() -> None:
     shared = Shared(A, B)
     for _ in range(4):
         shared.period(0.0, None)
@@ -137,7 +137,7 @@ def test_a_gpu_at_rest_is_everybodys_idle_time_without_asking_anybody() -> None:
         assert (shared.totals(holder).idle_run_s, shared.totals(holder).idle_run_witnesses) == (20.0, 3)
 
 
-def test_what_is_not_known_of_processes_is_unknown_and_nobodys() -> None:
+def test_without_a_report_about_processes_work_is_unknown_and_unattributed() -> None:
     shared = Shared(A, B)
     for _ in range(4):
         shared.period(0.5, None)
@@ -148,13 +148,13 @@ def test_what_is_not_known_of_processes_is_unknown_and_nobodys() -> None:
     assert shared.unit().unattributed_s == pytest.approx(10.0)
 
 
-def test_activity_that_may_be_a_holders_ends_its_idle_run() -> None:
-    """Unknown time alone would be bridged: a holder that works five seconds of each minute would be idle for hours."""
+def test_activity_that_may_be_a_holders_own_ends_its_idle_run() -> None:
+    """Unknown time alone would be bridged: a holder that works five seconds every minute would be idle for hours."""
     for ratios, others, unit in (
         (None, None, 0.5),  # the driver reports no processes
-        ({A: 0.2}, 0.3, 0.5),  # a process of no holder
-        ({A: 0.2}, None, 0.5),  # less than the GPU did
-        ({A: 0.2, B: 0.005}, None, 0.0),  # B is listed, though the GPU reports nothing
+        ({A: 0.2}, 0.3, 0.5),  # a process without a holder
+        ({A: 0.2}, None, 0.5),  # less than the GPU's own utilization
+        ({A: 0.2, B: 0.005}, None, 0.0),  # B is listed, although the GPU reports no utilization
         ({}, 0.01, 0.0),
     ):
         shared = Shared(A, B)
@@ -168,7 +168,7 @@ def test_activity_that_may_be_a_holders_ends_its_idle_run() -> None:
 
 
 @pytest.mark.parametrize("jitter", [-2e-5, 2e-5])
-def test_periods_and_spans_need_not_meet_to_the_microsecond(jitter: float) -> None:
+def test_borders_of_periods_and_spans_may_differ_by_microseconds(jitter: float) -> None:
     shared = Shared(A, B)
     for _ in range(6):
         begin = shared.now
@@ -181,8 +181,8 @@ def test_periods_and_spans_need_not_meet_to_the_microsecond(jitter: float) -> No
     assert shared.totals(B).idle_run_s == pytest.approx(35.0, abs=0.01)
 
 
-def test_activity_while_no_source_confirms_the_holders_ends_their_runs() -> None:
-    """It is early in an outage, whose readings are dropped before a source answers again."""
+def test_activity_while_no_source_confirms_the_holders_ends_their_idle_runs() -> None:
+    """The activity is early in an outage, and its readings are dropped before a source answers again."""
     for outage in (16, 40):
         shared = Shared(A, B)
         for _ in range(20):
@@ -197,7 +197,7 @@ def test_activity_while_no_source_confirms_the_holders_ends_their_runs() -> None
             assert (shared.totals(holder).idle_run_s or 0.0) <= outage - 3.0
 
 
-def test_activity_ends_the_run_of_a_sharer_that_is_away() -> None:
+def test_activity_ends_the_idle_run_of_an_absent_sharer() -> None:
     shared = Shared(A, B)
     for _ in range(6):
         shared.period(0.0, {})
@@ -206,8 +206,8 @@ def test_activity_ends_the_run_of_a_sharer_that_is_away() -> None:
     assert shared.ledger.holdings[UNIT, B.key].account.idle_run_s == 0.0
 
 
-def test_a_process_of_nobody_leaves_no_holder_idle() -> None:
-    """An MPS server, a container that a job has started, a pid that cannot be looked up."""
+def test_no_holder_is_idle_while_a_process_without_a_holder_works() -> None:
+    """Such a process is an MPS server, a container that a job has started, or a pid that cannot be looked up."""
     shared = Shared(A, B)
     for _ in range(4):
         shared.period(0.8, {A: 0.3}, others=0.5)
@@ -217,19 +217,19 @@ def test_a_process_of_nobody_leaves_no_holder_idle() -> None:
     assert shared.unit().unattributed_s == pytest.approx(20 * 0.5)
 
 
-def test_a_process_that_the_driver_leaves_out_leaves_no_holder_idle() -> None:
+def test_no_holder_is_idle_if_the_driver_leaves_a_working_process_out() -> None:
     shared = Shared(A, B)
     shared.period(0.8, {A: 0.7})
-    assert shared.totals(B).observed_s == 0.0  # a tenth is nobody's
+    assert shared.totals(B).observed_s == 0.0  # a tenth of the work is unattributed
     shared.period(0.8, {})
     assert shared.totals(B).observed_s == 0.0
     shared.period(0.04, {})
-    assert shared.totals(B).observed_s == 0.0  # what works a little is not explained by nobody
+    assert shared.totals(B).observed_s == 0.0  # a small amount of work must also be explained
     shared.period(0.8, {A: 0.75})
     assert shared.totals(B).idle_s == 5.0
 
 
-def test_shares_that_come_to_more_than_the_gpu_are_scaled_down() -> None:
+def test_shares_that_exceed_the_gpus_utilization_are_scaled_down() -> None:
     shared = Shared(A, B)
     shared.period(0.5, {A: 0.9, B: 0.6})
     shared.settle()
@@ -238,7 +238,7 @@ def test_shares_that_come_to_more_than_the_gpu_are_scaled_down() -> None:
     assert shared.unit().unattributed_s == pytest.approx(0.0)
 
 
-def test_of_shares_that_come_to_too_much_nobodys_are_scaled_down_too() -> None:
+def test_unattributed_shares_are_scaled_down_too() -> None:
     shared = Shared(A, B)
     shared.period(0.5, {A: 0.6}, others=0.4)
     shared.settle()
@@ -246,7 +246,7 @@ def test_of_shares_that_come_to_too_much_nobodys_are_scaled_down_too() -> None:
     assert shared.unit().unattributed_s == pytest.approx(5 * 0.2)
 
 
-def test_the_newest_utilization_of_a_sharer_is_forgotten_with_the_time_that_it_was_of() -> None:
+def test_the_newest_utilization_of_a_sharer_expires() -> None:
     shared = Shared(A, B)
     shared.period(0.8, {A: 0.5, B: 0.3})
     newest = {holder: shared.ledger.newest_ratio(Allocation(UNIT, holder), shared.now) for holder in (A, B, C)}
@@ -258,7 +258,7 @@ def test_the_newest_utilization_of_a_sharer_is_forgotten_with_the_time_that_it_w
     assert shared.ledger.newest_ratio(Allocation(UNIT, A), shared.now) is None
 
 
-def test_what_another_witness_saw_is_the_neighbours_only_where_they_were_at_work() -> None:
+def test_activity_of_another_witness_belongs_to_neighbours_only_if_they_worked() -> None:
     shared = Shared(A, B)
     shared.period(0.0, {A: 0.005}, other=("decoder",))
     assert (shared.totals(B).idle_s, shared.totals(A).idle_s, shared.totals(A).observed_s) == (5.0, 0.0, 5.0)
@@ -266,14 +266,14 @@ def test_what_another_witness_saw_is_the_neighbours_only_where_they_were_at_work
     assert shared.totals(B).observed_s == 5.0
 
 
-def test_a_sign_of_life_of_nobody_known_ends_the_run_of_each() -> None:
+def test_activity_without_a_known_holder_ends_the_idle_run_of_each_holder() -> None:
     shared = Shared(A, B)
     shared.period(0.0, None)
     shared.ledger.record(Activity(UNIT, (Span(shared.now, shared.now, 0.0, ("power",)),), 0))
     assert (shared.totals(A).idle_run_s, shared.totals(B).idle_run_s) == (0.0, 0.0)
 
 
-def test_a_period_that_reaches_beyond_the_poll_waits_for_the_next() -> None:
+def test_a_period_that_ends_after_the_poll_waits_for_the_next_poll() -> None:
     shared = Shared(A, B)
     begin = shared.now
     shared.observe([0.6] * 4)
@@ -287,7 +287,7 @@ def test_a_period_that_reaches_beyond_the_poll_waits_for_the_next() -> None:
     assert (shared.totals(A).busy_s, shared.totals(B).idle_s) == pytest.approx((3.6, 6.0))
 
 
-def test_where_little_is_known_of_the_gpu_itself_nothing_is_compared() -> None:
+def test_shares_are_not_compared_if_little_is_known_about_the_gpu_itself() -> None:
     shared = Shared(A, B)
     begin = shared.now
     shared.observe([0.6] * 3)
@@ -297,7 +297,7 @@ def test_where_little_is_known_of_the_gpu_itself_nothing_is_compared() -> None:
     assert (shared.totals(A).observed_s, shared.totals(B).observed_s) == (0.0, 0.0)
 
 
-def test_the_last_holder_of_a_shared_gpu_is_not_charged_for_the_one_that_left() -> None:
+def test_the_last_holder_of_a_shared_gpu_is_not_charged_for_the_holder_that_left() -> None:
     shared = Shared(A, B)
     shared.period(0.9, {A: 0.9})
     shared.period(0.9, {A: 0.9})
@@ -307,10 +307,10 @@ def test_the_last_holder_of_a_shared_gpu_is_not_charged_for_the_one_that_left() 
     assert shared.totals(B).idle_s == 10.0
 
 
-def test_energy_is_divided_by_busy_time_and_at_rest_by_the_number_of_holders() -> None:
+def test_energy_is_divided_by_busy_time_and_energy_at_rest_by_the_number_of_holders() -> None:
     shared = Shared(A, B)
     for _ in range(4):
-        shared.period(0.0, {}, watts=50.0)  # what the board draws at rest
+        shared.period(0.0, {}, watts=50.0)  # power of the board at rest
     for holder in (A, B):
         assert shared.totals(holder).energy_j == pytest.approx(20 * 50 / 2)
     for _ in range(4):
@@ -332,10 +332,10 @@ Periods = st.lists(
 
 
 @given(Periods)
-def test_holders_and_nobody_together_are_the_gpu(
+def test_holders_and_unattributed_work_add_up_to_the_gpus_work(
     periods: list[tuple[list[float], dict[Holder, float] | None, float | None, float, set[Holder]]],
 ) -> None:
-    """Whoever comes and goes: no second and no joule is lost, or counted twice."""
+    """For any sequence of holders, no second and no joule is lost, or counted twice."""
     shared = Shared(A, B)
     seen: dict[HolderKey, list[float]] = {}
     for unit, ratios, others, watts, holders in periods:
@@ -356,8 +356,8 @@ def test_holders_and_nobody_together_are_the_gpu(
     assert joules == pytest.approx(shared.joules)
 
 
-def test_readings_that_come_after_the_poll_are_booked_with_the_next() -> None:
-    """The driver's ring lags behind by a second."""
+def test_readings_that_arrive_after_the_poll_are_charged_at_the_next_poll() -> None:
+    """The driver's ring lags by one second."""
     shared = Shared(A, B)
     for _ in range(4):
         begin = shared.now - 1.0
@@ -371,7 +371,7 @@ def test_readings_that_come_after_the_poll_are_booked_with_the_next() -> None:
     assert (shared.totals(A).observed_s, shared.totals(B).idle_s) == pytest.approx((20.0, 20.0))
 
 
-def test_periods_that_overlap_count_once() -> None:
+def test_overlapping_periods_count_once() -> None:
     shared = Shared(A, B)
     shared.observe([0.5] * 5)
     for begin, end in ((0.0, 3.0), (1.0, 5.0), (2.0, 4.0)):
@@ -381,7 +381,7 @@ def test_periods_that_overlap_count_once() -> None:
     assert shared.totals(B).idle_s == pytest.approx(5.0)
 
 
-def test_the_end_of_a_long_idle_run_is_to_be_kept_soon() -> None:
+def test_the_end_of_a_long_idle_run_asks_for_a_state_write() -> None:
     shared = Shared(A, B)
     for _ in range(12):
         shared.period(0.5, {A: 0.5})
@@ -391,7 +391,7 @@ def test_the_end_of_a_long_idle_run_is_to_be_kept_soon() -> None:
     assert shared.ledger.long_run_ended
 
 
-def test_late_readings_of_a_holder_that_has_left_are_still_its_own() -> None:
+def test_late_readings_of_a_holder_that_has_left_are_still_charged_to_it() -> None:
     shared = Shared(A, B)
     shared.period(0.0, None)
     shared.now += 5.0
@@ -404,11 +404,11 @@ def test_late_readings_of_a_holder_that_has_left_are_still_its_own() -> None:
 
 
 def rings(ledger: Ledger) -> set[HolderId]:
-    """Holders with a history of their own."""
+    """Holders that have their own history."""
     return {each for each, holding in ledger.holdings.items() if holding.ring is not None}
 
 
-def test_what_is_kept_of_sharers_ends_with_them() -> None:
+def test_the_history_of_sharers_is_dropped_when_they_leave() -> None:
     shared = Shared(A, B)
     for _ in range(100):
         shared.period(0.5, {A: 0.5})
@@ -421,8 +421,8 @@ def test_what_is_kept_of_sharers_ends_with_them() -> None:
     assert rings(shared.ledger) == {(UNIT, A.key)}
 
 
-def test_no_power_at_rest_is_believed_above_what_boards_draw() -> None:
-    """Holders that never rest: what the board draws at rest is not seen."""
+def test_power_at_rest_is_never_above_what_boards_draw() -> None:
+    """Holders that are always busy: the board's power at rest is never measured."""
     shared = Shared(A, B)
     for _ in range(4):
         shared.period(0.8, {A: 0.6, B: 0.2}, watts=300.0)
@@ -430,7 +430,7 @@ def test_no_power_at_rest_is_believed_above_what_boards_draw() -> None:
     assert shared.totals(A).energy_j == pytest.approx(20 * (rest_w / 2 + (300 - rest_w) * 0.75))
 
 
-def test_a_counter_that_stood_still_says_nothing_of_rest() -> None:
+def test_an_energy_counter_that_does_not_move_gives_no_power_at_rest() -> None:
     shared = Shared(A, B)
     shared.period(0.8, {A: 0.8}, watts=0.0)
     for _ in range(2):

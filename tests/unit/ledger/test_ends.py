@@ -1,4 +1,4 @@
-"""Jobs that come and go between two polls, one after the other: where their ends are known, each has its own time."""
+"""Jobs that start and end between two polls, one after the other: with known ends, each job gets its own time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ UNITS = (UnitId("GPU-0"), UnitId("GPU-1"))
 
 
 class Job(NamedTuple):
-    """On one GPU from `begin` to `end` (monotonic seconds). Its start is told in whole seconds, as slurmctld does."""
+    """A job on one GPU from `begin` to `end` (monotonic seconds). Its start is in whole seconds, as slurmctld reports
+    it.
+    """
 
     number: int
     unit: UnitId
@@ -41,7 +43,9 @@ class Job(NamedTuple):
 
 
 class Node:
-    """A reading a second of each GPU, a poll each five; `knows_ends`: whether an epilog tells when a job ended."""
+    """One reading of each GPU every second, one poll every five seconds. `knows_ends`: an epilog reports when a job
+    ended.
+    """
 
     def __init__(self, jobs: list[Job], *, knows_ends: bool = True) -> None:
         self.ledger, self.jobs, self.now = Ledger(RULES, START), jobs, START
@@ -57,7 +61,7 @@ class Node:
         self.ledger.charge_poll(self.now, WALL + self.now, held, ended)
 
     def run(self, seconds: int, ratio: float = 1.0) -> dict[str, TenantTotals]:
-        """By user, after so long at this utilization."""
+        """The totals by user, after this time at this utilization."""
         for _ in range(seconds):
             self.now += 1.0
             for unit in UNITS:
@@ -68,7 +72,7 @@ class Node:
 
 
 def chain(unit: UnitId, lengths: list[tuple[float, float]], first: int = 1) -> list[Job]:
-    """Jobs one after the other: pause before, and length."""
+    """Jobs one after the other, each with a pause before it and a length."""
     jobs, at = [], START + 1.0
     for number, (pause, length) in enumerate(lengths, first):
         jobs.append(Job(number, unit, at + pause, at + pause + length))
@@ -77,7 +81,7 @@ def chain(unit: UnitId, lengths: list[tuple[float, float]], first: int = 1) -> l
 
 
 @pytest.mark.parametrize("length", [3.0, 10.0, 20.0])
-def test_jobs_directly_after_one_another_have_their_time_each(length: float) -> None:
+def test_jobs_directly_after_one_another_each_get_their_own_time(length: float) -> None:
     jobs = chain(UNITS[0], [(0.2, length)] * 24)
     seconds = math.ceil(jobs[-1].end - START) + 10
     found = Node(jobs).run(seconds)
@@ -89,7 +93,7 @@ def test_jobs_directly_after_one_another_have_their_time_each(length: float) -> 
     assert sum(each.known_s for each in guessed.values()) < 0.9 * sum(each.known_s for each in found.values())
 
 
-def test_an_end_ends_an_idle_run_and_gives_it_to_nobody_else() -> None:
+def test_an_end_ends_an_idle_run_and_no_other_holder_gets_it() -> None:
     jobs = chain(UNITS[0], [(0.0, 7.0), (0.0, 400.0)])
     node = Node(jobs)
     found = node.run(300, ratio=0.0)
@@ -99,7 +103,7 @@ def test_an_end_ends_an_idle_run_and_gives_it_to_nobody_else() -> None:
     assert totals.idle_run_s == pytest.approx(node.now - jobs[1].begin, abs=0.1)
 
 
-def test_a_holder_of_another_gpu_loses_nothing_by_ends_beside_it() -> None:
+def test_a_holder_of_another_gpu_is_not_affected_by_ends() -> None:
     long = Job(99, UNITS[1], START + 1.0, START + 10_000.0)
     jobs = [long, *chain(UNITS[0], [(0.5, 2.0)] * 40)]
     node = Node(jobs)
@@ -109,8 +113,10 @@ def test_a_holder_of_another_gpu_loses_nothing_by_ends_beside_it() -> None:
     assert totals.idle_run_s == totals.held_s == pytest.approx(node.now - long.begin)
 
 
-def test_who_shares_a_gpu_with_one_that_ends_is_not_charged_with_its_work() -> None:
-    """Without processes that tell them apart nobody's work is known; a GPU on which nobody works is idle for both."""
+def test_a_sharer_is_not_charged_for_the_work_of_a_job_that_ends() -> None:
+    """Without a report about processes, the work of each holder is unknown. Time in which the GPU is at rest is idle
+    for both.
+    """
     first, second = Job(1, UNITS[0], START + 1.0, START + 33.0), Job(2, UNITS[0], START + 1.0, START + 1_000.0)
     node = Node([first, second])
     found = node.run(30, ratio=1.0)
@@ -126,7 +132,7 @@ LENGTHS = st.lists(st.tuples(st.floats(0.0, 7.0), st.floats(0.05, 23.0)), max_si
 
 
 @given(LENGTHS, LENGTHS)
-def test_hours_are_those_of_the_jobs_and_never_more_than_the_gpus(
+def test_hours_of_tenants_are_those_of_their_jobs_and_never_exceed_the_gpus(
     one: list[tuple[float, float]], two: list[tuple[float, float]]
 ) -> None:
     jobs = [*chain(UNITS[0], one), *chain(UNITS[1], two, 101)]

@@ -1,4 +1,4 @@
-"""The ledger's arithmetic: DESIGN 3.7 line by line."""
+"""The ledger's arithmetic: the rules of the ledger, one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Holder(HolderKey("slurm", "lab/7/0/100"), job_id="7")
 
 
 class Bench:
-    """A ledger with the habits of a node: one span a second, one poll each five."""
+    """A ledger with the rhythm of a node: one span every second, one poll every five seconds."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(RULES, START)
@@ -69,7 +69,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_busy_is_the_integral_of_utilization(bench: Bench) -> None:
+def test_busy_time_is_the_integral_of_utilization(bench: Bench) -> None:
     bench.observe(10, 0.5)
     bench.observe(10, 1.0)
     totals = bench.ledger.unit_totals(UNIT, bench.now, bench.wall)
@@ -86,14 +86,14 @@ def test_time_is_never_counted_twice(bench: Bench) -> None:
     assert totals.observed_s == pytest.approx(15.0)
 
 
-def test_time_before_our_start_is_not_counted(bench: Bench) -> None:
+def test_time_before_the_exporters_start_is_not_counted(bench: Bench) -> None:
     bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0), Span(START - 2, START + 1, 0.0)), 1))
     totals = bench.ledger.unit_totals(UNIT, START + 1, WALL)
     assert totals is not None
     assert totals.idle_s == pytest.approx(1.0)
 
 
-def test_zero_with_another_witness_active_is_neither_busy_nor_idle(bench: Bench) -> None:
+def test_zero_utilization_with_another_active_witness_is_neither_busy_nor_idle(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(15, 0.0, POD, other=("pcie",))
     bench.run(5, 0.0, POD, other=("pcie", "power"))
@@ -102,7 +102,7 @@ def test_zero_with_another_witness_active_is_neither_busy_nor_idle(bench: Bench)
     assert totals.observed_s == pytest.approx(20.0)
 
 
-def test_a_unit_says_who_kept_it_from_being_idle(bench: Bench) -> None:
+def test_a_unit_reports_which_witness_kept_it_from_being_idle(bench: Bench) -> None:
     assert bench.unit() is None
     bench.run(10, 0.0, POD)
     assert (bench.unit().other_s, bench.unit().active_by) == ({}, ())
@@ -111,10 +111,10 @@ def test_a_unit_says_who_kept_it_from_being_idle(bench: Bench) -> None:
     seen = bench.unit()
     assert seen.other_s == pytest.approx({"pcie": 15.0, "power": 5.0})
     assert seen.active_by == ("power", "pcie")
-    bench.run(5, 0.5, POD, other=("pcie",))  # busy, which is not other activity
+    bench.run(5, 0.5, POD, other=("pcie",))  # busy time is not other activity
     bench.run(5, 0.0, POD)
     assert (bench.unit().other_s, bench.unit().active_by) == (seen.other_s, ("utilization",))
-    late = Span(START + 12.0, START + 13.0, 0.0, ("encoder",))  # of a time before
+    late = Span(START + 12.0, START + 13.0, 0.0, ("encoder",))  # of an earlier time
     bench.ledger.record(Activity(UNIT, (late,), 3))
     assert (bench.unit().other_s, bench.unit().active_by) == (seen.other_s, ("utilization",))
 
@@ -127,7 +127,7 @@ def test_a_holder_is_charged_from_the_first_poll_that_shows_it(bench: Bench) -> 
     assert bench.totals(POD).held_s == pytest.approx(10.0)
 
 
-def test_the_interval_of_a_change_goes_to_nobody(bench: Bench) -> None:
+def test_the_interval_of_a_change_is_charged_to_no_holder(bench: Bench) -> None:
     other = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
     bench.poll(POD)
     bench.run(10, 1.0, POD)
@@ -146,8 +146,8 @@ def test_a_slurm_job_is_charged_from_its_start(bench: Bench) -> None:
     assert bench.totals(JOB).busy_s == pytest.approx(13.0)
 
 
-def test_a_slurm_job_is_never_charged_for_its_predecessors_time(bench: Bench) -> None:
-    """The controller's clock may be off: what one job was confirmed to hold is not the next one's."""
+def test_a_slurm_job_is_never_charged_for_the_time_of_the_previous_job(bench: Bench) -> None:
+    """The controller's clock may be off: time that one job was confirmed to hold does not belong to the next job."""
     second = JOB._replace(key=HolderKey("slurm", "lab/8/0/200"), job_id="8")
     bench.poll(JOB)
     bench.run(20, 1.0, JOB)
@@ -157,7 +157,7 @@ def test_a_slurm_job_is_never_charged_for_its_predecessors_time(bench: Bench) ->
     assert bench.totals(second).busy_s == pytest.approx(15.0)
 
 
-def test_a_slurm_job_is_never_charged_before_our_own_start(bench: Bench) -> None:
+def test_a_slurm_job_is_never_charged_before_the_exporters_start(bench: Bench) -> None:
     bench.observe(5, 0.0)
     bench.poll(JOB, start=START - 3_600)
     assert bench.totals(JOB).idle_run_s <= 5.0
@@ -182,7 +182,7 @@ def test_an_unconfirmed_mapping_keeps_its_holder_but_charges_nothing(bench: Benc
         bench.poll(POD, confirmed=confirmed)
     before = bench.totals(POD)
     assert before.idle_s == pytest.approx(20.0)
-    bench.poll(POD)  # the source answers again, after more than three polls: nobody vouches for the time between
+    bench.poll(POD)  # the source answers again after more than three polls: the time in between is unconfirmed
     assert bench.totals(POD).idle_s == pytest.approx(20.0)
     assert bench.totals(POD).held_s == pytest.approx(50.0)
 
@@ -198,7 +198,7 @@ def test_a_short_outage_of_the_source_loses_nothing(bench: Bench) -> None:
     assert bench.totals(POD).idle_s == pytest.approx(30.0)
 
 
-def test_samples_that_arrive_after_their_poll_are_charged_at_the_next(bench: Bench) -> None:
+def test_samples_that_arrive_after_their_poll_are_charged_at_the_next_poll(bench: Bench) -> None:
     bench.poll(POD)
     for _ in range(10):
         bench.now += 5.0
@@ -224,7 +224,7 @@ def test_more_than_a_minute_of_unknown_time_ends_the_idle_run(bench: Bench) -> N
     for _ in range(13):
         bench.silence(5)
         bench.poll(POD)
-    assert bench.totals(POD).idle_run_s is None  # unknown: 0 would say that it works
+    assert bench.totals(POD).idle_run_s is None  # unknown: 0 would mean that the holder works
     bench.run(10, 0.0, POD)
     assert bench.totals(POD).idle_run_s == pytest.approx(10.0)
 
@@ -236,7 +236,7 @@ def test_activity_ends_the_idle_run_before_the_next_poll(bench: Bench) -> None:
     assert bench.totals(POD).idle_run_s == 0.0
 
 
-def test_the_end_of_a_long_run_asks_for_a_state_write(bench: Bench) -> None:
+def test_the_end_of_a_long_idle_run_asks_for_a_state_write(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     assert not bench.ledger.long_run_ended
@@ -244,8 +244,8 @@ def test_the_end_of_a_long_run_asks_for_a_state_write(bench: Bench) -> None:
     assert bench.ledger.long_run_ended
 
 
-def test_activity_that_is_charged_to_nobody_ends_the_run_for_good(bench: Bench) -> None:
-    """While the source was away the GPU worked: the run must not come back with the source."""
+def test_activity_that_is_charged_to_no_holder_ends_the_idle_run_for_good(bench: Bench) -> None:
+    """The GPU worked while the source was away: the idle run must not return with the source."""
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     confirmed = bench.now
@@ -259,7 +259,7 @@ def test_activity_that_is_charged_to_nobody_ends_the_run_for_good(bench: Bench) 
     assert bench.totals(POD).idle_run_s <= 20.0
 
 
-def test_activity_that_is_told_late_ends_the_run(bench: Bench) -> None:
+def test_activity_that_is_reported_late_ends_the_idle_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     late = Span(bench.now - 8.0, bench.now - 5.0, 1.0)  # this time is already booked as idle
@@ -268,8 +268,8 @@ def test_activity_that_is_told_late_ends_the_run(bench: Bench) -> None:
     assert bench.totals(POD).idle_run_s <= 10.0
 
 
-def test_a_sign_of_life_without_any_length_ends_the_run(bench: Bench) -> None:
-    """Power or a rate above 0 while nothing covers the time: nothing is booked, and nothing is idle."""
+def test_activity_without_any_length_ends_the_idle_run(bench: Bench) -> None:
+    """Power or a rate above 0 while no span covers the time: nothing is booked, and no time is idle."""
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, ("power",)),), 0))
@@ -280,7 +280,7 @@ def test_a_sign_of_life_without_any_length_ends_the_run(bench: Bench) -> None:
     assert unit.witnesses == 3
 
 
-def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(bench: Bench) -> None:
+def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_idle_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     again = Bench()
@@ -292,7 +292,7 @@ def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(be
     assert again.totals(POD).idle_run_s <= 5.0
 
 
-def test_a_suspended_job_collects_no_idle_time_and_its_clock_restarts(bench: Bench) -> None:
+def test_a_suspended_job_collects_no_idle_time_and_its_idle_run_restarts(bench: Bench) -> None:
     def poll(running: bool) -> None:
         allocation = Allocation(UNIT, JOB, running=running)
         bench.ledger.charge_poll(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None)])
@@ -312,7 +312,7 @@ def test_a_suspended_job_collects_no_idle_time_and_its_clock_restarts(bench: Ben
     assert bench.totals(JOB).idle_run_s == pytest.approx(5.0)
 
 
-def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench: Bench) -> None:
+def test_a_holder_that_its_source_left_out_for_a_moment_continues_its_account(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.5, POD)
     bench.observe(5, 0.5)
@@ -328,18 +328,20 @@ def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench
     bench.poll()
     bench.observe(5, 0.5)
     bench.poll(named)
-    assert bench.totals(named).busy_s == 0.0  # it may be another pod of that name
+    assert bench.totals(named).busy_s == 0.0  # it may be another pod with that name
 
 
-def test_readings_that_come_after_a_holders_last_poll_are_still_its_own(bench: Bench) -> None:
-    """A long cycle, and what the driver's ring lags: the pod has left the list when its last seconds are read."""
+def test_readings_that_arrive_after_a_holders_last_poll_are_still_charged_to_it(bench: Bench) -> None:
+    """Because of a long cycle and the lag of the driver's ring, the pod has left the list when its last seconds are
+    read.
+    """
     bench.poll(POD)
     bench.run(10, 1.0, POD)
     bench.silence(5.0)
     bench.poll(POD)
     bench.silence(5.0)
     bench.poll()
-    late = Span(bench.now - 10.0, bench.now - 2.0, 1.0)  # five seconds of its time, three of nobody's
+    late = Span(bench.now - 10.0, bench.now - 2.0, 1.0)  # five seconds of its time, three unattributed
     bench.ledger.record(Activity(UNIT, (late,), 3))
     bench.silence(5.0)
     bench.poll()
@@ -347,7 +349,7 @@ def test_readings_that_come_after_a_holders_last_poll_are_still_its_own(bench: B
     assert bench.totals(POD).busy_s == pytest.approx(15.0)
 
 
-def test_readings_that_come_much_later_are_nobodys(bench: Bench) -> None:
+def test_readings_that_arrive_much_later_are_unattributed(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(10, 1.0, POD)
     bench.silence(5.0)
@@ -363,7 +365,7 @@ def test_readings_that_come_much_later_are_nobodys(bench: Bench) -> None:
     assert bench.totals(POD).busy_s == pytest.approx(10.0)
 
 
-def test_a_unit_that_was_active_later_than_now_still_says_who_keeps_it_from_being_idle(bench: Bench) -> None:
+def test_a_unit_with_activity_dated_in_the_future_still_reports_what_keeps_it_from_being_idle(bench: Bench) -> None:
     """A state file of a machine whose clock was ahead."""
     account = UnitAccount(covered_until=START, last_active=START + 60.0)
     bench.ledger.restore({UNIT: account}, {})
@@ -371,7 +373,7 @@ def test_a_unit_that_was_active_later_than_now_still_says_who_keeps_it_from_bein
     assert (bench.unit().other_s, bench.unit().active_by) == ({"pcie": 10.0}, ())
 
 
-def test_energy_goes_to_the_holder_of_the_time(bench: Bench) -> None:
+def test_energy_is_charged_to_the_holder_of_the_time(bench: Bench) -> None:
     bench.poll(POD)
     joules = 0.0
     bench.ledger.record_energy(UNIT, bench.now, joules, 400.0)
@@ -392,7 +394,7 @@ def test_an_energy_counter_that_fell_adds_nothing(bench: Bench) -> None:
     assert bench.totals(POD).energy_j == pytest.approx(10.0)
 
 
-def test_last_active_is_the_start_until_there_was_activity(bench: Bench) -> None:
+def test_last_active_is_the_start_until_there_is_activity(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(20, 0.0, POD)
     assert bench.totals(POD).last_active_wall == bench.totals(POD).start_wall
@@ -405,8 +407,8 @@ MORE = Holder(HolderKey("slurm", "lab/8/0/100"), job_id="8")
 LATER = Holder(HolderKey("slurm", "lab/9/0/100"), job_id="9")
 
 
-def test_activity_ends_the_runs_of_its_own_unit_and_of_no_other(bench: Bench) -> None:
-    """Whatever the order of the holders is."""
+def test_activity_ends_the_idle_runs_of_its_own_unit_only(bench: Bench) -> None:
+    """For any order of the holders."""
     allocations = [Allocation(OTHER_UNIT, MORE), Allocation(UNIT, POD)]
     for _ in range(20):
         bench.observe(5, 0.0)
@@ -419,16 +421,16 @@ def test_activity_ends_the_runs_of_its_own_unit_and_of_no_other(bench: Bench) ->
     assert [totals.idle_run_s for totals in runs if totals is not None] == [pytest.approx(95.0, abs=5.1), 0.0]
 
 
-def test_activity_dates_its_holder_before_the_next_poll(bench: Bench) -> None:
+def test_activity_dates_the_holder_before_the_next_poll(bench: Bench) -> None:
     bench.run(20, 0.0, POD)
     bench.observe(1, 1.0)
     assert bench.totals(POD).last_active_wall == bench.wall
 
 
-def test_a_job_is_charged_from_no_earlier_than_another_was_last_seen_on_its_gpu(bench: Bench) -> None:
+def test_a_job_is_charged_from_no_earlier_than_another_holder_was_last_seen_on_its_gpu(bench: Bench) -> None:
     bench.run(10, 0.5, JOB)
     bench.silence(4.0)
-    bench.poll(JOB, MORE, start=bench.now - 3.0)  # JOB still holds it now
+    bench.poll(JOB, MORE, start=bench.now - 3.0)  # JOB still holds the GPU
     assert bench.totals(MORE).held_s == 0.0
     bench.silence(4.0)
     confirmed = [
@@ -437,19 +439,19 @@ def test_a_job_is_charged_from_no_earlier_than_another_was_last_seen_on_its_gpu(
     ]
     bench.ledger.charge_poll(bench.now, bench.wall, confirmed)
     bench.silence(3.0)
-    bench.poll(LATER, start=bench.now - 4.0)  # of the two that are gone, the one that was seen last counts
+    bench.poll(LATER, start=bench.now - 4.0)  # of the two holders that are gone, the last one seen counts
     assert bench.totals(LATER).held_s == 3.0
 
 
-def test_a_job_that_began_while_nobody_polled_is_charged_for_what_could_be_confirmed(bench: Bench) -> None:
+def test_a_job_that_began_without_polls_is_charged_only_for_time_that_could_be_confirmed(bench: Bench) -> None:
     bench.run(10, 0.5, JOB)
     bench.silence(200.0)
     bench.poll(MORE, start=bench.now - 100.0)
     assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s()
 
 
-def test_a_job_whose_end_is_told_late_is_charged_for_all_of_its_time(bench: Bench) -> None:
-    """Its start and its end are dated; what nobody observed of it is held, and not known."""
+def test_a_job_whose_end_is_reported_late_is_charged_for_all_of_its_time(bench: Bench) -> None:
+    """The job's start and end are dated. Its time without readings is held, and not known."""
     bench.run(10, 0.5, JOB)
     bench.silence(200.0)
     late = MORE._replace(user="ada")
@@ -459,8 +461,8 @@ def test_a_job_whose_end_is_told_late_is_charged_for_all_of_its_time(bench: Benc
     assert tenants["ada"].held_s == 60.0
 
 
-def test_an_end_that_is_told_after_the_gpu_was_given_back_takes_nothing_from_who_had_it(bench: Bench) -> None:
-    """Who had it until then was counted under another name, or none."""
+def test_an_end_that_is_reported_after_the_gpu_changed_hands_takes_no_time_from_the_next_holder(bench: Bench) -> None:
+    """The holder until then was counted under another name, or under no name."""
     bench.run(100, 0.5, JOB)
     end = bench.now
     bench.silence(5.0)
@@ -471,7 +473,7 @@ def test_an_end_that_is_told_after_the_gpu_was_given_back_takes_nothing_from_who
     assert held <= 105.0
 
 
-def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
+def test_the_start_of_a_pod_is_the_time_of_the_question_to_its_source(bench: Bench) -> None:
     bench.silence(5.0)
     bench.poll(POD, confirmed=bench.now - 2.0)
     assert bench.totals(POD).start_wall == bench.wall - 2.0
@@ -480,7 +482,7 @@ def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
     assert bench.totals(dated).start_wall == WALL + 0.123
 
 
-def test_a_start_that_is_no_longer_told_stays(bench: Bench) -> None:
+def test_a_start_that_is_no_longer_reported_remains(bench: Bench) -> None:
     allocation = Allocation(UNIT, POD)
     for working in (bench.now, None, bench.now):
         bench.observe(5, 0.0)
@@ -488,7 +490,7 @@ def test_a_start_that_is_no_longer_told_stays(bench: Bench) -> None:
     assert bench.totals(POD).idle_run_s == 10.0
 
 
-def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
+def test_the_records_of_a_removed_instance_are_dropped(bench: Bench) -> None:
     gone, silent = UnitId("GPU-0", "MIG-1"), UnitId("GPU-0", "MIG-2")
     bench.ledger.record(Activity(gone, (Span(bench.now, bench.now + 1.0, 0.0),), 2))
     bench.ledger.record(Activity(silent, (), 2))  # no reading ever covered any time
@@ -498,7 +500,7 @@ def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
 
 
 def run_renewed(bench: Bench, minutes: int, ratio: float, renewed_s: float = 60.0) -> list[float | None]:
-    """A job whose source confirms it each minute, between polls of 5 s; its idle run after each of them."""
+    """A job whose source confirms it every minute, while polls run every 5 s. Returns its idle run after each poll."""
     runs: list[float | None] = []
     for _ in range(minutes):
         confirmed = bench.now
@@ -509,17 +511,17 @@ def run_renewed(bench: Bench, minutes: int, ratio: float, renewed_s: float = 60.
     return runs
 
 
-def test_a_holder_that_is_confirmed_each_minute_is_charged_all_its_time(bench: Bench) -> None:
+def test_a_holder_that_is_confirmed_every_minute_is_charged_for_all_its_time(bench: Bench) -> None:
     runs = run_renewed(bench, 10, 0.0)
     totals = bench.totals(JOB)
     assert (totals.held_s, totals.observed_s, totals.idle_s) == (540.0, 540.0, 540.0)  # up to the last confirmation
-    assert None not in runs  # what waits for the next one is not unknown
+    assert None not in runs  # time that waits for the next confirmation is not unknown
     run_renewed(bench, 3, 1.0)
     assert bench.totals(JOB).idle_run_s == 0.0
     assert bench.totals(JOB).busy_s == pytest.approx(120.0)
 
 
-def test_a_holder_that_is_confirmed_each_minute_is_in_doubt_after_three(bench: Bench) -> None:
+def test_a_holder_that_is_confirmed_every_minute_is_unconfirmed_after_three_minutes(bench: Bench) -> None:
     run_renewed(bench, 5, 0.0)
     confirmed = bench.now
     bench.poll(JOB, confirmed=confirmed, renewed_s=60.0)
@@ -529,23 +531,24 @@ def test_a_holder_that_is_confirmed_each_minute_is_in_doubt_after_three(bench: B
     bench.observe(60, 0.0)
     bench.poll(JOB, renewed_s=60.0)
     totals = bench.totals(JOB)
-    assert totals.held_s - totals.observed_s == pytest.approx(181.0)  # nobody says who held it in between
+    assert totals.held_s - totals.observed_s == pytest.approx(181.0)  # the time in between is unconfirmed
 
 
-def test_activity_ends_the_run_of_a_holder_at_once_however_seldom_it_is_confirmed(bench: Bench) -> None:
+def test_activity_ends_the_idle_run_of_a_rarely_confirmed_holder_at_once(bench: Bench) -> None:
     run_renewed(bench, 5, 0.0)
     bench.observe(1, 0.5)
     assert bench.totals(JOB).idle_run_s == 0.0
 
 
 @pytest.mark.parametrize("gap_s", [16, 20, 40, 60, 61])
-@pytest.mark.parametrize("leaves", ["the neighbour", "nobody", "both, and one returns"])
+@pytest.mark.parametrize("leaves", ["the neighbour", "no holder", "both, and one returns"])
 @pytest.mark.parametrize("position", [0.0, 0.5, 1.0])
-def test_work_while_no_source_says_who_holds_ends_the_run_of_whoever_shared(
+def test_work_while_holders_are_unconfirmed_ends_the_idle_runs_of_all_sharers(
     bench: Bench, gap_s: int, leaves: str, position: float
 ) -> None:
-    """A claim of two pods: no id says that they share. The neighbour leaves while attribution is away, and the holder
-    worked in that time."""
+    """A claim of two pods: no id shows that they share the GPU. One pod leaves while attribution is away, and the other
+    pod worked in that time.
+    """
     bench.run(300, 0.0, POD, JOB)
     assert bench.totals(POD).idle_run_s == pytest.approx(300, abs=6)
     before = round(position * (gap_s - 5))
@@ -554,7 +557,7 @@ def test_work_while_no_source_says_who_holds_ends_the_run_of_whoever_shared(
     bench.observe(gap_s - 5 - before, 0.0)
     if leaves == "both, and one returns":
         bench.poll()
-    bench.poll(*((POD,) if leaves != "nobody" else (POD, JOB)))
+    bench.poll(*((POD,) if leaves != "no holder" else (POD, JOB)))
     bench.run(30, 0.0, POD)
     since_s = gap_s - 5 - before + 30
     assert bench.totals(POD).idle_run_s <= since_s + 0.001

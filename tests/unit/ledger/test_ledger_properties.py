@@ -1,4 +1,4 @@
-"""Whatever happens, the ledger's promises hold."""
+"""Properties of the ledger that hold for any sequence of events."""
 
 from __future__ import annotations
 

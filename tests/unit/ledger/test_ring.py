@@ -1,4 +1,4 @@
-"""The ring of the last minutes."""
+"""The ring of a unit's last minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gpu_exporter.ledger.ring import Ring
 
 
-def test_buckets_hold_the_mean_of_what_they_know() -> None:
+def test_buckets_contain_the_mean_of_their_known_time() -> None:
     ring = Ring(length_s=5.0, bucket_s=1.0)
     ring.add(100.0, 100.5, 1.0)
     ring.add(100.5, 101.0, 0.0)
@@ -26,7 +26,9 @@ def test_a_span_is_spread_over_its_buckets_by_time() -> None:
 
 @pytest.mark.parametrize("bucket_s", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize(("known", "value"), [(0.4, None), (0.5, 0.5)])
-def test_less_than_half_a_bucket_is_unknown(bucket_s: float, known: float, value: float | None) -> None:
+def test_a_bucket_is_unknown_if_less_than_half_of_it_is_known(
+    bucket_s: float, known: float, value: float | None
+) -> None:
     ring = Ring(length_s=2.0 * bucket_s, bucket_s=bucket_s)
     ring.add(100.0, 100.0 + known * bucket_s, 0.5)
     assert ring.values(100.0 + bucket_s) == (None, value)
@@ -35,7 +37,7 @@ def test_less_than_half_a_bucket_is_unknown(bucket_s: float, known: float, value
 @pytest.mark.parametrize(
     ("length_s", "values"), [(None, (1, 2, 3)), (0.0, ()), (3.9, ()), (4.0, (3,)), (11.0, (2, 3)), (99.0, (1, 2, 3))]
 )
-def test_as_many_whole_buckets_are_shown_as_asked_for(length_s: float | None, values: tuple[int, ...]) -> None:
+def test_the_requested_number_of_whole_buckets_is_shown(length_s: float | None, values: tuple[int, ...]) -> None:
     ring = Ring(length_s=12.0, bucket_s=4.0)
     for number in range(4):
         ring.add(400.0 + 4.0 * number, 404.0 + 4.0 * number, number / 4)
@@ -43,13 +45,13 @@ def test_as_many_whole_buckets_are_shown_as_asked_for(length_s: float | None, va
     assert len(Ring(length_s=1.0, bucket_s=4.0).values(416.0)) == 1
 
 
-def test_time_begins_at_0_and_no_bucket_is_more_than_busy() -> None:
+def test_time_begins_at_0_and_no_bucket_exceeds_1() -> None:
     ring = Ring(length_s=3.0, bucket_s=1.0)
     ring.add(0.0, 1.0, 1.5)
     assert ring.values(1.0) == (None, None, 1.0)
 
 
-def test_old_values_never_come_back_after_a_silence() -> None:
+def test_old_values_never_return_after_a_pause() -> None:
     ring = Ring(length_s=3.0, bucket_s=1.0)
     ring.add(100.0, 103.0, 1.0)
     ring.add(110.0, 111.0, 0.5)
@@ -64,7 +66,7 @@ def test_old_values_never_come_back_after_a_silence() -> None:
     assert {ring.values(float(now)) for now in range(132, 140)} == {(None, None, None)}
 
 
-def test_late_spans_find_their_bucket_and_too_late_ones_none() -> None:
+def test_late_spans_are_added_to_their_bucket_and_too_late_spans_are_dropped() -> None:
     ring = Ring(length_s=3.0, bucket_s=1.0)
     ring.add(105.0, 106.0, 1.0)
     ring.add(104.0, 105.0, 0.5)

@@ -1,4 +1,4 @@
-"""Runs, changes of holders, and what is kept of those that are gone."""
+"""Idle runs, changes of holders, and what is kept of holders that are gone."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_interval_in_which_a_second_holder_leaves_is_charged_to_neither(bench: Bench) -> None:
+def test_the_interval_in_which_a_second_holder_leaves_is_charged_to_neither_holder(bench: Bench) -> None:
     bench.poll(POD, OTHER)
-    bench.observe(5, 1.0)  # whose work that was is not known
+    bench.observe(5, 1.0)  # it is unknown whose work this was
     bench.poll(POD)
     assert bench.totals(POD).observed_s == 0.0
     bench.run(10, 0.5, POD)
     assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((10.0, 5.0))
 
 
-def test_the_interval_in_which_a_second_holder_comes_is_charged_to_neither(bench: Bench) -> None:
+def test_the_interval_in_which_a_second_holder_starts_is_charged_to_neither_holder(bench: Bench) -> None:
     bench.poll(POD)
     bench.observe(5, 1.0)
     bench.poll(POD, OTHER)
     assert bench.totals(POD).observed_s == bench.totals(OTHER).observed_s == 0.0
 
 
-def test_held_time_goes_on_while_the_holder_is_not_shown_so_coverage_falls(bench: Bench) -> None:
+def test_held_time_grows_while_the_holder_is_not_shown_so_coverage_falls(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.5, POD)
     for _ in range(10):
@@ -47,13 +47,13 @@ def test_held_time_goes_on_while_the_holder_is_not_shown_so_coverage_falls(bench
     bench.run(50, 0.5, POD)
     totals = bench.totals(POD)
     assert totals.held_s == pytest.approx(200.0)
-    assert totals.observed_s == pytest.approx(145.0)  # not the 50 s, nor the interval of its return
+    assert totals.observed_s == pytest.approx(145.0)  # without the 50 s, and without the interval of its return
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 @pytest.mark.parametrize("polls", [1, 3, 20])
-def test_a_holder_that_comes_back_has_no_idle_run_of_before(bench: Bench, ratio: float, polls: int) -> None:
-    """Nobody knows what was done in its name meanwhile."""
+def test_a_holder_that_returns_does_not_keep_its_earlier_idle_run(bench: Bench, ratio: float, polls: int) -> None:
+    """The work during the holder's absence is unknown."""
     bench.poll(POD)
     bench.run(600, 0.0, POD)
     for _ in range(polls):
@@ -70,7 +70,7 @@ def flap(bench: Bench, on_s: int, off_s: int, times: int) -> None:
         bench.silence(off_s)
 
 
-def test_a_run_of_which_much_is_unknown_ends_although_no_gap_is_long(bench: Bench) -> None:
+def test_an_idle_run_with_much_unknown_time_ends_although_no_gap_is_long(bench: Bench) -> None:
     flap(bench, on_s=70, off_s=50, times=60)
     bench.run(70, 0.0, POD)
     run = bench.totals(POD).idle_run_s
@@ -78,13 +78,13 @@ def test_a_run_of_which_much_is_unknown_ends_although_no_gap_is_long(bench: Benc
     assert run <= 3 * 70.0
 
 
-def test_a_run_of_which_little_is_unknown_goes_on(bench: Bench) -> None:
+def test_an_idle_run_with_little_unknown_time_continues(bench: Bench) -> None:
     flap(bench, on_s=600, off_s=50, times=12)
     bench.run(5, 0.0, POD)
     assert bench.totals(POD).idle_run_s == pytest.approx(12 * 600 + 5, abs=12 * 16)
 
 
-def test_unknown_time_of_an_earlier_run_does_not_count_in_the_next(bench: Bench) -> None:
+def test_unknown_time_of_an_earlier_idle_run_does_not_count_in_the_next(bench: Bench) -> None:
     flap(bench, on_s=70, off_s=50, times=1)
     bench.run(5, 1.0, POD)
     bench.run(70, 0.0, POD)
@@ -93,7 +93,7 @@ def test_unknown_time_of_an_earlier_run_does_not_count_in_the_next(bench: Bench)
     assert bench.totals(POD).idle_run_s == pytest.approx(140.0, abs=6.0)
 
 
-def test_the_fewest_witnesses_of_a_run_count(bench: Bench) -> None:
+def test_an_idle_run_has_the_lowest_number_of_witnesses(bench: Bench) -> None:
     bench.poll(POD)
     bench.observe(5, 0.0, witnesses=4)
     bench.poll(POD)
@@ -111,7 +111,7 @@ def test_the_fewest_witnesses_of_a_run_count(bench: Bench) -> None:
 
 
 class Container:
-    """Polls of one holder whose container began at a moment of the ledger's clock, or has not begun."""
+    """Polls of one holder whose container started at a moment of the ledger's clock, or has not started."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -125,7 +125,7 @@ class Container:
         return self.bench.totals(POD)
 
 
-def test_time_before_the_container_began_is_idle_time_and_no_idle_run(bench: Bench) -> None:
+def test_time_before_the_container_began_is_idle_time_but_not_an_idle_run(bench: Bench) -> None:
     container = Container(bench)
     staging = container.run(900)
     assert (staging.idle_run_s, staging.idle_s) == (None, pytest.approx(895.0))
@@ -133,7 +133,7 @@ def test_time_before_the_container_began_is_idle_time_and_no_idle_run(bench: Ben
     assert container.run(100).idle_run_s == pytest.approx(100.0, abs=3.0)
 
 
-def test_a_restart_of_the_container_starts_the_idle_run_again(bench: Bench) -> None:
+def test_a_restart_of_the_container_restarts_the_idle_run(bench: Bench) -> None:
     container = Container(bench)
     container.begun = bench.now
     assert container.run(600).idle_run_s == pytest.approx(595.0)
@@ -143,7 +143,7 @@ def test_a_restart_of_the_container_starts_the_idle_run_again(bench: Bench) -> N
     assert container.run(50).idle_run_s == pytest.approx(50.0)
 
 
-def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Bench) -> None:
+def test_absent_holders_are_kept_for_a_while_and_in_limited_number(bench: Bench) -> None:
     def pod(number: int) -> object:
         return POD._replace(key=HolderKey("kubernetes", f"uid-{number}/main"))
 
@@ -152,7 +152,7 @@ def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Ben
         bench.poll(pod(number))
     assert len(bench.ledger.holders(HolderPresence.LEAVING, HolderPresence.ABSENT)) == KEEP_ABSENT
     bench.observe(5, 0.0)
-    bench.poll(pod(198))  # one of the last goes on where it was
+    bench.poll(pod(198))  # one of the last absent holders continues its account
     assert bench.totals(pod(198)).held_s == pytest.approx(10.0)
     for _ in range(200):
         bench.observe(5, 0.0)
@@ -160,7 +160,7 @@ def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Ben
     assert len(bench.ledger.holders(HolderPresence.LEAVING, HolderPresence.ABSENT)) == 0  # KEEP_ABSENT_S is over
 
 
-def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Bench) -> None:
+def test_removed_instances_are_forgotten_and_gpus_are_not(bench: Bench) -> None:
     for number in range(50):
         unit = UnitId("GPU-0", f"MIG-{number}")
         bench.observe(1, 0.0)
@@ -171,10 +171,10 @@ def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Ben
 
 
 @pytest.mark.parametrize(("before_s", "charged_s"), [(7.0, 7.0), (14.0, 14.0), (50.0, 15.0), (-5.0, 0.0)])
-def test_a_slurm_job_is_charged_from_its_start_and_no_further_back_than_a_poll_confirms(
+def test_a_slurm_job_is_charged_from_its_start_but_no_earlier_than_a_poll_can_confirm(
     bench: Bench, before_s: float, charged_s: float
 ) -> None:
-    """`start` may lie ahead: the controller has a clock of its own."""
+    """`start` may be in the future, because the controller has its own clock."""
     bench.observe(100, 1.0)
     bench.poll(JOB, start=bench.now - before_s)
     totals = bench.totals(JOB)
@@ -195,7 +195,7 @@ def test_energy_of_the_interval_in_which_a_job_began_is_divided_by_time(bench: B
     assert bench.totals(JOB).energy_j == pytest.approx(90.0)
 
 
-def test_a_sample_is_charged_for_the_part_of_it_that_the_holder_held(bench: Bench) -> None:
+def test_a_sample_is_charged_for_the_part_that_the_holder_held(bench: Bench) -> None:
     bench.now += 10.0
     bench.poll(POD)
     bench.now += 4.0
@@ -203,11 +203,11 @@ def test_a_sample_is_charged_for_the_part_of_it_that_the_holder_held(bench: Benc
     bench.poll(POD)  # held from 10 to 14
     assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((4.0, 2.0))
     bench.now += 6.0
-    bench.poll(POD)  # the rest of the sample, to 16
+    bench.poll(POD)  # the remaining part of the sample, to 16
     assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((6.0, 3.0))
 
 
-def test_idle_time_before_a_sign_of_life_that_came_later_is_in_no_run(bench: Bench) -> None:
+def test_idle_time_before_activity_that_came_later_is_in_no_idle_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.observe(4, 0.0)
     bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, ("power",)),), 3))
@@ -217,7 +217,7 @@ def test_idle_time_before_a_sign_of_life_that_came_later_is_in_no_run(bench: Ben
     assert (totals.idle_s, totals.idle_run_s) == pytest.approx((5.0, 1.0))
 
 
-def test_time_below_the_low_and_from_the_high_ratio_on_is_counted(bench: Bench) -> None:
+def test_time_below_the_low_ratio_and_from_the_high_ratio_is_counted(bench: Bench) -> None:
     bench.poll(POD)
     for ratio in (0.0, 0.09, 0.1, 0.5, 0.69, 0.7, 1.0):
         bench.run(10, ratio, POD)
@@ -225,8 +225,8 @@ def test_time_below_the_low_and_from_the_high_ratio_on_is_counted(bench: Bench) 
     assert (totals.low_s, totals.high_s) == pytest.approx((20.0, 20.0))
 
 
-def test_the_only_holder_of_a_time_slice_is_not_charged(bench: Bench) -> None:
-    """Others may come and go between two polls."""
+def test_a_single_holder_of_a_time_slice_is_not_charged(bench: Bench) -> None:
+    """Other holders may start and end between two polls."""
     for _ in range(5):
         bench.observe(5, 1.0)
         entry = ConfirmedAllocation(Allocation(UNIT, POD, share="time_slice"), bench.now, None)
@@ -235,7 +235,7 @@ def test_the_only_holder_of_a_time_slice_is_not_charged(bench: Bench) -> None:
     assert bench.totals(POD).held_s == pytest.approx(20.0)
 
 
-def test_a_start_is_the_schedulers_else_when_the_holder_was_first_confirmed(bench: Bench) -> None:
+def test_the_start_is_the_schedulers_or_else_the_first_confirmation(bench: Bench) -> None:
     known = JOB._replace(start_wall=1_600_000_000.0)
     bench.now += 100.0
     bench.poll(known)
@@ -244,7 +244,7 @@ def test_a_start_is_the_schedulers_else_when_the_holder_was_first_confirmed(benc
     assert bench.totals(POD).start_wall == pytest.approx(bench.wall - 3.0)
 
 
-def test_a_unit_that_was_never_known_has_no_last_activity(bench: Bench) -> None:
+def test_a_unit_without_any_reading_has_no_last_activity(bench: Bench) -> None:
     bench.poll(POD)
     bench.silence(5)
     bench.poll(POD)
@@ -252,8 +252,8 @@ def test_a_unit_that_was_never_known_has_no_last_activity(bench: Bench) -> None:
     assert not bench.totals(POD).known
 
 
-def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> None:
-    """Of two units, each is cleared by its own holders."""
+def test_readings_wait_for_the_slowest_holder_of_their_unit(bench: Bench) -> None:
+    """The readings of each of two units are cleared by its own holders."""
     second = UnitId("GPU-1")
     for _ in range(3):
         bench.observe(5, 1.0)
@@ -271,7 +271,7 @@ def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> Non
     assert (lagging.observed_s, lagging.busy_s) == pytest.approx((10.0, 5.0))
 
 
-def test_readings_that_no_poll_asks_for_do_not_pile_up(bench: Bench) -> None:
+def test_readings_without_a_poll_do_not_accumulate(bench: Bench) -> None:
     for second in range(5_000):
         bench.observe(1, 0.0)
         bench.ledger.record_energy(UNIT, bench.now, float(second), 400.0)
@@ -280,16 +280,16 @@ def test_readings_that_no_poll_asks_for_do_not_pile_up(bench: Bench) -> None:
     assert len(pending.energy) <= WAIT_S + 1
 
 
-def test_the_longest_run_that_ended_with_work_is_remembered(bench: Bench) -> None:
+def test_the_longest_idle_run_that_ended_with_work_is_remembered(bench: Bench) -> None:
     for idle_s in (30, 70, 20):
         bench.run(idle_s, 0.0, POD)
         bench.run(5, 0.9, POD)
     assert bench.totals(POD).longest_gap_s == pytest.approx(70.0, abs=6.0)
-    bench.run(300, 0.0, POD)  # has not ended
+    bench.run(300, 0.0, POD)  # this run has not ended
     assert bench.totals(POD).longest_gap_s == pytest.approx(70.0, abs=6.0)
 
 
-def test_no_remembered_run_spans_much_unknown_time(bench: Bench) -> None:
+def test_no_remembered_idle_run_contains_much_unknown_time(bench: Bench) -> None:
     bench.run(5, 0.9, POD)
     flap(bench, on_s=200, off_s=500, times=3)
     bench.run(5, 0.9, POD)

@@ -1,4 +1,4 @@
-"""The state file: a restored counter is never below a published one, and anything odd means starting at 0."""
+"""The state file: a restored counter is never below a published value, and an invalid file means starting at 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOT = "boot-1"
 
 
 def run(ledger: Ledger, now: float, seconds: int, ratio: float) -> float:
-    """Observe and poll for a while; the time afterwards."""
+    """Observe and poll for a while. Returns the time afterwards."""
     for i in range(seconds):
         now += 1.0
         ledger.record(Activity(UNIT, (Span(now - 1.0, now, ratio),), 2))
@@ -49,7 +49,7 @@ def fresh(now: float) -> Ledger:
 
 
 @pytest.mark.parametrize("limit", [400.0, None])
-def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: float | None) -> None:
+def test_the_energy_of_a_holder_continues_after_a_kill(tmp_path: Path, limit: float | None) -> None:
     now, ledger, state = 1_000.0, fresh(1_000.0), StateFile(tmp_path, 10.0, BOOT)
     for second in range(20):
         ledger.record_energy(UNIT, now, 5_000.0 + 300.0 * second, limit)
@@ -71,7 +71,7 @@ def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: floa
 
 
 @pytest.mark.parametrize("limit", [400.0, None])
-def test_what_is_nobodys_goes_on_after_a_kill(tmp_path: Path, limit: float | None) -> None:
+def test_unattributed_counters_continue_after_a_kill(tmp_path: Path, limit: float | None) -> None:
     now, ledger, state = 1_000.0, Ledger(RULES, 1_000.0), StateFile(tmp_path, 10.0, BOOT)
     for second in range(60):
         now += 1.0
@@ -97,7 +97,7 @@ def test_what_is_nobodys_goes_on_after_a_kill(tmp_path: Path, limit: float | Non
     assert restored.unattributed_j == pytest.approx(bounded.unattributed_j)
 
 
-def test_the_directory_is_made(tmp_path: Path) -> None:
+def test_the_state_directory_is_made(tmp_path: Path) -> None:
     StateFile(tmp_path / "a" / "b", 10.0, BOOT).acquire()
     assert (tmp_path / "a" / "b" / "lock").is_file()
 
@@ -107,7 +107,7 @@ def test_the_directory_is_made(tmp_path: Path) -> None:
     st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0.0, 0.4, 1.0]), st.booleans()), min_size=1, max_size=25),
     st.floats(0, 300),
 )
-def test_after_a_kill_no_counter_resumes_below_what_was_published(
+def test_after_a_kill_no_counter_resumes_below_its_published_value(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, float, bool]], outage: float
 ) -> None:
     state = StateFile(tmp_path_factory.mktemp("state"), 10.0, BOOT)
@@ -127,7 +127,7 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
             published |= {f"u.{n}": getattr(bounded_unit, n) for n in ("busy_s", "observed_s", "idle_s")}
         if writes:
             write(state, ledger)
-    # kill -9 here: what follows sees the file only
+    # kill -9 here: the following code sees only the file
     exact = ledger.holder_totals(ALLOCATION, now, 1e9)
     assert exact is not None
     now += outage
@@ -141,7 +141,7 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
         record = holder if name.startswith("h.") else unit
         assert getattr(record, name[2:]) >= value, name
     assert holder.busy_s + holder.idle_s <= holder.observed_s + 1e-6 <= holder.held_s + 2e-6
-    assert exact.held_s + outage - 1e-6 <= holder.held_s <= now - 1_000.0 + 1e-6  # it goes on through the outage
+    assert exact.held_s + outage - 1e-6 <= holder.held_s <= now - 1_000.0 + 1e-6  # held time grows during the outage
     for name in ("busy_s", "observed_s", "idle_s", "low_s", "high_s"):
         assert getattr(holder, name) <= getattr(exact, name) + 1e-6, name
     assert (holder.idle_run_s or 0.0) <= (exact.idle_run_s or 0.0) + 1e-6
@@ -156,10 +156,10 @@ LIFE = st.tuples(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LIFE, min_size=1, max_size=6))
-def test_no_kill_adds_anything(
+def test_no_kill_adds_to_a_counter(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[list[tuple[int, float, bool]], float, bool]]
 ) -> None:
-    """A life: what is observed between writes, the outage after its end, and whether it was polled before a write."""
+    """One life: what is observed between writes, the outage after its end, and whether a poll precedes a write."""
     directory = tmp_path_factory.mktemp("state")
     began = now = 1_000.0
     names = ("held_s", "busy_s", "observed_s", "idle_s")
@@ -192,7 +192,7 @@ def test_no_kill_adds_anything(
         now += outage
 
 
-def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: Path) -> None:
+def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_outage(tmp_path: Path) -> None:
     for outage, expected in ((30.0, 100.0), (61.0, None)):
         ledger = fresh(1_000.0)
         now = run(ledger, 1_000.0, 100, 0.0)
@@ -206,14 +206,14 @@ def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: 
         assert totals.idle_run_s == (None if expected is None else pytest.approx(expected))
 
 
-def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) -> None:
+def test_activity_that_the_driver_buffered_ends_a_restored_idle_run(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 100, 0.0)
     state = StateFile(tmp_path, 10.0, BOOT)
     write(state, ledger)
     again = Ledger(RULES, now + 30)
     state.restore(again)
-    again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3),), 2))  # while we were away
+    again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3),), 2))  # while the exporter did not run
     again.charge_poll(now + 30, 1e9, [ConfirmedAllocation(ALLOCATION, now + 30, None)])
     totals = again.holder_totals(ALLOCATION, now + 30, 1e9)
     assert totals is not None
@@ -230,7 +230,7 @@ def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) 
     ],
     ids=["torn", "altered", "other version", "empty"],
 )
-def test_a_file_that_does_not_add_up_restores_nothing(tmp_path: Path, spoil, reason: str) -> None:
+def test_an_invalid_file_restores_nothing(tmp_path: Path, spoil, reason: str) -> None:
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
     state = StateFile(tmp_path, 10.0, BOOT)
@@ -250,7 +250,7 @@ def test_a_file_of_another_boot_restores_nothing(tmp_path: Path) -> None:
     assert StateFile(tmp_path, 10.0, "").restore(again) == "state file of another boot"
 
 
-def test_a_holder_known_by_name_only_is_not_restored(tmp_path: Path) -> None:
+def test_a_holder_known_only_by_name_is_not_restored(tmp_path: Path) -> None:
     named = Holder(HolderKey("kubernetes", "ml/train-0/main"), identity="name")
     allocation = Allocation(UNIT, named)
     ledger = Ledger(RULES, 1_000.0)
@@ -266,7 +266,7 @@ def test_a_holder_known_by_name_only_is_not_restored(tmp_path: Path) -> None:
     assert totals.held_s == 0.0
 
 
-def test_nothing_beyond_what_is_written_is_published(tmp_path: Path) -> None:
+def test_no_value_beyond_the_written_value_is_published(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 5, 1.0)
     state = StateFile(tmp_path, 10.0, BOOT)
@@ -279,8 +279,8 @@ def test_nothing_beyond_what_is_written_is_published(tmp_path: Path) -> None:
     assert state.bound_holder(UNIT, POD.key, holder).held_s == pytest.approx(5.0)
 
 
-def test_a_holder_that_is_not_written_yet_has_had_nothing_but_a_job_its_time(tmp_path: Path) -> None:
-    """What is published before it is written would fall with a kill."""
+def test_a_holder_that_is_not_written_yet_publishes_only_a_jobs_held_time(tmp_path: Path) -> None:
+    """A value that is published before it is written would fall with a kill."""
     state, job = StateFile(tmp_path, 10.0, BOOT), Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7")
     write(state, Ledger(RULES, 1_000.0))
     ledger = fresh(1_000.0)
@@ -295,8 +295,8 @@ def test_a_holder_that_is_not_written_yet_has_had_nothing_but_a_job_its_time(tmp
     assert (bounded.held_s, bounded.busy_s, bounded.observed_s) == (totals.held_s, 0.0, 0.0)
 
 
-def test_until_a_write_succeeds_restored_counters_stand_still(tmp_path: Path) -> None:
-    """A disk that is full after the restart must not let counters pass what is on it."""
+def test_restored_counters_do_not_increase_until_a_write_succeeds(tmp_path: Path) -> None:
+    """If the disk is full after the restart, counters must not exceed the values on the disk."""
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 50, 1.0)
     write(StateFile(tmp_path, 10.0, BOOT), ledger)
@@ -326,13 +326,13 @@ def test_published_parts_never_exceed_the_whole_while_the_writer_is_late(tmp_pat
         assert totals.busy_s + totals.idle_s <= totals.observed_s + 1e-9
 
 
-def test_a_file_with_other_fields_restores_nothing(tmp_path: Path) -> None:
+def test_a_file_with_unknown_fields_restores_nothing(tmp_path: Path) -> None:
     body = json.dumps({"boot_id": BOOT, "units": [{"unit": UNIT, "colour": 1}], "holders": []})
     (tmp_path / "state").write_text(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}", encoding="utf-8")
-    assert "other fields" in StateFile(tmp_path, 10.0, BOOT).restore(Ledger(RULES, 1.0))
+    assert "fields of another version" in StateFile(tmp_path, 10.0, BOOT).restore(Ledger(RULES, 1.0))
 
 
-def test_what_is_written_is_exact(tmp_path: Path) -> None:
+def test_written_counters_are_exact(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
     state = StateFile(tmp_path, 10.0, BOOT)
@@ -351,7 +351,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     second.release()
 
 
-def test_where_the_numbers_of_holders_led_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_the_units_of_holders_numbers_survive_a_restart(tmp_path: Path) -> None:
     state = StateFile(tmp_path, 10.0, BOOT)
     numbers = {(POD.key, "1"): UnitId("GPU-7"), (POD.key, "IDX 2"): UnitId("GPU-7", "MIG-1")}
     state.commit(state.prepare(fresh(1_000.0), numbers))
@@ -381,16 +381,16 @@ GOOD = {"unit": ["GPU-0", ""], "covered_until": 0.0}
         {"boot_id": BOOT, "units": [], "holders": [], "numbers": [[["other", "a"], "IDX 0", ["GPU-0", ""]]]},
     ],
 )
-def test_a_file_with_a_good_checksum_and_odd_content_restores_nothing(tmp_path: Path, data: object) -> None:
+def test_a_file_with_a_valid_checksum_and_invalid_content_restores_nothing(tmp_path: Path, data: object) -> None:
     body = data if isinstance(data, str) else json.dumps(data)
     (tmp_path / "state").write_text(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}", encoding="utf-8")
     ledger, state = Ledger(RULES, 1.0), StateFile(tmp_path, 10.0, BOOT)
-    assert "other fields" in state.restore(ledger)
+    assert "fields of another version" in state.restore(ledger)
     assert (ledger.units, ledger.holdings, dict(state.numbers)) == ({}, {}, {})
     state.commit(state.prepare(ledger))
 
 
-def test_what_is_written_is_restored_field_by_field(tmp_path: Path) -> None:
+def test_every_written_field_is_restored(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
     account = ledger.holders()[UNIT, POD.key]
@@ -402,7 +402,7 @@ def test_what_is_written_is_restored_field_by_field(tmp_path: Path) -> None:
     assert again.holders(HolderPresence.ABSENT) == {(UNIT, POD.key): account}
 
 
-def test_counters_go_on_after_a_long_absence_although_the_first_poll_fails(tmp_path: Path) -> None:
+def test_counters_continue_after_a_long_absence_although_the_first_poll_fails(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 100, 1.0)
     state = StateFile(tmp_path, 10.0, BOOT)

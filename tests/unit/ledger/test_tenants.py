@@ -1,4 +1,4 @@
-"""Hours of tenants: they add up, though holders are shorter than a poll, share a GPU, or outnumber what we keep."""
+"""Hours of tenants add up, even if holders are shorter than a poll, share a GPU, or exceed the number that is kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(name: str, user: str = "ada", account: str = "phys") -> Holder:
 
 
 class Bench:
-    """A ledger that is polled each five seconds; every GPU is at `ratio` all the time."""
+    """A ledger that is polled every five seconds. Every GPU is always at `ratio`."""
 
     def __init__(self, ledger: Ledger | None = None, now: float = 0.0) -> None:
         self.now = now
@@ -49,26 +49,26 @@ class Bench:
         return dict(self.ledger.tenants.totals())[key]
 
 
-def test_a_tenant_has_what_its_holders_have_grown_by() -> None:
+def test_a_tenant_gets_the_growth_of_its_holders_accounts() -> None:
     bench = Bench()
     for _ in range(20):
         bench.poll(Allocation(UNIT, pod("a")), Allocation(UnitId("GPU-1"), pod("b")))
     total = bench.total()
-    assert total.held_s == pytest.approx(2 * 19 * POLL_S)  # from the first poll on: before it, nobody was asked
+    assert total.held_s == pytest.approx(2 * 19 * POLL_S)  # from the first poll on: no source was asked before
     assert total.known_s == pytest.approx(total.held_s)
     assert total.busy_s == pytest.approx(total.held_s / 2)
     assert total.idle_s == 0.0
     assert total.energy_j == pytest.approx(100.0 * total.held_s)
 
 
-def test_idle_seconds_are_the_holders() -> None:
+def test_idle_seconds_of_a_tenant_are_those_of_its_holders() -> None:
     bench = Bench()
     for _ in range(11):
         bench.poll(Allocation(UNIT, pod("a")), ratio=0.0)
     assert (bench.total().idle_s, bench.total().busy_s) == (pytest.approx(50.0), 0.0)
 
 
-def test_a_share_counts_by_its_part_and_energy_by_its_own() -> None:
+def test_a_shared_gpu_counts_by_share_and_energy_counts_as_charged() -> None:
     bench = Bench()
     part = Allocation(UnitId("GPU-0", "MIG-1"), pod("a"), "mig", 0.25)
     for _ in range(11):
@@ -78,8 +78,8 @@ def test_a_share_counts_by_its_part_and_energy_by_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pods_of_twenty_seconds_add_up_to_the_truth(seed: int) -> None:
-    """2,000 of them, at any moment between two polls: within a hundredth."""
+def test_hours_of_pods_of_twenty_seconds_are_right_within_a_hundredth(seed: int) -> None:
+    """2,000 pods start at any moment between two polls."""
     random.seed(seed)
     bench, truth, at = Bench(), 0.0, 3.0
     spans = []
@@ -100,7 +100,7 @@ def test_pods_of_twenty_seconds_add_up_to_the_truth(seed: int) -> None:
     assert bench.total().known_s < bench.total().held_s
 
 
-def test_a_proven_start_is_not_guessed_besides() -> None:
+def test_a_proven_start_gets_no_additional_estimate() -> None:
     bench = Bench()
     bench.poll()
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_a_proven_start_is_not_guessed_besides() -> None:
     assert bench.total(key).held_s == pytest.approx(20.0 - 6.0 + POLL_S / 2)
 
 
-def test_a_holder_that_a_poll_missed_is_charged_half_a_poll_too_much_at_most() -> None:
+def test_a_holder_that_one_poll_missed_is_charged_at_most_half_a_poll_too_much() -> None:
     bench = Bench()
     bench.poll()
     for _ in range(10):
@@ -119,11 +119,11 @@ def test_a_holder_that_a_poll_missed_is_charged_half_a_poll_too_much_at_most() -
     bench.poll()
     bench.poll(Allocation(UNIT, pod("a")))
     truth = 11 * POLL_S
-    # Half a poll before it was first seen, which is the estimate, and half of one for an end that was none.
+    # The estimate of half a poll before it was first seen, and half a poll for an end that did not happen.
     assert bench.total().held_s == pytest.approx(truth + POLL_S / 2 + POLL_S / 2)
 
 
-def test_an_outage_of_the_source_is_no_time_held() -> None:
+def test_an_outage_of_the_source_adds_no_held_time() -> None:
     bench = Bench()
     bench.poll(Allocation(UNIT, pod("a")))
     bench.now += 1000.0
@@ -144,14 +144,14 @@ def test_tenants_are_kept_for_an_hour_after_their_last_holder() -> None:
     assert dict(bench.ledger.tenants.totals()) == {}
 
 
-def test_more_tenants_than_are_kept_are_one() -> None:
+def test_tenants_beyond_the_limit_share_one_account() -> None:
     bench = Bench()
     bench.poll()
     for number in range(TENANTS_MAX + 3):
         bench.poll(Allocation(UNIT, pod(str(number), f"ns-{number}")))
     totals = dict(bench.ledger.tenants.totals())
     assert len(totals) == TENANTS_MAX + 1
-    # Each was there at one poll only: half of the time before it and half of that after.
+    # Each tenant was there at one poll only: half of the time before it and half of the time after it count.
     assert totals[TenantKey("kubernetes", "other", "", "")].held_s == pytest.approx(2.5 * POLL_S)
     bench.poll(Allocation(UNIT, job("7")))
     bench.poll(Allocation(UNIT, job("7")))
@@ -163,7 +163,7 @@ def test_a_job_belongs_to_its_account_and_user() -> None:
     assert tenant_of(pod("a")) == ML
 
 
-def test_hours_go_on_over_a_restart_and_are_never_charged_twice(tmp_path: Path) -> None:
+def test_hours_continue_after_a_restart_and_are_never_charged_twice(tmp_path: Path) -> None:
     state = StateFile(tmp_path, 10.0, BOOT)
     bench = Bench()
     for _ in range(20):
@@ -184,11 +184,11 @@ def test_hours_go_on_over_a_restart_and_are_never_charged_twice(tmp_path: Path) 
         later.poll(Allocation(UNIT, pod("a")))
         bounded = file.bound_tenant(ML, later.total())
         assert bounded is not None and bounded.held_s == before  # until the next write
-    # The minute away was held too; the 95 seconds before were had already.
+    # The minute of absence was held too. The 95 seconds before it were charged already.
     assert later.total().held_s == pytest.approx(before + 60.0 + 100.0, abs=1.0)
 
 
-def test_a_kill_adds_nothing_to_any_tenant(tmp_path: Path) -> None:
+def test_a_kill_adds_to_no_tenant(tmp_path: Path) -> None:
     state = StateFile(tmp_path, 10.0, BOOT)
     bench = Bench()
     instance = Allocation(UnitId("GPU-0", "MIG-0"), pod("b", "small"), "mig", 1 / 7)
@@ -196,7 +196,7 @@ def test_a_kill_adds_nothing_to_any_tenant(tmp_path: Path) -> None:
     bench.poll(Allocation(UNIT, pod("gone", "gone")))
     for number in range(TENANTS_MAX - 3):
         bench.poll(*whole, instance, Allocation(UNIT, pod(f"c{number}", f"ns-{number}")))
-    for number in range(2):  # no room is left for these
+    for number in range(2):  # no account is left for these
         bench.poll(*whole, instance, Allocation(UNIT, pod(f"d{number}", f"late-{number}")))
     state.commit(state.prepare(bench.ledger))
     again = Ledger(RULES, bench.now + 60.0)

@@ -1,4 +1,4 @@
-"""Views: what is withheld when a GPU, a call or the sight of processes is missing."""
+"""Views of a node: what is withheld while a GPU or a call does not answer, or processes are not visible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def values(view: View, family: str) -> list[float]:
 
 
 def obstacles(view: View) -> list[str]:
-    """Why there are no idle runs, by allocation."""
+    """Why allocations have no idle run, by allocation."""
     found = [series for series in list_series(view) if series.family.name == "gpu_allocation_activity_unknown"]
     return [labels[-1] for series in found for labels, _ in series.rows]
 
@@ -51,7 +51,7 @@ POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 
 
-def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict() -> None:
+def test_the_holder_of_a_gpu_that_stopped_answering_has_no_values_and_no_verdict() -> None:
     node = node_of(GPU, holders=[POD])
     before = only(node.run(60))
     assert (before.utilization, before.memory_used_bytes, before.obstacle) == (0.5, 2 * 1024**3, "")
@@ -65,8 +65,8 @@ def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict(
     assert allocation.totals.busy_s == before.totals.busy_s
 
 
-def test_a_witness_is_named_only_where_it_ended_the_idle_run() -> None:
-    """The decoder worked at the start; much later the GPU is silent for more than a minute, which ends the run too."""
+def test_a_witness_is_named_only_if_it_ended_the_idle_run() -> None:
+    """The decoder worked at the start. Much later the GPU is silent for more than a minute, which also ends the run."""
     decoder = {"kind": "curve", "points": [[0, 1], [200, 1], [200, 0]]}
     node = node_of({"model": "H100", "load": {"kind": "constant", "value": 0.0}, "decoder": decoder}, holders=[POD])
     node.run(700)
@@ -78,7 +78,7 @@ def test_a_witness_is_named_only_where_it_ended_the_idle_run() -> None:
     assert late.startswith("utilization 0, but idle only for ") and late.endswith(": the time before is not known")
 
 
-def test_a_hung_gpu_gives_no_values_from_the_moment_it_is_known_to_hang() -> None:
+def test_a_hung_gpu_has_no_values_from_the_moment_when_the_hang_is_detected() -> None:
     node = node_of(GPU, holders=[POD])
     node.run(60)
     node.hung.add(node.samplers[0].device.identity.uuid)
@@ -87,7 +87,7 @@ def test_a_hung_gpu_gives_no_values_from_the_moment_it_is_known_to_hang() -> Non
     assert only(view).utilization is None
 
 
-def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
+def test_zero_processes_is_a_fact_only_if_processes_are_visible() -> None:
     empty = {**POD, "processes": 0}
     blind = node_of({"model": "H100"}, holders=[empty])
     view = blind.run(900)
@@ -98,7 +98,7 @@ def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
     assert states[0] == "held_no_process"
 
 
-def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
+def test_a_failed_read_of_mig_keeps_holders_and_shows_no_values_of_the_whole_gpu() -> None:
     gpu = {
         "model": "H100",
         "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}],
@@ -114,7 +114,7 @@ def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
     assert after.utilization == 0.5
 
 
-def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld() -> None:
+def test_while_polls_hang_the_holder_is_first_unconfirmed_and_then_withheld() -> None:
     node = node_of(GPU, holders=[POD])
     node.run(60)
     for _ in range(20):
@@ -129,7 +129,7 @@ def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld(
     assert node.view().allocations == ()
 
 
-def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_that_fails_half_way_confirms_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     node = node_of(GPU, holders=[POD])
     node.run(60)
 
@@ -147,7 +147,7 @@ def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.Monke
     assert allocation.totals.idle_run_s is None
 
 
-def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:
+def test_during_a_lasting_fault_of_mig_whole_gpus_keep_their_holders() -> None:
     fault = {"at": 0, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}
     node = node_of({**GPU, "faults": [fault]}, holders=[POD])
     assert only(node.run(30)).utilization == 0.5
@@ -169,7 +169,7 @@ LOST = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
 
 
 def test_the_last_sample_keeps_its_time_when_the_last_gpu_is_lost() -> None:
-    """Evidence ages then: without the time stamp a rule could not see how old it is."""
+    """Its evidence becomes older. Without the timestamp, a rule could not detect the age."""
     node = node_of({**GPU, "faults": LOST}, holders=[POD])
     assert node.state.last_sample_wall() is None
     start = node.clock.wall()
@@ -178,12 +178,12 @@ def test_the_last_sample_keeps_its_time_when_the_last_gpu_is_lost() -> None:
     node.run(60)
     assert not next(iter(node.placed().values())).snapshot.up
     assert node.state.last_sample_wall() == start + 29
-    node.readings.clear()  # the GPU leaves the list of what is shown
+    node.readings.clear()  # the GPU is no longer shown
     assert node.placed() == {}
     assert node.state.last_sample_wall() == start + 29
 
 
-def test_the_last_sample_is_the_newest_also_after_the_wall_clock_was_set_back() -> None:
+def test_the_last_sample_is_the_newest_even_after_the_wall_clock_was_set_back() -> None:
     node = node_of(GPU, holders=[POD])
     node.run(5)
     node.clock.step_wall(-3600.0)
@@ -191,7 +191,7 @@ def test_the_last_sample_is_the_newest_also_after_the_wall_clock_was_set_back() 
     assert node.state.last_sample_wall() == node.clock.wall()
 
 
-def test_writes_of_the_state_are_dated_and_failures_counted(tmp_path: Path) -> None:
+def test_writes_of_the_state_are_dated_and_failures_are_counted(tmp_path: Path) -> None:
     clock = ManualClock()
     state = NodeState(Settings(), clock, StateFile(tmp_path, 10.0, "boot"))
     assert state.state_status() == (None, 0, "")
@@ -200,19 +200,19 @@ def test_writes_of_the_state_are_dated_and_failures_counted(tmp_path: Path) -> N
     assert state.state_status() == (written, 0, "")
     clock.advance(5.0)
     (tmp_path / "state").unlink()
-    (tmp_path / "state").mkdir()  # so that no file can be renamed over it
+    (tmp_path / "state").mkdir()  # so that no file can be renamed to this name
     version = state.version()
     for failures in (1, 2):
         with pytest.raises(OSError):
             state.write_state()
         assert state.state_status() == (written, failures, "Is a directory")
-    assert state.version() > version  # a view that was rendered before does not show it
+    assert state.version() > version  # an earlier rendered view does not contain the failure
     (tmp_path / "state").rmdir()
     state.write_state()
     assert state.state_status() == (written + 5.0, 2, "")
 
 
-def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
+def test_without_a_state_directory_the_status_has_no_state() -> None:
     assert NodeState(Settings(), ManualClock()).state_status() is None
 
 
@@ -224,7 +224,7 @@ def numbered(node: SimulatedNode, grants: list[Grant], expected: int = 0) -> dic
 
 
 def seen_before(node: SimulatedNode) -> Inventory:
-    """The first GPU of a node is expected."""
+    """The inventory that expects the first GPU of a node."""
     identity = node.samplers[0].device.identity
     return Inventory((ExpectedDevice(identity.uuid, identity.pci_bus_id, identity.index, identity.name),))
 
@@ -234,8 +234,8 @@ def job(number: str, index: int) -> Grant:
     return Grant("index", str(index), holder, number=f"IDX {index}")
 
 
-def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:
-    """Job 42 has IDX 1 since before; job 43 begins after GPU-0 was lost and NVML counts from GPU-1 on."""
+def test_a_gpu_that_leaves_the_list_during_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:
+    """Job 42 has had IDX 1 before. Job 43 starts after GPU-0 was lost, when NVML counts from GPU-1 on."""
     state = StateFile(tmp_path, 10.0, "boot")
     before = node_of(GPU, GPU, GPU, holders=[], state=state)
     before.run(5)
@@ -259,7 +259,8 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
     assert numbered(after, [job("43", 0)]) == {}
     after.samplers = [*others, first]
     after.sample()
-    assert numbered(after, [job("44", 2)], expected=3) == {}  # two GPUs at one place: whose order is it?
+    # two GPUs have one place in the list, so the order is unknown
+    assert numbered(after, [job("44", 2)], expected=3) == {}
 
 
 def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     assert numbered(node, [job("42", 1)._replace(kind="unproven", reason="x")]) == {}
 
 
-def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
+def test_a_lost_or_hung_gpu_has_no_idle_run_because_0_would_mean_active() -> None:
     node = node_of({"model": "H100"}, holders=[POD])
     assert only(node.run(600)).totals.idle_run_s == pytest.approx(595.0, abs=3.0)
     node.hung.add(node.samplers[0].device.identity.uuid)
@@ -284,7 +285,7 @@ def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
     assert not names & {"gpu_allocation_idle_run_seconds", "gpu_allocation_idle_run_witnesses"}
 
 
-def test_a_suspended_job_is_unknown_and_says_why() -> None:
+def test_a_suspended_job_is_unknown_with_the_reason() -> None:
     node = node_of({"model": "H100"}, holders=[])
     node.run(60)
     grant = job("7", 0)._replace(running=False, why="the job is SUSPENDED", obstacle="suspended")
@@ -296,7 +297,7 @@ def test_a_suspended_job_is_unknown_and_says_why() -> None:
     assert obstacles(node.view()) == ["suspended"]
 
 
-def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_known_of_it(tmp_path: Path) -> None:
+def test_a_holder_keeps_a_gpu_that_was_lost_before_the_exporters_start_without_values(tmp_path: Path) -> None:
     state = StateFile(tmp_path, 10.0, "boot")
     before = node_of(GPU, GPU, holders=[], state=state)
     before.run(5)
@@ -326,36 +327,36 @@ def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
     node.owners = {node.unit(0): (of_job("43"),)}
     view = node.run(900)
     allocation = only(view)
-    evidence = "processes of job 43 run here, scenario says job 42"
+    evidence = "processes of job 43 run here, but scenario reports job 42"
     assert (allocation.verdict.state, allocation.verdict.evidence) == ("unknown", evidence)
     assert (allocation.utilization, allocation.memory_used_bytes, allocation.power_w) == (None, None, None)
-    for counter in ("busy_s", "observed_s", "idle_s"):  # nor is the last interval before the look charged
+    for counter in ("busy_s", "observed_s", "idle_s"):  # the last interval before the look is not charged either
         assert getattr(allocation.totals, counter) <= getattr(only(before).totals, counter)
     assert allocation.totals.held_s > only(before).totals.held_s + 890
     assert values(view, "gpu_allocation_idle_run_seconds") == []
     assert values(view, "gpu_allocation_held_seconds_total") != []
-    assert values(view, "gpu_allocated") == [1.0]  # by whomever
+    assert values(view, "gpu_allocated") == [1.0]  # by any holder
     (row,) = list_rows(view)
     assert (row.holder, row.state, row.why) == ("job 42", "unknown", evidence)
     assert node.poller.statuses()[0].conflicts == 180
     node.owners = {}
-    assert only(node.run(60)).verdict.evidence == "processes of job 43 ran here, scenario says job 42"
+    assert only(node.run(60)).verdict.evidence == "processes of job 43 ran here, but scenario reports job 42"
     node.owners = {node.unit(0): (of_job("42"),)}
     after = only(node.run(60))
-    assert 0 < after.totals.idle_run_s <= 60  # a new run, from the look that confirmed
+    assert 0 < after.totals.idle_run_s <= 60  # a new run, from the look that confirmed the holder
     assert values(node.run(5), "gpu_allocation_idle_run_seconds") != []
 
 
-def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_no_holder() -> None:
+def test_work_during_a_contradiction_is_charged_to_no_holder() -> None:
     node = node_of(GPU, holders=[JOB])
     node.owners = {node.unit(0): (of_job("43"),)}
     assert only(node.run(300)).totals.observed_s == 0.0
     node.owners = {node.unit(0): (of_job("42"),)}
-    assert only(node.run(5)).totals.observed_s == 0.0  # the interval of a change has no owner
+    assert only(node.run(5)).totals.observed_s == 0.0  # the interval of a change is charged to no holder
     assert only(node.run(60)).totals.busy_s == pytest.approx(30.0, abs=1.0)
 
 
-def test_a_swapped_pair_is_unknown_on_both_sides() -> None:
+def test_both_holders_of_a_swapped_pair_are_unknown() -> None:
     node = node_of(IDLE, GPU, holders=[JOB, {**JOB, "gpu": 1, "name": "43"}])
     node.owners = {node.unit(0): (of_job("43"),), node.unit(1): (of_job("42"),)}
     assert [a.verdict.state for a in node.run(900).allocations] == ["unknown", "unknown"]
@@ -368,14 +369,14 @@ def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
     view = node.run(30)
     assert values(view, "gpu_allocated") == [1.0]
     row = list_rows(view)[1]
-    assert (row.holder, row.state, row.why) == ("", "unknown", "in use by job 43, not in any source")
+    assert (row.holder, row.state, row.why) == ("", "unknown", "in use by job 43, which no source reports")
     node.owners = {}
     view = node.run(30)
     assert values(view, "gpu_allocated") == [1.0, 0.0]
     assert list_rows(view)[1].state == "free"
 
 
-def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
+def test_a_gpu_that_its_scheduler_does_not_offer_is_not_free() -> None:
     node = node_of(IDLE, GPU, {"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[JOB])
     assert values(node.run(30), "gpu_allocatable") == []
     nobody = Holder(HolderKey("kubernetes", ""))
@@ -383,7 +384,7 @@ def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
     node.offers = [Grant("uuid", first, nobody)]
     view = node.run(30)
     assert values(view, "gpu_allocatable") == [0.0, 0.0, 1.0]
-    assert values(view, "gpu_allocated") == [1.0], "held is held"
+    assert values(view, "gpu_allocated") == [1.0], "a held GPU is never free"
     shown = [(row.gpu, row.state, row.why.partition(":")[0]) for row in list_rows(view)[1:]]
     assert shown == [
         ("1", "unknown", "the kubelet does not offer it to pods"),
@@ -395,7 +396,7 @@ def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
     assert values(node.run(30), "gpu_allocatable") == []
 
 
-def test_what_a_position_offers_is_not_known_while_a_gpu_is_lost() -> None:
+def test_an_offer_by_position_is_unknown_while_a_gpu_is_lost() -> None:
     node = node_of(GPU, {"model": "H100", "faults": LOST}, holders=[])
     node.offers = [Grant("index", "0", Holder(HolderKey("kubernetes", "")))]
     assert values(node.run(25), "gpu_allocatable") == [1.0, 0.0]
@@ -411,11 +412,11 @@ def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
     assert [(row.state, row.why) for row in list_rows(view)] == [
         ("mig", ""),
         ("free", ""),
-        ("unknown", "in use by job 43, not in any source"),
+        ("unknown", "in use by job 43, which no source reports"),
     ]
 
 
-def test_a_run_that_a_contradiction_ends_is_soon_known_to_the_state_file() -> None:
+def test_an_idle_run_that_a_contradiction_ends_is_soon_written_to_the_state_file() -> None:
     node = node_of(IDLE, holders=[JOB])
     node.run(300)
     node.state.ledger.long_run_ended = False
@@ -424,10 +425,12 @@ def test_a_run_that_a_contradiction_ends_is_soon_known_to_the_state_file() -> No
     assert node.state.wants_write()
 
 
-def test_a_holder_that_is_confirmed_each_minute_is_judged_over_the_whole_window(
+def test_a_holder_that_is_confirmed_every_minute_is_judged_over_the_whole_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its readings wait for the controller, by up to a minute and not by the three after which it is in doubt."""
+    """Its readings wait for the controller for up to a minute, and not for the three minutes after which it is
+    unconfirmed.
+    """
     decoder = {"kind": "curve", "points": [[0, 1], [300, 1], [300, 0]]}
     node = node_of({"model": "H100", "decoder": decoder}, holders=[JOB])
     poll = node.poller.poll
@@ -439,14 +442,14 @@ def test_a_holder_that_is_confirmed_each_minute_is_judged_over_the_whole_window(
 
     monkeypatch.setattr(node.poller, "poll", seldom)
     seen = only(node.run(815))
-    assert 440 < (seen.totals.idle_run_s or 0.0) < 480  # up to 780, the last time that it was confirmed
+    assert 440 < (seen.totals.idle_run_s or 0.0) < 480  # up to 780, the last confirmation
     assert (seen.verdict.state, seen.unconfirmed_s) == ("unknown", pytest.approx(35, abs=5))
     assert "decoder showed activity before" in seen.verdict.evidence
     assert only(node.run(500)).verdict.state == "held_idle"
 
 
-def test_what_the_hardware_shows_nothing_of_is_neither_idle_nor_zero() -> None:
-    """A MIG instance of an A100: no counter of the driver is its own."""
+def test_an_instance_without_hardware_counters_is_neither_idle_nor_zero() -> None:
+    """A MIG instance of an A100: the driver has no counter for the instance alone."""
     mig = [{"profile": "3g.20gb", "load": {"kind": "constant", "value": 0.0}}]
     node = node_of({"model": "A100", "mig": mig}, holders=[{"gpu": 0, "mig": 0, "kind": "pod", "name": "ml/a/main"}])
     view = node.run(120)
@@ -455,8 +458,8 @@ def test_what_the_hardware_shows_nothing_of_is_neither_idle_nor_zero() -> None:
     assert values(view, "gpu_allocation_idle_run_seconds") == []
 
 
-def test_an_instance_that_was_not_asked_for_its_processes_is_not_free() -> None:
-    """Of those that cannot be listed now, the ones of before are kept; their processes are nobody's list."""
+def test_an_instance_whose_processes_were_not_read_is_not_free() -> None:
+    """Instances that cannot be listed now are kept from the earlier list, without a list of processes."""
     node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]}))
     node.run(5)
     board = node.readings[0]
@@ -474,7 +477,7 @@ def test_an_instance_that_was_not_asked_for_its_processes_is_not_free() -> None:
     assert not _list_left(resolution, Devices({board.identity.uuid: elsewhere}, "", True)), "another instance's process"
 
 
-def test_jobs_that_followed_one_another_between_two_polls_have_their_hours_and_shared_nothing() -> None:
+def test_jobs_that_followed_each_other_between_two_polls_have_their_hours_and_shared_nothing() -> None:
     node = node_of({"model": "H100", "load": {"kind": "constant", "value": 0.5}}, holders=[])
     node.run(60)
     uuid = node.samplers[0].device.identity.uuid
@@ -485,7 +488,7 @@ def test_jobs_that_followed_one_another_between_two_polls_have_their_hours_and_s
             uuid,
             Holder(HolderKey("slurm", f"lab/{job}/0/0"), job_id=job, user=job, source="slurm", start_wall=0.0),
             confirmed=now - after,
-            start_here=wall - before,  # its start by slurmctld's clock says nothing here
+            start_here=wall - before,  # its start by slurmctld's clock is not used here
         )
         for job, before, after in (("8", 8.0, 5.0), ("7", 12.0, 8.0), ("9", 5.0, 1.0))
     ]

@@ -1,4 +1,4 @@
-"""Which GPUs are shown, and as what: each transition of a GPU and of the driver, from the same pure function."""
+"""Which GPUs are shown, and with which status: each change of a GPU or the driver, tested with the same pure function."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ LOST = Position(A, DeviceSnapshot(A, 90.0, 1000.0, up=False, error="GPU is lost"
 
 
 def expected(*identities: DeviceIdentity, **fields: object) -> Inventory:
-    """GPUs that were seen here before."""
+    """An inventory with GPUs that were seen here before."""
     devices = (ExpectedDevice(i.uuid, ADDRESS[i.uuid], i.index, i.name) for i in identities)
     return Inventory(tuple(devices))._replace(**fields)
 
 
 def bound(**drivers: str) -> tuple[PciFunction, ...]:
-    """The bus: kernel drivers by GPU."""
+    """The PCI bus: kernel drivers by GPU."""
     return tuple(PciFunction(ADDRESS[f"GPU-{name}"], driver) for name, driver in drivers.items())
 
 
 def shown(driver: DriverView, inventory: Inventory, known: dict[str, DeviceIdentity] | None = None) -> dict[str, str]:
-    """What is said of each GPU: up, or hung, away and why it does not answer."""
+    """The status of each GPU: up, hung or away, and why it does not answer."""
 
     def say(placed: Placed) -> str:
         words = ["hung"] * placed.hung + ["away"] * placed.snapshot.away
@@ -45,7 +45,7 @@ def shown(driver: DriverView, inventory: Inventory, known: dict[str, DeviceIdent
     return {key: say(placed) for key, placed in place(driver, inventory, known or {}, 100.0, 1010.0).items()}
 
 
-def test_a_gpu_answers_hangs_and_is_lost() -> None:
+def test_a_gpu_that_answers_hangs_or_is_lost_is_shown_so() -> None:
     for position, said in (
         (UP, "up"),
         (UP._replace(hung=True), "hung up"),
@@ -58,7 +58,7 @@ def test_a_gpu_answers_hangs_and_is_lost() -> None:
         assert count_expected(driver, expected(A)) == 1
 
 
-def test_a_gpu_whose_first_reading_hangs_is_shown_and_one_that_is_being_read_is_not_yet() -> None:
+def test_a_gpu_whose_first_reading_hangs_is_shown_and_a_gpu_that_is_being_read_is_not() -> None:
     for hung, complete, said in (
         (True, True, {"GPU-a": f"hung {HANGS}"}),
         (True, False, {"GPU-a": f"hung {HANGS}"}),
@@ -68,32 +68,32 @@ def test_a_gpu_whose_first_reading_hangs_is_shown_and_one_that_is_being_read_is_
         assert shown(DriverView({0: Position(A, None, hung)}, complete=complete), Inventory()) == said
 
 
-def test_a_gpu_that_was_given_to_a_virtual_machine_is_away_and_not_expected() -> None:
+def test_a_gpu_of_a_virtual_machine_is_away_and_not_expected() -> None:
     inventory = expected(A, functions=bound(a="vfio-pci", b="nvidia"))
     driver = DriverView({0: LOST})
     other = {"@0000:11:00.0": "bound to kernel driver nvidia, but not in the driver's list"}
     assert shown(driver, inventory) == {"GPU-a": "away bound to kernel driver vfio-pci", **other}
-    assert count_expected(driver, inventory) == 1  # the other one
-    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up", **other}  # whoever answers is here
+    assert count_expected(driver, inventory) == 1  # the other GPU
+    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up", **other}  # a GPU that answers is here
 
 
-def test_a_gpu_without_any_kernel_driver_is_away_only_beside_one_that_has_nvidias() -> None:
+def test_a_gpu_without_a_kernel_driver_is_away_only_beside_a_gpu_with_nvidias_driver() -> None:
     beside = expected(A, functions=bound(a="none", b="nvidia"))
     assert shown(DriverView({0: LOST}), beside)["GPU-a"] == "away bound to no kernel driver"
     alone = expected(A, functions=bound(a="none", b="none"))
     assert shown(DriverView({0: LOST}), alone) == {"GPU-a": "GPU is lost"}
 
 
-def test_a_gpu_that_left_the_drivers_list_is_lost_under_its_own_name() -> None:
+def test_a_gpu_that_left_the_drivers_list_is_lost_and_keeps_its_name() -> None:
     driver = DriverView({0: Position(B, DeviceSnapshot(B, 90.0, 1000.0, up=True))})
     assert shown(driver, expected(A, B)) == {"GPU-a": FELL_OFF, "GPU-b": "up"}
     assert count_expected(driver, expected(A, B)) == 2
     placed = place(driver, expected(A, B), {"GPU-a": A}, 100.0, 1010.0)
-    assert placed["GPU-a"].snapshot.identity == A  # with all that was once known of it
+    assert placed["GPU-a"].snapshot.identity == A  # with everything that was known about it
     assert (placed["GPU-a"].snapshot.monotonic, placed["GPU-a"].snapshot.wall) == (100.0, 1010.0)
 
 
-def test_a_place_without_a_name_explains_a_missing_gpu_or_stands_for_itself() -> None:
+def test_a_place_without_a_name_explains_a_missing_gpu_or_is_shown_alone() -> None:
     driver = DriverView({0: Position(error="handle: GPU is lost")})
     assert shown(driver, expected(A)) == {"GPU-a": "handle: GPU is lost"}
     assert shown(driver, Inventory()) == {"#0": "handle: GPU is lost"}
@@ -101,13 +101,13 @@ def test_a_place_without_a_name_explains_a_missing_gpu_or_stands_for_itself() ->
     assert count_expected(driver, Inventory()) == 1
 
 
-def test_nobody_is_missing_before_the_drivers_list_is_known() -> None:
+def test_no_gpu_is_missing_before_the_drivers_list_is_known() -> None:
     driver = DriverView({}, "the driver has not been asked yet", complete=False)
     assert shown(driver, expected(A)) == {}
     assert shown(driver._replace(complete=True, error="no driver"), expected(A)) == {"GPU-a": "no driver"}
 
 
-def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
+def test_while_the_driver_is_released_every_gpu_is_away_and_no_gpu_is_expected() -> None:
     driver = DriverView({}, "", released=True)
     assert shown(driver, expected(A, B)) == {"GPU-a": f"away {RELEASED_TEXT}", "GPU-b": f"away {RELEASED_TEXT}"}
     stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED_TEXT, released=True)
@@ -117,7 +117,7 @@ def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
     assert just_found == {"GPU-a": f"away {RELEASED_TEXT}"}
     forgotten = Inventory(forgotten=frozenset((A.uuid,)))
     assert shown(DriverView({}, "", released=True), forgotten, {"GPU-a": A}) == {}
-    ending = DriverView({0: UP}, "", released=True)  # its loop has not ended yet
+    ending = DriverView({0: UP}, "", released=True)  # the GPU's loop has not ended yet
     assert shown(ending, expected(A)) == {"GPU-a": f"away {RELEASED_TEXT}"}
 
 
@@ -128,7 +128,7 @@ def test_a_forgotten_gpu_is_shown_again_when_it_answers() -> None:
     assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up"}
 
 
-def test_gpus_are_in_the_drivers_order_also_after_it_was_renumbered() -> None:
+def test_gpus_are_in_the_drivers_order_even_after_renumbering() -> None:
     positions = {1: LOST, 0: Position(B, DeviceSnapshot(DeviceIdentity(0, *_rest(B)), 90.0, 1000.0, up=True))}
     assert list(shown(DriverView(positions), Inventory())) == ["GPU-a", "GPU-b"]
 

@@ -1,4 +1,6 @@
-"""A whole node with shared GPUs: whoever works is never idle, whatever the others do and the driver says of them."""
+"""A whole node with shared GPUs: a working holder is never idle, for any work of the others and any report of the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from gpu_exporter.model.views import AllocationView
 from gpu_exporter.node.sharing import NO_SOURCE, OTHERS, REST
 
 SEEDS = 40
-STRANGER, GONE = 900, 901  # a process of nobody, and one that cannot be looked up
+STRANGER, GONE = 900, 901  # a process without a holder, and a process that cannot be looked up
 
 
 class Owners(ProcessOwners):
@@ -46,7 +48,7 @@ Works = Mapping[int, Sequence[tuple[float, float]]]
 
 
 class Tellers:
-    """What the driver says of processes that do `works`: each one's mean since it was asked."""
+    """The driver's report about processes that do `works`: the mean of each process since the last question."""
 
     def __init__(self, node: SimulatedNode, works: Works, hidden: frozenset[int] = frozenset()) -> None:
         self._curves = {pid: loads.Curve(_steps(points)) for pid, points in works.items() if pid not in hidden}
@@ -55,7 +57,7 @@ class Tellers:
         device.read_process_utilization = self.tell  # type: ignore[method-assign]
 
     def tell(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        """Over whole samples, those of the ring of utilization."""
+        """The report over whole samples, which are those of the utilization ring."""
         period_s = self._node.sample_period_s
         since = period_s * round((since_wall - self._start) / period_s)
         now = period_s * int((self._node.clock.wall() - self._start) / period_s + 1e-9)
@@ -68,7 +70,7 @@ class Tellers:
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A curve that changes at once."""
+    """A curve that changes in steps."""
     out = [(0.0, points[0][1])]
     for (_, before), (at, after) in pairwise(points):
         out += [(at, before), (at, after)]
@@ -76,7 +78,7 @@ def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _sum_of(works: Works) -> list[tuple[float, float]]:
-    """The whole GPU: its processes take turns."""
+    """The work of the whole GPU: its processes take turns."""
     times = sorted({at for points in works.values() for at, _ in points})
     return _steps([(at, sum(_at(points, at) for points in works.values())) for at in times])
 
@@ -128,7 +130,7 @@ def test_sharers_are_judged_like_holders_of_whole_gpus() -> None:
 
 @pytest.mark.parametrize("begin", [0, 400])
 def test_without_the_drivers_ring_sharers_are_judged_by_its_rates(begin: float) -> None:
-    """Never there, or gone after a while."""
+    """The ring never existed, or disappears after a while."""
     ring = [{"at": begin, "call": "nvmlDeviceGetSamples", "error": "NVML_ERROR_NOT_SUPPORTED"}]
     seen = by_job(make({1: ALWAYS, 2: ((0.0, 0.2),)}, (1, 2, 3), faults=ring), 1500)
     assert [seen[job].verdict.state for job in (1, 2, 3)] == ["healthy", "healthy", "held_idle"]
@@ -136,7 +138,7 @@ def test_without_the_drivers_ring_sharers_are_judged_by_its_rates(begin: float) 
 
 
 @pytest.mark.parametrize(("model", "period_s"), [("T4", 0.2), ("T4", 0.7), ("A100", 0.2), ("A100", 0.9), ("H100", 0.2)])
-def test_a_neighbour_that_comes_and_goes_does_not_hide_that_one_is_idle(model: str, period_s: float) -> None:
+def test_an_idle_holder_is_detected_beside_a_neighbour_that_works_now_and_then(model: str, period_s: float) -> None:
     now_and_then = [(float(at), 0.9 * (number % 2)) for number, at in enumerate(range(0, 1200, 13))]
     idle = by_job(make({1: now_and_then}, (1, 2), period_s=period_s, model=model), 900)[2]
     assert idle.verdict.state == "held_idle"
@@ -144,8 +146,8 @@ def test_a_neighbour_that_comes_and_goes_does_not_hide_that_one_is_idle(model: s
 
 
 @pytest.mark.parametrize("hidden", [frozenset({1}), frozenset[int]()])
-def test_a_sharer_that_works_a_little_is_never_idle_where_processes_are_not_seen(hidden: frozenset[int]) -> None:
-    """Four seconds of each minute are less than the unknown time that an idle run may bridge."""
+def test_a_sharer_that_works_a_little_is_never_idle_if_processes_are_not_visible(hidden: frozenset[int]) -> None:
+    """Four seconds every minute are less than the unknown time that an idle run may bridge."""
     now_and_then = [
         (0.0, 0.0),
         *((at, share) for begin in range(57, 1200, 60) for at, share in ((float(begin), 1.0), (begin + 4.0, 0.0))),
@@ -159,7 +161,7 @@ def test_a_sharer_that_works_a_little_is_never_idle_where_processes_are_not_seen
             assert view.verdict.state == "unknown"
 
 
-def test_a_shared_gpu_at_rest_is_idle_for_each() -> None:
+def test_a_shared_gpu_at_rest_is_idle_for_each_holder() -> None:
     seen = by_job(make({}, (1, 2)), 900)
     assert {view.verdict.state for view in seen.values()} == {"held_idle"}
 
@@ -172,19 +174,19 @@ def test_a_shared_gpu_at_rest_is_idle_for_each() -> None:
         ({1: ALWAYS, 77: ((0.0, 0.2),)}, frozenset({77}), REST),
     ],
 )
-def test_while_somebody_unknown_works_nobody_is_idle(works: Works, hidden: frozenset[int], reason: str) -> None:
+def test_no_holder_is_idle_while_an_unknown_process_works(works: Works, hidden: frozenset[int], reason: str) -> None:
     seen = by_job(make(works, (1, 2), hidden), 900)
     assert seen[2].verdict == ("unknown", reason)
     assert (seen[2].totals.idle_run_s or 0.0, seen[2].utilization) == (0.0, None)
     if reason == OTHERS:
         assert seen[1].totals.busy_s == pytest.approx(0.4 * 895, rel=0.03)
-    else:  # what is listed may be a fraction of what it did
+    else:  # the list may contain only a fraction of its work
         assert (seen[1].totals.busy_s, seen[1].verdict) == (0.0, ("unknown", reason))
 
 
 @pytest.mark.parametrize("told", [0.0, 0.01, 0.05, 0.2])
-def test_shares_that_explain_too_little_say_nothing_of_anybody(told: float) -> None:
-    """Two jobs keep a GPU at 100 %, and the driver tells a fraction of it: HAMi#2015, nvtop#177."""
+def test_shares_that_explain_too_little_prove_nothing_about_any_holder(told: float) -> None:
+    """Two jobs keep a GPU at 100 %, and the driver reports a fraction of it: HAMi#2015, nvtop#177."""
     node = make({1: ((0.0, 0.5),), 2: ((0.0, 0.5),)}, (1, 2))
     device, start = node.samplers[0].device, node.clock.wall()
 
@@ -204,7 +206,7 @@ def test_shares_that_explain_too_little_say_nothing_of_anybody(told: float) -> N
 
 
 def test_a_process_that_is_listed_with_zeros_is_not_idle() -> None:
-    """The driver names those alone that work, so this one is not known; its neighbour explains all of the GPU."""
+    """The driver lists only working processes, so this process is unknown; its neighbour explains all work of the GPU."""
     node = make({1: ALWAYS}, (1, 2, 3))
     device, tell = node.samplers[0].device, node.samplers[0].device.read_process_utilization
 
@@ -218,25 +220,25 @@ def test_a_process_that_is_listed_with_zeros_is_not_idle() -> None:
     assert (seen[1].verdict.state, seen[3].verdict.state) == ("healthy", "held_idle")
 
 
-def test_a_job_that_holds_a_gpu_alone_has_all_that_it_does() -> None:
-    """A container that it has started is no process of its cgroup."""
+def test_a_job_that_holds_a_gpu_alone_is_charged_for_all_its_work() -> None:
+    """A container that the job has started is not a process of its cgroup."""
     node = make({STRANGER: ((0.0, 0.3),)}, (1,))
     seen = by_job(node, 900)
     assert (seen[1].verdict.state, seen[1].totals.idle_s) == ("low", 0.0)
     assert seen[1].totals.busy_s == pytest.approx(0.3 * 895, rel=0.03)
 
 
-def test_of_holders_of_one_mig_instance_nothing_tells_what_each_does() -> None:
+def test_per_holder_usage_is_unavailable_on_a_shared_mig_instance() -> None:
     node = make({1: ALWAYS}, (1, 2), mig=True)
     seen = by_job(node, 900)
-    assert not node.state.is_shared(node.unit(0).uuid)  # which would cost a call that NVML does not have there
+    assert not node.state.is_shared(node.unit(0).uuid)  # this would cost a call that NVML does not support there
     assert {view.verdict for view in seen.values()} == {("unknown", NO_SOURCE)}
     assert {view.totals.busy_s for view in seen.values()} == {0.0}
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_holder_is_idle_while_it_works(seed: int) -> None:
-    """Random jobs that work now and then, some unknown, some that the driver leaves out."""
+    """Random jobs that work now and then: some are unknown, some are left out by the driver."""
     dice = random.Random(seed)
     holders = tuple(range(1, dice.randint(3, 6)))
     pids = [*holders, *dice.sample((STRANGER, GONE, 77), dice.randint(0, 2))]
@@ -248,7 +250,7 @@ def test_no_holder_is_idle_while_it_works(seed: int) -> None:
         now = node.clock.wall() - node.samplers[0].device._stage.to_wall(0.0)  # type: ignore[attr-defined]
         for job, view in views.items():
             last = _last_work(works[job], now)
-            # Readings wait for the poll after them, and a period has the edges of the driver's samples.
+            # Readings wait for the next poll, and a period has the borders of the driver's samples.
             assert (view.totals.idle_run_s or 0.0) <= now - last + 1.0, (job, works[job])
             true_idle = now - loads_time(works[job], now)
             assert view.totals.idle_s <= true_idle + 1.0
@@ -266,7 +268,7 @@ def _random_work(dice: random.Random, number: int) -> list[tuple[float, float]]:
 
 
 def _last_work(points: Sequence[tuple[float, float]], now: float) -> float:
-    """When it last worked, 0 if never."""
+    """When the process last worked, 0 if never."""
     ends = [*(at for at, _ in points[1:]), 1e9]
     return max(
         (min(now, end) for (at, share), end in zip(points, ends, strict=True) if share and at < now), default=0.0
@@ -274,7 +276,7 @@ def _last_work(points: Sequence[tuple[float, float]], now: float) -> float:
 
 
 def loads_time(points: Sequence[tuple[float, float]], now: float) -> float:
-    """Seconds at work until now."""
+    """Seconds of work until now."""
     ends = [*(at for at, _ in points[1:]), 1e9]
     return sum(max(0.0, min(now, end) - at) for (at, share), end in zip(points, ends, strict=True) if share)
 
@@ -289,7 +291,7 @@ class Hosts(Owners):
 DONE, NEXT = (f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in (0, 1))
 
 
-def test_a_pod_that_has_ended_shares_its_gpu_with_nobody() -> None:
+def test_an_ended_pod_does_not_share_its_gpu() -> None:
     node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100"}]}), processes=Hosts())
     node.run(5)
     shares: list[list[tuple[str, str]]] = []

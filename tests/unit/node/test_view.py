@@ -1,4 +1,4 @@
-"""The pure view: what it says never goes beyond what the records show at that moment."""
+"""The pure view: it never shows more than the records prove at that moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = ViewRules(withhold_s=5.0, keep_last_s=300.0)
 
 @pytest.fixture(scope="module")
 def node() -> SimulatedNode:
-    """An idle GPU whose holder is judged so."""
+    """An idle GPU whose holder has an idle verdict."""
     node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100"}], "holders": [POD]}))
     node.run(900)
     return node
@@ -30,27 +30,27 @@ def shown(node: SimulatedNode, records: NodeRecords, rules: ViewRules = RULES) -
 
 
 def changed(node: SimulatedNode, **fields: object) -> NodeRecords:
-    """The records, with other fields of the one holder."""
+    """The records, with changed fields of the only holder."""
     records = node.state.records(node.placed())
     (holder,) = records.holders
     return records._replace(holders=(holder._replace(**fields),))
 
 
-def test_an_idle_verdict_ends_with_the_idle_run_also_before_the_next_judgement(node: SimulatedNode) -> None:
+def test_an_idle_verdict_ends_with_the_idle_run_even_before_the_next_judgement(node: SimulatedNode) -> None:
     records = node.state.records(node.placed())
     totals = records.holders[0].totals
     assert shown(node, changed(node)).verdict.state == "held_idle"
     unknown = shown(node, changed(node, totals=totals._replace(idle_run_s=None))).verdict
-    assert unknown == ("unknown", "it was idle when it was last judged; what it does now is not known")
+    assert unknown == ("unknown", "it was idle when last judged; its present activity is unknown")
     ended = changed(node, totals=totals._replace(idle_run_s=0.0))
-    assert shown(node, ended).verdict == ("unknown", "its idle time has ended since it was last judged")
+    assert shown(node, ended).verdict == ("unknown", "its idle time has ended since the last judgement")
     ((uuid, gpu),) = records.gpus.items()
     active = gpu.totals[""]._replace(active_by=("pcie", "power"), last_active_wall=records.wall - 5.0)
     seen = shown(node, ended._replace(gpus={uuid: gpu._replace(totals={"": active})})).verdict
-    assert seen.evidence == ("its idle time has ended since it was last judged; pcie and power showed activity 5 s ago")
+    assert seen.evidence == ("its idle time has ended since the last judgement; pcie and power showed activity 5 s ago")
 
 
-def test_who_woke_an_instance_is_its_own_witness() -> None:
+def test_activity_of_an_instance_is_reported_with_its_own_witness() -> None:
     part = {"profile": "1g.10gb", "load": {"kind": "constant", "value": 0}}
     node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100", "mig": [part]}], "holders": [POD | {"mig": 0}]}))
     node.run(900)
@@ -62,7 +62,7 @@ def test_who_woke_an_instance_is_its_own_witness() -> None:
     assert "; MIG-" in evidence and "board" not in evidence
 
 
-def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: SimulatedNode) -> None:
+def test_an_unconfirmed_holder_is_first_unknown_and_then_gone(node: SimulatedNode) -> None:
     seen = shown(node, changed(node, unconfirmed_s=16.0))
     assert (seen.verdict.evidence, seen.totals.idle_run_s, seen.utilization) == (
         "no source has confirmed the holder for 16 s",
@@ -74,7 +74,7 @@ def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: Sim
 
 
 def test_a_holder_that_is_confirmed_less_often_is_doubted_later(node: SimulatedNode) -> None:
-    """As a job without a step here, which only the controller can confirm."""
+    """Such a holder is a job without a step here, which only the controller can confirm."""
     seen = shown(node, changed(node, unconfirmed_s=200.0, stale_s=200.0))
     assert (seen.verdict.state, seen.totals.idle_run_s is not None) == ("held_idle", True)
     assert shown(node, changed(node, unconfirmed_s=201.0, stale_s=200.0)).verdict.state == "unknown"
@@ -87,7 +87,7 @@ def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) ->
     assert shown(node, changed(node, allocation=allocation._replace(unit=UnitId("GPU-elsewhere")))) is None
 
 
-def test_no_value_of_a_shared_gpu_is_a_holders(node: SimulatedNode) -> None:
+def test_no_value_of_a_shared_gpu_is_copied_to_a_holder(node: SimulatedNode) -> None:
     allocation = node.state.records(node.placed()).holders[0].allocation._replace(share="time_slice")
     seen = shown(node, changed(node, allocation=allocation))
     assert (seen.utilization, seen.memory_used_bytes, seen.power_w) == (None, None, None)
@@ -108,7 +108,7 @@ def test_a_holder_without_a_verdict_is_unknown(node: SimulatedNode) -> None:
     assert shown(node, records._replace(holders=(other,))).verdict == Verdict("unknown", "not judged yet")
 
 
-def test_a_gpu_is_withheld_when_its_reading_is_old_or_its_call_hangs(node: SimulatedNode) -> None:
+def test_a_gpu_is_withheld_if_its_reading_is_old_or_its_call_hangs(node: SimulatedNode) -> None:
     records = node.state.records(node.placed())
     ((key, gpu),) = records.gpus.items()
     for old, hung, withheld in ((5.0, False, False), (5.1, False, True), (0.0, True, True)):
@@ -119,7 +119,7 @@ def test_a_gpu_is_withheld_when_its_reading_is_old_or_its_call_hangs(node: Simul
 
 
 def test_a_view_changes_nothing(node: SimulatedNode) -> None:
-    """Scrapes of one moment are one view: nothing is written by looking."""
+    """Scrapes of one moment get one view: reading it writes nothing."""
     version, verdicts = node.state.version(), node.diagnosis.findings
     assert node.view() == node.view()
     assert (node.state.version(), node.diagnosis.findings) == (version, verdicts)

@@ -1,4 +1,4 @@
-"""The gates before an action, each by itself, on a scheduler in memory."""
+"""The gates before an act, each by itself, with a scheduler in memory."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from gpu_exporter.reconciler.decision.outcomes import REGRET_S, key_of
 from gpu_exporter.reconciler.decision.policy import Decision, Windows
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Member, Reference, Surroundings
+from gpu_exporter.reconciler.decision.target import Held, Part, Target
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.record import Standing
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.target import Held, Part, Target
 
 ROOT = Path(__file__).resolve().parents[3]
 WALL = 1_000_000.0
@@ -63,7 +63,7 @@ SHAPES = {"Notebook": ("stop",), "": ("requeue", "cancel")}
 
 
 def reference(group: str) -> Reference | None:
-    """What an act on a member of a group would be done to, as a survey says it."""
+    """The target of an act on a member of a group, as a survey returns it."""
     parts = group.split("/")
     if len(parts) == 2:
         return Reference("", "", "", parts[1], "")
@@ -90,7 +90,7 @@ def job(number: str = "7", kind: str = "batch", **more: Any) -> Decision:
 
 
 class Bench:
-    """A runner whose sources, scheduler and target say what a test wants."""
+    """A runner whose sources, scheduler and target answer as a test wants."""
 
     scheduler = "kubernetes"
 
@@ -106,11 +106,11 @@ class Bench:
         self.trouble = ""
         self.asked = self.asked_about = 0
         self.result: Exception | None = None  # of the act
-        self.sights: list[str] = []  # what looks at the object say, else DONE
-        self.untold: list[Exception] = []  # what attempts to tell the owner end with
-        self.target: dict[str, Any] = {}  # what its target has else
+        self.sights: list[str] = []  # results of `look`, one per call; then DONE
+        self.untold: list[Exception] = []  # errors of `tell`, one per call; then none
+        self.target: dict[str, Any] = {}  # further fields of its target
         self.parts: Sequence[Part] | None = None
-        self.now: dict[HolderName, dict[str, Any]] = {}  # what a holder is at the second look
+        self.now: dict[HolderName, dict[str, Any]] = {}  # changes of a decision when it is read again
         self.works: dict[HolderName, Work] = {}
         self.rest: dict[str, Work] = {}
         self.paused = ""
@@ -129,7 +129,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        """Another process: only the texts are left."""
+        """Start another process, which has only the texts."""
         actors: Any = {"kubernetes": self}
         proofs: Any = self
         record: Any = self.record
@@ -219,7 +219,7 @@ class Bench:
         return parse(self.texts.kept.get(KEY, ""))
 
     def run(self, *decisions: Decision) -> tuple[list[tuple[str, str]], list[str]]:
-        """A cycle of a process that has seen the warnings all the time, but for what a test says."""
+        """Run a cycle of a process that has seen the warnings all the time, unless a test changes that."""
         self.done, self.held, self.spared = [], [], []
         self.cycle = {each.name: each for each in decisions}
         if self.has_watched:
@@ -234,7 +234,7 @@ def later(bench: Bench, each: Decision) -> Decision:
     return each._replace(observed_wall=bench.clock.wall())
 
 
-def test_all_gates_open_is_an_action() -> None:
+def test_if_all_gates_are_open_the_target_is_suspended() -> None:
     bench = Bench()
     assert bench.run(decision()) == ([("suspend", "done")], [])
     assert bench.acted == bench.told == ["batch/v1/Job/train"]
@@ -266,7 +266,7 @@ def test_all_gates_open_is_an_action() -> None:
         ({"target": {"verb": "deactivate"}}, "kind"),
     ],
 )
-def test_each_gate_by_itself_holds(change: dict[str, Any], reason: str) -> None:
+def test_each_closed_gate_alone_prevents_the_act(change: dict[str, Any], reason: str) -> None:
     bench = Bench()
     for name, value in change.items():
         if name == "target" and "verb" in value:
@@ -297,7 +297,7 @@ NAME = decision().name
         ({"around": Surroundings(kind="serving", shown="serving")}, "class"),
     ],
 )
-def test_what_is_decided_on_it_is_looked_at_once_more(answer: dict[str, Any], reason: str) -> None:
+def test_the_decision_on_a_holder_is_made_again_before_the_act(answer: dict[str, Any], reason: str) -> None:
     bench = Bench()
     bench.now = {NAME: answer}
     assert bench.run(decision()) == ([], [reason])
@@ -313,7 +313,7 @@ def test_what_is_decided_on_it_is_looked_at_once_more(answer: dict[str, Any], re
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.06, 0.0)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.01, 2e6)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.01, None)}, "beside"),
-        # An earlier pod of that name rested.
+        # The series may be those of an earlier pod with this name, which did not work.
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0, start_wall=WALL - 600), {"b": Work(0.0, 0.0)}, "beside"),
         (Part(HolderName("slurm", "", "8"), "8/0/1", 0), {"8": Work(0.01, 0.0)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.05, 1e6)}, ""),
@@ -322,7 +322,7 @@ def test_what_is_decided_on_it_is_looked_at_once_more(answer: dict[str, Any], re
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0, kind="serving"), {"b": Work(0.0, 0.0)}, "class"),
     ],
 )
-def test_every_member_that_would_end_is_asked_about(part: Part, rest: dict[str, Work], reason: str) -> None:
+def test_every_member_that_the_act_would_end_is_checked(part: Part, rest: dict[str, Work], reason: str) -> None:
     bench = Bench()
     bench.parts, bench.rest = [Part(NAME, "uid", 1), part], rest
     bench.target = {"wants": {"": 2}}
@@ -343,38 +343,38 @@ def test_every_member_that_would_end_is_asked_about(part: Part, rest: dict[str, 
         (Work(1.0, 5e8), {"host_work_max": 11_000.0}, ""),
     ],
 )
-def test_a_holder_that_works_beside_its_gpus_is_not_taken_back(work: Work, settings: Any, reason: str) -> None:
+def test_no_act_on_a_holder_that_works_on_its_host(work: Work, settings: Any, reason: str) -> None:
     bench = Bench(**settings)
     bench.works = {NAME: work}
     assert bench.run(decision())[1] == ([reason] if reason else [])
 
 
-def test_no_act_before_the_hour_of_its_own_regret_is_over() -> None:
+def test_no_act_on_a_group_in_the_hour_after_its_decision() -> None:
     (unit,) = decision().units
     early = decision()._replace(units=(unit._replace(idle_run_s=7200.0 + REGRET_S - 1.0),))
     bench = Bench(override="trial, A. Admin")
-    assert bench.run(early) == ([], ["watched"]), "not even where the site answers for it"
+    assert bench.run(early) == ([], ["watched"]), "not even with the setting override"
     bench.record.open = {key_of(decision())}
     assert bench.run(decision()) == ([], ["watched"])
     bench.record.open = set()
     assert bench.run(decision())[0] == [("suspend", "done")]
 
 
-def test_an_alert_on_an_earlier_holder_of_the_same_name_warned_nobody() -> None:
+def test_an_alert_on_an_earlier_holder_of_the_same_name_is_no_warning() -> None:
     bench = Bench()
     assert bench.run(decision(start_wall=WALL - 7199.0)) == ([], ["not_warned"])
     assert bench.run(decision(start_wall=WALL - 7200.0))[0] == [("suspend", "done")]
 
 
-def test_a_live_object_that_does_not_fit_the_evidence_is_left_alone() -> None:
+def test_no_act_on_a_live_object_that_does_not_fit_the_evidence() -> None:
     bench = Bench()
     bench.book.refuse[NAME] = "replaced"
     assert bench.run(decision()) == ([], ["replaced"])
 
 
-def test_old_evidence_is_no_evidence() -> None:
+def test_no_act_on_evidence_that_is_too_old_or_of_unknown_age() -> None:
     bench = Bench()
-    bench.read_s = (ACT_FRESH_S - 5.0) / 2  # it is read twice
+    bench.read_s = (ACT_FRESH_S - 5.0) / 2  # the target is read twice
     assert bench.run(decision())[0] == [("suspend", "done")]
     bench = Bench()
     bench.read_s = (ACT_FRESH_S - 4.0) / 2
@@ -384,8 +384,8 @@ def test_old_evidence_is_no_evidence() -> None:
     assert Bench().run(unknown) == ([], ["stale"])
 
 
-def test_what_was_read_a_while_ago_is_read_again_before_the_act() -> None:
-    """Proofs may take long, and owners may ask for something meanwhile."""
+def test_a_target_that_was_read_a_while_ago_is_read_again_before_the_act() -> None:
+    """Proofs may take long, and an owner may ask to keep the GPUs meanwhile."""
     bench = Bench()
     bench.run(decision())
     assert len(bench.was_read) == 1
@@ -405,7 +405,7 @@ def test_what_was_read_a_while_ago_is_read_again_before_the_act() -> None:
         assert len(bench.was_read) == 2
 
 
-def test_targets_that_are_held_after_each_read_starve_no_others() -> None:
+def test_targets_that_are_held_after_every_read_do_not_block_others() -> None:
     bench = Bench()
     groups = [decision(f"p{at}", f"batch/v1/Job/j{at:02}") for at in range(TARGETS_MAX + 1)]
     read = bench.read
@@ -420,7 +420,7 @@ def test_targets_that_are_held_after_each_read_starve_no_others() -> None:
     assert bench.run(*groups)[0] == [("suspend", "done")]
 
 
-def test_a_source_that_fails_for_one_target_is_not_asked_for_the_next_ones() -> None:
+def test_a_source_that_fails_for_one_target_is_not_asked_about_the_next_targets() -> None:
     bench = Bench()
     groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
     asked: list[Any] = []
@@ -434,12 +434,12 @@ def test_a_source_that_fails_for_one_target_is_not_asked_for_the_next_ones() -> 
     bench.restart()
     assert bench.run(*groups) == ([], ["proof"] * 3) and len(asked) == 1
     bench.read_host_work = works  # type: ignore[method-assign]
-    assert bench.run(*groups) == ([], ["proof"] * 3), "left alone for a while"
+    assert bench.run(*groups) == ([], ["proof"] * 3), "the source is not asked again for a while"
     bench.clock.advance(PATIENCE_S)
     assert bench.run(*(later(bench, each) for each in groups))[0] == [("suspend", "done")] * 2
 
 
-def test_a_cycle_spends_a_minute_on_acts_at_most() -> None:
+def test_a_cycle_spends_at_most_a_minute_on_acts() -> None:
     bench = Bench(cycle_max=9)
     bench.read_s = WITHIN_S / 4 + 1.0
     done, held = bench.run(*(decision(pod, f"batch/v1/Job/{pod}") for pod in "abcd"))
@@ -456,27 +456,29 @@ def test_a_policy_of_the_site_is_judged_by_its_own_record() -> None:
     assert bench.run(strict)[0] == [("suspend", "done")]
 
 
-def test_an_override_stands_for_the_record_and_ignored_demand_for_demand() -> None:
+def test_an_override_replaces_the_record_and_ignored_demand_replaces_demand() -> None:
     bench = Bench(override="trial, A. Admin", demand="ignored")
     bench.record.answers, bench.waiting = {}, {}
     assert bench.run(decision())[0] == [("suspend", "done")]
 
 
-def test_limits_hold_in_a_cycle_and_in_an_hour_and_failures_count() -> None:
+def test_acts_are_limited_per_cycle_and_per_hour_and_failed_acts_count() -> None:
     bench = Bench(cycle_max=2, hour_max=3)
     bench.result = MarkError("error", "403", status=403)
     groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abcd"]
     assert bench.run(*groups) == ([("suspend", "error")] * 2, ["limit"] * 2)
     bench.result = None
-    assert bench.run(*groups) == ([("suspend", "done")], ["limit", "failed", "failed"]), "those not read before first"
+    assert bench.run(*groups) == ([("suspend", "done")], ["limit", "failed", "failed"]), (
+        "targets that were not read before come first"
+    )
     bench.clock.advance(3599.0)
     assert bench.run(*(later(bench, each) for each in groups))[0] == []
     bench.clock.advance(1.0)
     assert len(bench.run(*(later(bench, each) for each in groups))[0]) == 2
 
 
-def test_a_process_that_starts_again_and_again_acts_no_more_often() -> None:
-    """The limit of an hour is in the journal."""
+def test_restarts_do_not_reset_the_hourly_limit_of_acts() -> None:
+    """Acts are counted in the journal."""
     bench = Bench(cycle_max=2, hour_max=3)
     groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abcdefgh"]
     for _ in range(5):
@@ -487,7 +489,7 @@ def test_a_process_that_starts_again_and_again_acts_no_more_often() -> None:
     assert len(bench.acted) == 3
 
 
-def test_what_always_fails_takes_no_others_place() -> None:
+def test_a_target_whose_act_failed_does_not_block_other_targets() -> None:
     bench = Bench(cycle_max=1, hour_max=16)
     first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
     bench.result = MarkError("error", "403", status=403)
@@ -498,7 +500,7 @@ def test_what_always_fails_takes_no_others_place() -> None:
     assert bench.run(later(bench, first))[0] == [("suspend", "done")]
 
 
-def test_what_was_freed_is_not_wanted_twice_and_a_restart_forgets_it_not() -> None:
+def test_freed_gpus_reduce_the_demand_also_after_a_restart() -> None:
     bench = Bench(hour_max=16)
     bench.waiting = {"pool": 1.0}
     first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
@@ -507,7 +509,7 @@ def test_what_was_freed_is_not_wanted_twice_and_a_restart_forgets_it_not() -> No
     bench.restart()
     assert bench.run(second) == ([], ["no_demand"])
     bench.clock.advance(FREED_S - 1.0)
-    assert bench.run(later(bench, second)) == ([], ["no_demand"]), "it may be a pod that can never be scheduled"
+    assert bench.run(later(bench, second)) == ([], ["no_demand"]), "the pod that waits may never be scheduled"
     bench.waiting = {}
     assert bench.run(later(bench, second)) == ([], ["no_demand"])
     bench.clock.advance(1.0)
@@ -515,7 +517,7 @@ def test_what_was_freed_is_not_wanted_twice_and_a_restart_forgets_it_not() -> No
     assert bench.run(later(bench, second))[0] == [("suspend", "done")]
 
 
-def test_what_was_freed_is_forgotten_when_so_many_fewer_are_waited_for() -> None:
+def test_freed_gpus_no_longer_count_once_the_demand_has_fallen_by_as_many() -> None:
     bench = Bench(hour_max=16)
     bench.waiting = {"pool": 5.0}
     first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
@@ -524,7 +526,7 @@ def test_what_was_freed_is_forgotten_when_so_many_fewer_are_waited_for() -> None
     assert bench.run(second)[0] == [("suspend", "done")]
 
 
-def test_a_group_is_taken_for_a_pool_that_all_of_it_is_of() -> None:
+def test_demand_counts_only_for_a_pool_that_all_members_of_a_group_belong_to() -> None:
     bench = Bench()
     pair = [decision(pod, members="ab") for pod in "ab"]
     bench.pools = {pair[0].name: {"x": 4.0, "y": 4.0}, pair[1].name: {"y": 4.0}}
@@ -534,7 +536,7 @@ def test_a_group_is_taken_for_a_pool_that_all_of_it_is_of() -> None:
     assert bench.run(*pair) == ([], ["no_demand"])
 
 
-def test_every_member_has_its_own_class_and_policy() -> None:
+def test_class_and_policy_of_every_member_are_checked() -> None:
     pair = [decision("a", members="ab"), decision("b", kind="unclear", members="ab")]
     assert Bench().run(*pair) == ([], ["class"])
     pair[1] = decision("b", members="ab", rule=PolicyRule("night"))
@@ -545,14 +547,16 @@ def test_every_member_has_its_own_class_and_policy() -> None:
     ("shown", "said", "own", "acts"),
     [
         ("batch", "batch", "", True),
-        ("unclear", "batch", "", False),  # a member's label may ask for more care, and not for less
+        ("unclear", "batch", "", False),  # the label of a member may only make the class more careful
         ("unclear", "batch", "batch", True),
         ("serving", "batch", "batch", True),
         ("batch", "batch", "serving", False),
         ("batch", "unclear", "batch", False),
     ],
 )
-def test_only_the_target_itself_may_ask_for_less_care(shown: str, said: str, own: str, acts: bool) -> None:
+def test_only_the_label_of_the_target_may_make_its_class_less_careful(
+    shown: str, said: str, own: str, acts: bool
+) -> None:
     bench = Bench()
     around = decision().around
     assert around is not None
@@ -561,7 +565,7 @@ def test_only_the_target_itself_may_ask_for_less_care(shown: str, said: str, own
     assert bool(bench.run(one)[0]) is acts
 
 
-def test_an_owner_is_warned_as_long_as_this_process_has_seen_it_without_a_gap() -> None:
+def test_a_warning_counts_only_while_this_process_has_seen_it_without_a_gap() -> None:
     bench = Bench(warned_for=600.0)
     bench.has_watched = False
 
@@ -570,32 +574,32 @@ def test_an_owner_is_warned_as_long_as_this_process_has_seen_it_without_a_gap() 
         return bench.run(later(bench, decision()))
 
     assert look(0.0) == look(170.0) == ([], ["not_warned"]), (
-        "the alert says two hours; a silence may have ended just now"
+        "by its start the alert is two hours old, but a silence may have ended just now"
     )
     bench.unwarned = True
     assert look(10.0) == ([], ["not_warned"])
     bench.unwarned = False
     for after_s in (10.0, 150.0, 150.0, 150.0, 149.0):
-        assert look(after_s) == ([], ["not_warned"]), "silenced for a moment: it counts from then"
+        assert look(after_s) == ([], ["not_warned"]), "after a short silence the timer starts again"
     assert look(1.0)[0] == [("suspend", "done")]
-    assert look(UNSEEN_MAX_S + 1.0) == ([], ["not_warned"]), "nobody looked for too long"
+    assert look(UNSEEN_MAX_S + 1.0) == ([], ["not_warned"]), "no check for too long"
 
 
-def test_where_turns_are_rare_a_warning_lasts_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_counts_between_two_checks_of_a_holder_that_are_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking_module, "ASKED_MAX", 1)
     monkeypatch.setattr(warnings_module, "UNSEEN_MAX_S", 1.0)
     bench = Bench(warned_for=3600.0, cycle_max=9, hour_max=16)
     bench.has_watched = False
     crowd = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
     for _ in range(45):
-        bench.clock.advance(100.0)  # so each has its turn in five minutes
+        bench.clock.advance(100.0)  # so every holder is checked once in five minutes
         bench.run(*(later(bench, each) for each in crowd))
         if bench.clock.wall() - WALL < 3600.0:
             assert bench.acted == []
     assert len(set(bench.acted)) == 3
 
 
-def test_a_process_that_stood_still_has_seen_nothing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_do_not_count_while_the_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking_module, "ASKED_MAX", 1)
     bench = Bench(warned_for=3600.0)
     bench.has_watched = False
@@ -606,7 +610,7 @@ def test_a_process_that_stood_still_has_seen_nothing_meanwhile(monkeypatch: pyte
         assert (held, bench.acted) == (["not_warned"], [])
 
 
-def test_an_audit_log_that_cannot_be_written_stops_every_act(tmp_path: Path) -> None:
+def test_no_act_while_the_audit_log_cannot_be_written(tmp_path: Path) -> None:
     bench = Bench()
     path = tmp_path / "audit.jsonl"
     bench.audit = AuditLog(path, Rulebook(Policy()), bench.clock, lambda: None)
@@ -622,7 +626,7 @@ def test_an_audit_log_that_cannot_be_written_stops_every_act(tmp_path: Path) -> 
     assert lines[0]["id"] == lines[1]["id"] and lines[0]["name"] == lines[1]["name"] == "a"
 
 
-def test_shadow_counts_one_name_in_two_namespaces_as_two_and_keeps_the_limits() -> None:
+def test_mode_shadow_counts_one_name_in_several_namespaces_separately_and_keeps_the_limits() -> None:
     bench = Bench(hour_max=3)
     bench.settings = bench.settings._replace(mode="shadow")
     bench.restart()
@@ -631,7 +635,7 @@ def test_shadow_counts_one_name_in_two_namespaces_as_two_and_keeps_the_limits() 
     assert sum(counted) == 3 and bench.acted == [] and bench.texts.kept == {}
 
 
-def test_a_site_of_many_asks_about_so_many_at_a_time_and_forgets_nobody() -> None:
+def test_a_large_site_is_checked_in_turns_and_every_holder_gets_its_turn() -> None:
     bench = Bench(cycle_max=1000, hour_max=16)
     bench.waiting = {"pool": 1e6}
     crowd = [decision(f"p{number}", f"batch/v1/Job/{number}") for number in range(250)]
@@ -647,7 +651,7 @@ def test_a_site_of_many_asks_about_so_many_at_a_time_and_forgets_nobody() -> Non
     assert len(asked) >= 250
 
 
-def test_a_source_of_proofs_that_fails_is_left_alone_for_a_while() -> None:
+def test_a_source_of_proofs_that_fails_is_not_asked_again_for_a_while() -> None:
     bench = Bench()
     bench.trouble = "Alertmanager is slow"
     assert bench.run(decision()) == bench.run(decision()) == ([], ["proof"])
@@ -657,7 +661,7 @@ def test_a_source_of_proofs_that_fails_is_left_alone_for_a_while() -> None:
     assert bench.run(later(bench, decision()))[0] == [("suspend", "done")]
 
 
-def test_nothing_unforeseen_leaves_the_runner(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unforeseen_error_does_not_leave_the_runner(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.result = ZeroDivisionError()
     bench.sights = [NOT_DONE]
@@ -670,13 +674,13 @@ def test_nothing_unforeseen_leaves_the_runner(caplog: pytest.LogCaptureFixture) 
     assert bench.run(later(bench, decision("b", "batch/v1/Job/b"))) == ([], ["error"])
 
 
-def test_a_throttled_server_gets_no_more_requests() -> None:
+def test_a_server_that_throttles_gets_no_more_requests() -> None:
     bench = Bench()
     bench.book.fail = MarkError("throttled", "429")
     assert bench.run(decision("a", "batch/v1/Job/a"), decision("b", "batch/v1/Job/b")) == ([], ["throttled"])
 
 
-LOST = MarkError("error", "API server: timed out")  # an answer that never came
+LOST = MarkError("error", "API server: timed out")  # an answer that never arrived
 REFUSED = MarkError("conflict", "API server: status 409", status=409)
 
 
@@ -694,7 +698,7 @@ REFUSED = MarkError("conflict", "API server: status 409", status=409)
         (None, [UNCLEAR], [], 0),
     ],
 )
-def test_what_is_told_is_what_the_object_says(
+def test_the_result_of_an_act_is_what_the_live_object_shows(
     result: Exception | None, sights: list[str], done: list[tuple[str, str]], told: int
 ) -> None:
     bench = Bench()
@@ -704,7 +708,7 @@ def test_what_is_told_is_what_the_object_says(
     assert len(bench.entries()) == 1
 
 
-def test_an_act_whose_effect_does_not_show_yet_is_pending_and_has_not_failed() -> None:
+def test_an_act_whose_effect_is_not_visible_yet_is_pending_and_has_not_failed() -> None:
     bench = Bench()
     bench.sights = [UNCLEAR] * 3
     assert bench.run(decision()) == ([], [])
@@ -718,15 +722,15 @@ def test_an_act_whose_effect_does_not_show_yet_is_pending_and_has_not_failed() -
     ("sights", "result", "told"),
     [([DONE], "done", 1), ([NOT_DONE], "error", 0), ([UNCLEAR], "unconfirmed", 0), ([GONE], "replaced", 0)],
 )
-def test_an_answer_that_was_lost_is_completed_by_a_later_cycle(sights: list[str], result: str, told: int) -> None:
-    """Here by another process, of which nobody has told that it was acted on."""
+def test_an_act_whose_answer_was_lost_is_completed_by_a_later_cycle(sights: list[str], result: str, told: int) -> None:
+    """Here the later cycle runs in another process, which knows the act only from the journal."""
     bench = Bench()
     bench.result, bench.sights = LOST, [NOT_DONE]
     bench.run(decision())
     bench.restart()
     bench.clock.advance(CONFIRM_S - 1.0)
     bench.sights = [NOT_DONE]
-    assert bench.run(later(bench, decision())) == ([], ["pending"]), "it may still arrive"
+    assert bench.run(later(bench, decision())) == ([], ["pending"]), "the request may still arrive"
     bench.clock.advance(1.0)
     bench.sights = list(sights)
     assert bench.run()[0] == [("suspend", result)]
@@ -735,7 +739,7 @@ def test_an_answer_that_was_lost_is_completed_by_a_later_cycle(sights: list[str]
     assert len(bench.acted) == 1
 
 
-def test_after_a_restart_what_was_freed_counts_by_its_age_and_what_failed_does_not() -> None:
+def test_after_a_restart_freed_gpus_count_by_their_age_and_failed_acts_do_not_count() -> None:
     for age_s, result, may_act in ((60.0, None, False), (FREED_S, None, True), (60.0, REFUSED, True)):
         bench = Bench(hour_max=16)
         bench.waiting = {"pool": 1.0}
@@ -748,7 +752,7 @@ def test_after_a_restart_what_was_freed_counts_by_its_age_and_what_failed_does_n
         assert (done, held) == (([("suspend", "done")], []) if may_act else ([], ["no_demand"])), (age_s, result)
 
 
-def test_an_owner_that_cannot_be_told_is_told_by_a_later_cycle() -> None:
+def test_an_owner_who_could_not_be_told_is_told_by_a_later_cycle() -> None:
     bench = Bench()
     bench.untold = [LOST, LOST]
     assert bench.run(decision())[0] == []
@@ -761,7 +765,7 @@ def test_an_owner_that_cannot_be_told_is_told_by_a_later_cycle() -> None:
     assert bench.run()[0] == [("suspend", "unconfirmed")]
 
 
-def test_nothing_is_begun_that_cannot_be_written_down() -> None:
+def test_no_act_begins_that_cannot_be_written_into_the_journal() -> None:
     bench = Bench()
     bench.texts.kept[KEY] = "garbage"
     assert bench.run(decision()) == ([], ["journal"])
@@ -772,7 +776,7 @@ def test_nothing_is_begun_that_cannot_be_written_down() -> None:
     assert bench.acted == []
 
 
-def test_a_note_that_the_journal_does_not_have_is_a_wish() -> None:
+def test_a_note_on_the_target_that_is_not_in_the_journal_is_an_opt_out() -> None:
     bench = Bench()
     bench.run(decision())
     (entry,) = bench.entries()
@@ -782,7 +786,7 @@ def test_a_note_that_the_journal_does_not_have_is_a_wish() -> None:
     assert bench.run(decision()) == ([], ["noted"])
 
 
-def test_what_owners_take_up_again_goes_into_the_record() -> None:
+def test_targets_that_owners_resume_are_counted_in_the_record() -> None:
     bench = Bench()
     bench.run(decision())
     (entry,) = bench.record.acts
@@ -797,7 +801,7 @@ def journal_entry(number: int, **more: Any) -> Entry:
     return Entry(f"{number:08x}", WALL + number, "kubernetes", "ml", "suspend", where, where, "note", **more)
 
 
-def test_the_journal_keeps_the_last_ones_and_never_drops_what_is_not_told() -> None:
+def test_the_journal_keeps_the_last_entries_and_never_drops_an_entry_without_a_result() -> None:
     texts = Texts()
     journal = Journal(texts)
     for number in range(ENTRIES_MAX + 3):
@@ -810,7 +814,7 @@ def test_the_journal_keeps_the_last_ones_and_never_drops_what_is_not_told() -> N
     journal = Journal(texts)
     for number in range(ENTRIES_MAX):
         journal.begin(journal_entry(number))
-    with pytest.raises(MarkError, match="what became of them is not known"):
+    with pytest.raises(MarkError, match="their results are not known"):
         journal.begin(journal_entry(99))
     assert len(texts.kept[KEY]) < 16_000
 
@@ -841,7 +845,7 @@ JSON = st.recursive(
 
 
 @given(st.text() | JSON.map(json.dumps) | JSON.map(lambda each: json.dumps({"v": 1, "entries": each})))
-def test_no_text_of_others_is_a_journal_or_breaks_its_reader(text: str) -> None:
+def test_any_text_is_either_a_journal_or_a_clear_error(text: str) -> None:
     try:
         entries = parse(text)
     except MarkError as exc:
@@ -877,7 +881,9 @@ def test_no_text_of_others_is_a_journal_or_breaks_its_reader(text: str) -> None:
         ([job(members="ab")], ALL, "members"),
     ],
 )
-def test_what_may_be_done_to_whom(decisions: list[Decision], kinds: tuple[str, ...], expected: object) -> None:
+def test_the_proposed_acts_depend_on_kind_class_and_settings(
+    decisions: list[Decision], kinds: tuple[str, ...], expected: object
+) -> None:
     proposals, held = propose(decisions, kinds)
     if isinstance(expected, str):
         assert ([each.held.reason for each in held], proposals) == ([expected], [])
@@ -899,17 +905,17 @@ def test_what_may_be_done_to_whom(decisions: list[Decision], kinds: tuple[str, .
         ({}, {"mode": "act", "kinds": "stop,cancel"}, "nothing is done to it: actions.kinds allows none of suspend, "),
         ({"stage": "candidate"}, {"mode": "act", "kinds": "suspend"}, ""),
         ({"around": Surroundings("", kind="batch")}, {"mode": "act", "kinds": "suspend"}, "a pod without a controller"),
-        ({"around": None}, {"mode": "act", "kinds": "suspend"}, "what surrounds it is not known"),
+        ({"around": None}, {"mode": "act", "kinds": "suspend"}, "its surroundings are not known"),
     ],
 )
-def test_explain_says_what_may_follow(change: dict[str, Any], settings: dict[str, str], expected: str) -> None:
+def test_explain_names_the_act_that_may_follow(change: dict[str, Any], settings: dict[str, str], expected: str) -> None:
     asked = decision()._replace(**change)
     text = what_may_follow(asked, Actions(**settings))  # type: ignore[arg-type]
     assert expected in text and (bool(text) == bool(expected))
     assert ("  action: " in explain(asked, Policy(), action=text)) == bool(text)
 
 
-def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() -> None:
+def test_the_longest_idle_group_comes_first_and_its_youngest_idle_run_counts() -> None:
     old, young = decision("a", "batch/v1/Job/a"), decision("b", "batch/v1/Job/b")
     young = young._replace(idle_since_wall=WALL - 8000)
     pair = [decision(pod, "batch/v1/Job/c", members="cd") for pod in "cd"]
@@ -920,7 +926,7 @@ def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() ->
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"labels": {}}]', "[" * 100_000, '{"status": "error"}'])
-def test_what_is_no_answer_of_alertmanager_is_no_proof(text: str) -> None:
+def test_a_text_that_is_no_answer_of_alertmanager_proves_nothing(text: str) -> None:
     if text == "{}":
         assert parse_alerts(text, ()) == []
         return
@@ -928,7 +934,7 @@ def test_what_is_no_answer_of_alertmanager_is_no_proof(text: str) -> None:
         parse_alerts(text, ())
 
 
-def test_the_alert_that_proves_a_warning_is_the_one_that_owners_get() -> None:
+def test_the_alert_that_proves_a_warning_is_an_alert_to_owners() -> None:
     groups = yaml.safe_load((ROOT / "alerts" / "rules" / "owners.yaml").read_text("utf-8"))["groups"]
     (alert,) = [rule for group in groups for rule in group["rules"] if rule.get("alert") == ALERT]
     assert alert["labels"]["audience"] == "owner"
@@ -944,11 +950,11 @@ def test_the_alert_that_proves_a_warning_is_the_one_that_owners_get() -> None:
         ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), True, False, "--state.directory"),
         ({"mode": "shadow", "kinds": "stop"}, ("http://p", ""), True, True, "--alertmanager.url"),
         ({"mode": "shadow", "kinds": "stop"}, ("", "http://a"), True, True, "--source.prometheus"),
-        ({"mode": "act"}, ("http://p", "http://a"), True, True, "actions.kinds allows nothing"),
+        ({"mode": "act"}, ("http://p", "http://a"), True, True, "actions.kinds is empty"),
         ({"mode": "act", "kinds": "stop"}, ("http://p", "localhost:9093"), True, True, "write it as http://HOST:9093"),
     ],
 )
-def test_actions_without_proofs_or_an_account_of_them_do_not_start(
+def test_the_reconciler_does_not_start_with_actions_but_without_proofs_or_audit(
     changes: dict[str, str], witnesses: tuple[str, str], audit: bool, keeps: bool, problem: str
 ) -> None:
     settings = Settings()._replace(actions=Actions(**changes))  # type: ignore[arg-type]
@@ -960,13 +966,13 @@ def test_actions_without_proofs_or_an_account_of_them_do_not_start(
         check_actions(settings, places, has_audit=audit, keeps_texts=keeps)
 
 
-def test_credentials_go_to_the_same_server_only() -> None:
+def test_credentials_are_sent_to_the_same_server_only() -> None:
     assert is_same_server("https://mimir:443/prometheus", "https://mimir:443/alertmanager")
     for other in ("http://mimir:443/", "https://mimir/", "https://alertmanager:443/", ""):
         assert not is_same_server("https://mimir:443/prometheus", other)
 
 
-def test_reasons_of_refusal_have_their_series_from_the_start() -> None:
+def test_the_counters_of_actions_and_of_held_reasons_exist_from_the_start() -> None:
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     telemetry = Telemetry()
@@ -995,6 +1001,6 @@ def test_reasons_of_refusal_have_their_series_from_the_start() -> None:
         ({"metadata": {}, "spec": {"suspend": False, "runPolicy": None, "active": True}, "status": None}, ""),
     ],
 )
-def test_an_object_that_ends_or_rests_is_left_alone(live: dict[str, Any], reason: str) -> None:
+def test_no_act_on_an_object_that_ends_or_is_suspended(live: dict[str, Any], reason: str) -> None:
     held = _obstacle(live, "it")
     assert (held.reason if held is not None else "") == reason

@@ -1,4 +1,4 @@
-"""Marks without evidence: how old the evidence is, as the live objects say, and what they say besides."""
+"""Marks without evidence: the age of the evidence as written on the live objects, and the state of these objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.plan import RENEW_SHARE
 
 
 @pytest.mark.parametrize("silence", ["no series", "no answer"])
-def test_silence_withdraws_after_its_time_and_support_renews_it(silence: str) -> None:
+def test_a_mark_is_withdrawn_after_unsupported_max_without_evidence_and_renewed_with_evidence(silence: str) -> None:
     book = Book()
     bench = Bench(book)
     bench.runs = {A: (UNDERUSED,)}
@@ -32,7 +32,7 @@ def test_silence_withdraws_after_its_time_and_support_renews_it(silence: str) ->
 
 @pytest.mark.parametrize("silence", ["no series", "no answer"])
 def test_restarts_do_not_make_a_mark_younger(silence: str) -> None:
-    """A new process every minute, none of which lives for policy.unsupported_max."""
+    """A new process starts every minute, so no process lives for policy.unsupported_max."""
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
@@ -45,7 +45,7 @@ def test_restarts_do_not_make_a_mark_younger(silence: str) -> None:
     assert seen == [*[[]] * 9, ["withdraw a"]]
 
 
-def test_renewals_are_rare_and_bounded_and_the_oldest_come_first() -> None:
+def test_renewals_are_rare_and_limited_per_cycle_and_the_oldest_mark_comes_first() -> None:
     book = Book()
     bench = Bench(book)
     names = [HolderName("kubernetes", "ml", f"{i:04d}") for i in range(RENEWALS_MAX + 2)]
@@ -63,7 +63,7 @@ def test_renewals_are_rare_and_bounded_and_the_oldest_come_first() -> None:
     assert bench.run() == []
 
 
-def test_a_renewal_that_fails_costs_no_mark_and_a_throttled_one_ends_them() -> None:
+def test_a_failed_renewal_withdraws_no_mark_and_a_throttled_renewal_ends_the_renewals() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
     bench = Bench(book)
     bench.run()
@@ -81,7 +81,7 @@ def test_a_renewal_that_fails_costs_no_mark_and_a_throttled_one_ends_them() -> N
 
 
 def test_a_mark_without_a_time_of_evidence_needs_evidence_now() -> None:
-    """Its owner removed the annotations, or an older release wrote it: it is adopted or goes, and never stays for good."""
+    """Its owner removed the annotations, or an older release wrote it: it is renewed or withdrawn at once."""
     for odd in (None, WALL + POLICY.fresh_min + 1, WALL + 10 * 365 * 86400.0):
         book = Book()
         bench = Bench(book)
@@ -94,7 +94,7 @@ def test_a_mark_without_a_time_of_evidence_needs_evidence_now() -> None:
         assert bench.run() == ["withdraw a"]
 
 
-def test_the_clock_of_another_host_may_be_a_little_ahead() -> None:
+def test_a_time_of_evidence_may_be_slightly_in_the_future() -> None:
     book = Book()
     bench = Bench(book)
     book.marks, book.observed = {A: "underused"}, {A: WALL + POLICY.fresh_min}
@@ -105,7 +105,7 @@ def test_the_clock_of_another_host_may_be_a_little_ahead() -> None:
 
 @pytest.mark.parametrize("reason", ["not_running", "replaced", "terminating"])
 @pytest.mark.parametrize("silence", ["no series", "no answer", "unknown"])
-def test_without_evidence_the_live_object_is_still_looked_at(reason: str, silence: str) -> None:
+def test_without_evidence_the_live_object_is_still_checked(reason: str, silence: str) -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
@@ -117,8 +117,8 @@ def test_without_evidence_the_live_object_is_still_looked_at(reason: str, silenc
     assert (bench.writes, book.marks) == (["withdrawn"], {})
 
 
-def test_what_needs_no_evidence_is_withdrawn_before_the_source_is_asked() -> None:
-    """And no other mark is set on such a holder in the same cycle, whatever the source says then."""
+def test_marks_whose_withdrawal_needs_no_evidence_go_before_the_source_is_asked() -> None:
+    """In the same cycle no other mark is set on such a holder, even if the source supports it."""
 
     class Watching(Bench):
         def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
@@ -133,7 +133,7 @@ def test_what_needs_no_evidence_is_withdrawn_before_the_source_is_asked() -> Non
     book.ended, book.unable = {ended}, {restarted: "restarted"}
     book.observed[late] = WALL - POLICY.unsupported_max
     bench.runs = {ended: (UNDERUSED,), restarted: (UNDERUSED,)}
-    assert bench.run() == ["withdraw a", "withdraw b", "ask", "withdraw c"]  # of c the answer might have said more
+    assert bench.run() == ["withdraw a", "withdraw b", "ask", "withdraw c"]  # the answer might have supported c
     assert bench.cycle.standing == {kept: "candidate"}
 
     book.marks[late], book.observed[late] = "candidate", WALL
@@ -143,7 +143,7 @@ def test_what_needs_no_evidence_is_withdrawn_before_the_source_is_asked() -> Non
     assert bench.run() == ["withdraw d", "withdraw c", "ask"]
 
 
-def test_a_process_that_dies_of_its_evidence_withdraws_all_the_same() -> None:
+def test_a_process_that_crashes_while_it_reads_evidence_still_withdraws_old_marks() -> None:
     class Deadly(Bench):
         def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
             raise SystemExit
@@ -159,7 +159,7 @@ def test_a_process_that_dies_of_its_evidence_withdraws_all_the_same() -> None:
         assert book.marks == left
 
 
-def test_a_single_cycle_waits_for_its_evidence_and_withdraws_what_that_does_not_support() -> None:
+def test_a_single_cycle_waits_for_its_evidence_and_withdraws_unsupported_marks() -> None:
     book = Book()
     bench = Bench(book, once=True)
     supported, _, old = names = [HolderName("kubernetes", "ml", name) for name in "abc"]

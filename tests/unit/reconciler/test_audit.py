@@ -1,4 +1,4 @@
-"""The audit: a line for each mark that was set or withdrawn, and what it says later."""
+"""The audit log: a line for every mark that was set or withdrawn, and reading it later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, A, Bench, Bo
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.audit import AuditLog, describe, policy_hash, read_transitions
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
@@ -25,7 +25,7 @@ JOB = HolderName("slurm", "", "3013")
 
 
 class Audited(Bench):
-    """A cycle that keeps an audit."""
+    """A cycle with an audit log."""
 
     def __init__(self, *books: Book, path: Path) -> None:
         self.path, self.errors = path, 0
@@ -34,7 +34,7 @@ class Audited(Bench):
     def restart(self) -> None:
         judge = judge_of(self, self.books, Rulebook(self.policy), self.clock)
         self.audit = AuditLog(self.path, Rulebook(self.policy), self.clock, self._count)
-        self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, audit=self.audit)
+        self.cycle = ReconcileCycle(judge, self.books, self.policy, self, self.clock, CycleHooks(audit=self.audit))
 
     def _count(self) -> None:
         self.errors += 1
@@ -43,7 +43,7 @@ class Audited(Bench):
         return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
 
 
-def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None:
+def test_each_transition_of_a_mark_is_one_line_with_its_evidence(tmp_path: Path) -> None:
     bench = Audited(Book(), path=tmp_path / "audit.jsonl")
     for run in (CANDIDATE, CANDIDATE, UNDERUSED, 0.0):
         bench.runs = {A: [run, UNDERUSED]}
@@ -89,10 +89,10 @@ def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None
     assert (gone["action"], gone["stage"], rest) == ("marked", "partial", [])
     assert partial["decided"] == "partial"
     units: list[dict[str, object]] = partial["units"]  # type: ignore[assignment]
-    assert [unit["idle_run_seconds"] for unit in units] == [0.0, UNDERUSED], "what ended it"
+    assert [unit["idle_run_seconds"] for unit in units] == [0.0, UNDERUSED], "the evidence that ended the mark"
 
 
-def test_a_write_that_failed_or_was_refused_is_no_transition(tmp_path: Path) -> None:
+def test_a_mark_whose_write_failed_or_was_refused_has_no_line(tmp_path: Path) -> None:
     book = Book()
     bench = Audited(book, path=tmp_path / "audit.jsonl")
     bench.runs = {A: [UNDERUSED]}
@@ -103,7 +103,7 @@ def test_a_write_that_failed_or_was_refused_is_no_transition(tmp_path: Path) -> 
     assert bench.lines() == []
 
 
-def test_what_is_not_known_is_null(tmp_path: Path) -> None:
+def test_unknown_numbers_of_a_unit_are_null_in_the_audit_log(tmp_path: Path) -> None:
     bench = Audited(Book(), path=tmp_path / "audit.jsonl")
     bench.runs = {A: [UNDERUSED]}
     bench.run()
@@ -114,7 +114,7 @@ def test_what_is_not_known_is_null(tmp_path: Path) -> None:
     assert [found[key] for key in ("idle_run_seconds", "coverage", "sample_age_seconds")] == [None] * 3
 
 
-def test_a_file_that_cannot_be_written_is_said_at_the_start_and_counted_later(
+def test_an_audit_file_that_cannot_be_written_is_an_error_at_the_start_and_counted_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(OSError, match="No such file"):
@@ -134,10 +134,10 @@ def test_a_file_that_cannot_be_written_is_said_at_the_start_and_counted_later(
     folder.mkdir()
     bench.runs = {A: [0.0]}
     bench.run()
-    assert [line["action"] for line in bench.lines()] == ["withdrawn"], "a file that was moved away is made again"
+    assert [line["action"] for line in bench.lines()] == ["withdrawn"], "a file that was moved away is created again"
 
 
-def test_the_policy_is_known_by_each_of_its_settings() -> None:
+def test_every_setting_of_the_policy_changes_its_hash() -> None:
     for key, value in Policy()._asdict().items():
         other = f"{value}x" if isinstance(value, str) else value + 1
         assert policy_hash(Rulebook(Policy()._replace(**{key: other}))) != policy_hash(Rulebook(Policy())), key
@@ -148,7 +148,7 @@ def line(**facts: object) -> str:
     return json.dumps({**base, **A._asdict(), **facts}) + "\n"
 
 
-def test_the_past_of_a_holder_is_its_own_and_the_newest(tmp_path: Path) -> None:
+def test_reading_returns_the_newest_transitions_of_the_asked_holder_only(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     others = [line(name="b"), line(namespace="other"), line(scheduler="slurm", namespace="", name="a")]
     job = line(**JOB._asdict(), job="3010_1", gpus_expected=2, gpus_observed=1)
@@ -164,14 +164,16 @@ def test_the_past_of_a_holder_is_its_own_and_the_newest(tmp_path: Path) -> None:
         st.one_of(st.text(max_size=40), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps))
     )
 )
-def test_lines_that_are_not_ours_are_passed_over(tmp_path_factory: pytest.TempPathFactory, foreign: list[str]) -> None:
+def test_lines_that_are_no_audit_records_are_skipped(
+    tmp_path_factory: pytest.TempPathFactory, foreign: list[str]
+) -> None:
     path = tmp_path_factory.mktemp("audit") / "audit.jsonl"
     path.write_text("\n".join([*foreign, ""]) + line() + "{" * 50_000 + "\n" + line(time="soon"), "utf-8")
     (record,) = read_transitions(path, A)
     assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle"
 
 
-def test_what_others_wrote_there_stays_on_one_line(tmp_path: Path) -> None:
+def test_a_reason_with_control_characters_is_shown_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text(line(reason="a\nb\x1b[2J"))
     (record,) = read_transitions(path, A)

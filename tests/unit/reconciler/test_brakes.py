@@ -1,4 +1,4 @@
-"""What keeps the reconciler from marking what is idle for a reason that has nothing to do with its owner."""
+"""Brakes: they prevent marks on GPUs that are idle for a reason that is not their owner's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PER_NAMESPACE = POLICY.new_marks_namespace_max
 
 
 def small(count: int, run_s: float = CANDIDATE) -> tuple[Book, Bench]:
-    """A cluster of 100 GPUs held, of which so many became idle at the same time."""
+    """A cluster with 100 held GPUs. `count` of them became idle at the same time."""
     book = Book()
     bench = Bench(book)
     bench.allocations = 100
@@ -27,7 +27,7 @@ def small(count: int, run_s: float = CANDIDATE) -> tuple[Book, Bench]:
     return book, bench
 
 
-def test_many_gpus_that_became_idle_together_are_a_fault_until_the_longest_wait_is_over() -> None:
+def test_many_gpus_that_became_idle_together_freeze_marks_until_freeze_max_is_over() -> None:
     _, bench = small(20)
     assert bench.run() == []
     assert set(bench.cycle.frozen) == {"correlated"}
@@ -37,8 +37,8 @@ def test_many_gpus_that_became_idle_together_are_a_fault_until_the_longest_wait_
     assert (bench.cycle.frozen, bench.problem) == ({}, "")
 
 
-def test_a_few_and_many_one_after_the_other_are_no_fault() -> None:
-    _, bench = small(9)  # all but one of them are others' than the largest group
+def test_few_gpus_and_many_gpus_one_after_the_other_do_not_freeze_marks() -> None:
+    _, bench = small(9)  # each is a group, so 8 of them are outside the largest group
     assert len(bench.run()) == 9
     _, bench = small(10)
     assert bench.run() == []
@@ -47,15 +47,15 @@ def test_a_few_and_many_one_after_the_other_are_no_fault() -> None:
     assert len(bench.run()) == 20
 
 
-def test_a_large_cluster_has_more_of_them_at_any_time() -> None:
+def test_in_a_large_cluster_more_gpus_may_become_idle_together() -> None:
     _, bench = small(60)
     bench.allocations = 1200
-    assert bench.cycle.run() == "", "59 others of 1200 are less than a twentieth"
+    assert bench.cycle.run() == "", "59 of 1200 outside the largest group are less than 5 %"
     bench.allocations = 1000
     assert bench.cycle.run().startswith("frozen: 60 of 1000 GPUs")
 
 
-def test_the_gpus_of_one_group_become_idle_together_when_its_work_ends() -> None:
+def test_gpus_of_one_group_that_become_idle_together_do_not_freeze_marks() -> None:
     book, bench = small(20)
     book.around = dict.fromkeys(bench.runs, Surroundings("batch/v1/Job/train"))
     bench.runs = {HolderName("kubernetes", "ml", name.name): run for name, run in bench.runs.items()}
@@ -64,7 +64,7 @@ def test_the_gpus_of_one_group_become_idle_together_when_its_work_ends() -> None
     assert bench.cycle.frozen == {}
 
 
-def test_marks_that_stand_go_after_ten_minutes_of_a_freeze_and_work_ends_one_at_once() -> None:
+def test_existing_marks_go_after_ten_minutes_of_a_freeze_and_at_once_when_the_holder_works() -> None:
     book, bench = small(20, UNDERUSED)
     names = list(bench.runs)
     for name in names:
@@ -77,13 +77,13 @@ def test_marks_that_stand_go_after_ten_minutes_of_a_freeze_and_work_ends_one_at_
     bench.clock.advance(1.0)
     assert len(bench.run()) == 19
     assert book.marks == {}
-    bench.runs = {name: [3.0] for name in names[1:]}  # the storage is back
+    bench.runs = {name: [3.0] for name in names[1:]}  # the storage works again
     assert bench.run() == []
     assert bench.cycle.frozen == {}
 
 
 @pytest.mark.parametrize(("exporters", "frozen"), [(80, set()), (79, {"exporters"})])
-def test_nothing_is_marked_while_many_exporters_of_the_last_hour_are_gone(exporters: int, frozen: set[str]) -> None:
+def test_no_holder_is_marked_while_many_exporters_of_the_last_hour_are_gone(exporters: int, frozen: set[str]) -> None:
     book, bench = small(0)
     bench.run()
     bench.exporters, bench.runs = exporters, {PODS[0]: [CANDIDATE]}
@@ -94,7 +94,7 @@ def test_nothing_is_marked_while_many_exporters_of_the_last_hour_are_gone(export
 
 
 @pytest.mark.parametrize(("before", "now", "holds"), [(4, 3, False), (3, 2, False), (2, 1, True), (4, 2, True)])
-def test_at_a_small_site_one_node_that_is_away_stops_nothing(before: int, now: int, holds: bool) -> None:
+def test_a_single_missing_exporter_of_three_or_more_does_not_freeze_marks(before: int, now: int, holds: bool) -> None:
     _, bench = small(0)
     for exporters in (before, now):
         bench.exporters = exporters
@@ -102,7 +102,7 @@ def test_at_a_small_site_one_node_that_is_away_stops_nothing(before: int, now: i
     assert ("exporters" in bench.cycle.frozen) is holds
 
 
-def test_exporters_that_come_and_go_are_remembered_at_their_most() -> None:
+def test_the_highest_number_of_exporters_is_remembered() -> None:
     _, bench = small(0)
     for exporters in (50, 100, 90, 60):
         bench.exporters = exporters
@@ -114,7 +114,7 @@ def test_exporters_that_come_and_go_are_remembered_at_their_most() -> None:
     assert bench.cycle.frozen == {}
 
 
-def test_no_evidence_is_a_freeze_with_its_reason() -> None:
+def test_missing_evidence_freezes_marks_with_reason_source() -> None:
     _, bench = small(1)
     bench.error = "Prometheus is down"
     bench.run()
@@ -124,7 +124,7 @@ def test_no_evidence_is_a_freeze_with_its_reason() -> None:
     assert bench.cycle.frozen == {}
 
 
-def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
+def test_the_marks_of_one_namespace_are_limited_per_cycle() -> None:
     _, bench = small(0)
     bench.allocations = 10_000
     bench.runs = {HolderName("kubernetes", "ml", f"pod-{i:02}"): [CANDIDATE + 20 - i] for i in range(12)}
@@ -137,13 +137,13 @@ def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
 
 
 def of(pool: str, namespaces: int, count: int, run_s: float = CANDIDATE) -> list[HolderEvidence]:
-    """Holders of one GPU of a pool, of so many namespaces, all idle since the same moment."""
+    """Holders of one GPU each, in one pool and in several namespaces, all idle since the same moment."""
     names = [HolderName("kubernetes", f"{pool}-{at % namespaces}", f"p{at}") for at in range(count)]
     return [holder(name, [run_s])._replace(facts={"resource": frozenset({pool})}) for name in names]
 
 
 def frozen_of(*holders: list[HolderEvidence]) -> set[str] | None:
-    """Namespaces that are frozen; None for everything."""
+    """The namespaces that are frozen; None for everything."""
     lot = [each for some in holders for each in some]
     decisions = [decide_holder(each, WALL, POLICY, windows_of(POLICY)) for each in lot]
     pools = {each.name: pools_of(each) for each in lot}
@@ -154,14 +154,14 @@ def frozen_of(*holders: list[HolderEvidence]) -> set[str] | None:
 @pytest.mark.parametrize(
     ("holders", "frozen"),
     [
-        ([of("a", 1, 20)], {"a-0"}),  # a site of one namespace, or the only one that is idle
+        ([of("a", 1, 20)], {"a-0"}),  # a site with one namespace, or only one namespace is idle
         ([of("a", 1, 20), of("b", 3, 3)], {"a-0"}),
         ([of("a", 1, 20), of("b", 1, 20)], None),
         ([of("a", 2, 40)], {"a-0", "a-1"}),
         ([of("a", 1, 20), of("b", 1, 3)], {"a-0"}),
-        ([of("a", 1, 10), of("b", 1, 2)], set()),  # neither alone is too many: a few of another add nothing
+        ([of("a", 1, 10), of("b", 1, 2)], set()),  # each tenant has too few GPUs
         ([of("a", 1, 5), of("b", 1, 40)], {"b-0"}),
-        ([of("a", 1, 6), of("b", 1, 40)], {"b-0"}),  # of two pools
+        ([of("a", 1, 6), of("b", 1, 40)], {"b-0"}),  # in two pools
         ([of("a", 1, 9), of("b", 1, 9)], None),
         ([of("a", 5, 40), of("b", 2, 6)], {f"a-{at}" for at in range(5)}),
         ([of("a", 5, 40), of("b", 1, 20)], None),
@@ -169,25 +169,27 @@ def frozen_of(*holders: list[HolderEvidence]) -> set[str] | None:
         ([of("a", 5, 3)], set()),
     ],
 )
-def test_a_fault_freezes_the_tenant_or_the_pool_that_shows_it_and_two_pools_everything(
+def test_a_fault_freezes_the_affected_tenant_or_pool_and_a_fault_in_two_pools_freezes_everything(
     holders: list[list[HolderEvidence]], frozen: set[str] | None
 ) -> None:
     assert frozen_of(*holders) == frozen
 
 
-def test_one_tenant_whose_gpus_became_idle_together_keeps_no_others_from_being_marked() -> None:
+def test_one_tenant_whose_gpus_became_idle_together_does_not_freeze_other_tenants() -> None:
     _, bench = small(3)
     bench.runs |= {HolderName("kubernetes", "hoard", f"p{at}"): [CANDIDATE] for at in range(30)}
     assert sorted(bench.run()) == [f"write pod-{at} candidate" for at in range(3)]
-    assert "They are of hoard, which alone is frozen" in bench.cycle.frozen["correlated"].text
+    assert "They belong to hoard, so only this tenant is frozen" in bench.cycle.frozen["correlated"].text
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 4), st.integers(1, 9)), max_size=40),
     st.integers(0, 400),
 )
-def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]], allocations: int) -> None:
-    """By looking at every window by itself, which takes the square of the time."""
+def test_idle_together_finds_the_same_gpus_as_a_check_of_every_window(
+    begun: list[tuple[int, int, int]], allocations: int
+) -> None:
+    """The simple check takes quadratic time."""
     decisions = [
         decide_holder(holder(HolderName("kubernetes", f"ns-{group}", f"p{i}"), [80_000.0] * units), WALL, POLICY, windows_of(POLICY))
         ._replace(idle_since_wall=WALL - POLICY.candidate_after - since, around=Surroundings(group=f"g{group}"))
@@ -204,9 +206,9 @@ def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]]
     assert (found.gpus if found else 0) == worst
 
 
-def test_more_than_three_times_what_is_usual_at_that_hour_is_a_fault_below_the_share_too() -> None:
+def test_more_than_three_times_the_usual_number_is_a_fault_although_below_the_share() -> None:
     _, bench = small(20)
-    bench.allocations = 1000  # a share of which is 50
+    bench.allocations = 1000  # the share allows 50 GPUs
     hours: list[float] = []
 
     def usual(wall: float) -> float:
@@ -221,16 +223,16 @@ def test_more_than_three_times_what_is_usual_at_that_hour_is_a_fault_below_the_s
     assert (len(bench.run()), bench.problem) == (20, "")
 
 
-def test_what_is_usual_is_not_asked_for_where_few_became_idle_and_allows_no_more_than_the_share() -> None:
+def test_the_usual_number_is_not_asked_for_few_gpus_and_allows_no_more_than_the_share() -> None:
     _, bench = small(9)
     bench.allocations, bench.usual_at = 1000, pytest.fail
     assert len(bench.run()) == 9
-    _, bench = small(20)  # of 100: everybody of this small site goes home at once
+    _, bench = small(20)  # of 100 GPUs: all users of this small site go home at once
     bench.usual_at = lambda _: 20.0
     assert bench.run() == []
 
 
-def test_an_hour_is_asked_for_once_and_one_that_failed_again_after_a_while() -> None:
+def test_the_usual_number_is_asked_for_once_per_hour_and_again_after_a_failure() -> None:
     clock, asked, answer = ManualClock(wall=WALL), list[float](), [3.0, 1.0, 900.0, 2.0]
 
     def read_days(hour: float) -> list[float]:
@@ -258,4 +260,4 @@ def test_an_hour_is_asked_for_once_and_one_that_failed_again_after_a_while() -> 
         usual.at(hour - back * HOUR_S)
     assert len(asked) == 4 + HOURS_MAX
     usual.at(hour)
-    assert len(asked) == 5 + HOURS_MAX, "what is old is forgotten"
+    assert len(asked) == 5 + HOURS_MAX, "old hours are forgotten"

@@ -1,4 +1,4 @@
-"""A reconciler whose clock is not the API server's decides nothing: a wish of an owner would end too early."""
+"""If the clocks of the reconciler and of the API server differ, nothing is decided: a wish could end too early."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Reference, Unreadable
 from gpu_exporter.reconciler.evidence.clocks import APART_MAX_S, ahead_of
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
@@ -29,7 +29,7 @@ JOB = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "u
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Knows one Job and an empty namespace; its clock differs from ours."""
+    """A server with one Job and an empty namespace. Its clock differs from the reconciler's by `ahead_s`."""
 
     ahead_s = 0.0
     date: str | None = None
@@ -61,7 +61,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 
 @pytest.mark.parametrize(("ahead_s", "says"), [(-3600.0, "s ahead of"), (-40.0, "s ahead of"), (40.0, "s behind")])
-def test_nothing_is_decided_by_a_clock_that_is_not_the_servers(
+def test_nothing_is_decided_while_the_clocks_of_reconciler_and_server_differ(
     api: Api, monkeypatch: pytest.MonkeyPatch, ahead_s: float, says: str
 ) -> None:
     monkeypatch.setattr(Server, "ahead_s", ahead_s)
@@ -70,30 +70,30 @@ def test_nothing_is_decided_by_a_clock_that_is_not_the_servers(
     assert isinstance(found, Unreadable)
     assert found.is_failure
     assert says in found.why
-    assert "set both by NTP" in found.why
+    assert "synchronize both by NTP" in found.why
     reader = TargetReader(api, Policy(), ManualClock(), Owners(api, ManualClock()), GPU_RESOURCES)
     with pytest.raises(MarkError, match=says):
         reader.read(Reference("batch", "v1", "Job", "train", "u1"), "ml", ("suspend",), 0.0, time.time())
-    monkeypatch.setattr(Server, "ahead_s", 0.0)  # somebody sets the clock
+    monkeypatch.setattr(Server, "ahead_s", 0.0)  # the clock is corrected
     api.call(api.core.read_namespace, "ml")
     assert api.clock_fault == ""
 
 
 @pytest.mark.parametrize("ahead_s", [-25.0, 0.0, 25.0])
-def test_a_small_difference_is_none(api: Api, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+def test_a_small_difference_of_the_clocks_is_ignored(api: Api, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
     monkeypatch.setattr(Server, "ahead_s", ahead_s)
     api.call(api.core.read_namespace, "ml")
     assert api.clock_fault == ""
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", "Thu, 99 Nov 2026 00:00:00 GMT", "Thu, 01 Jan 9999999 00:00:00 GMT"])
-def test_a_date_that_is_none_says_nothing(api: Api, monkeypatch: pytest.MonkeyPatch, date: str) -> None:
+def test_an_invalid_date_of_the_server_is_ignored(api: Api, monkeypatch: pytest.MonkeyPatch, date: str) -> None:
     monkeypatch.setattr(Server, "date", date)
     api.call(api.core.read_namespace, "ml")
     assert api.clock_fault == ""
 
 
-def test_a_slow_answer_is_no_difference() -> None:
+def test_a_slow_answer_is_no_difference_of_the_clocks() -> None:
     asked, got = 1000.0, 1120.0
     assert [ahead_of(said, asked, got, 1.0) for said in (999.0, 1000.0, 1060.0, 1120.0)] == [0.0] * 4
     assert ahead_of(asked - 1.0 - APART_MAX_S, asked, got, 1.0) == APART_MAX_S

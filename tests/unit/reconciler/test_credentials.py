@@ -19,14 +19,14 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_token_is_read_for_each_request(secret: Path) -> None:
+def test_the_token_file_is_read_for_each_request(secret: Path) -> None:
     credentials = Credentials(secret, headers=["X-Scope-OrgID: team-a"])
     assert credentials.headers() == {"X-Scope-OrgID": "team-a", "Authorization": "Bearer s3cret"}
     secret.write_text("rotated")
     assert credentials.headers()["Authorization"] == "Bearer rotated"
 
 
-def test_a_password_may_hold_anything_but_the_line_break_at_its_end(secret: Path) -> None:
+def test_a_password_may_contain_anything_but_a_line_break_at_its_end(secret: Path) -> None:
     secret.write_text(" pass:word ä \r\n", "utf-8")
     header = Credentials(None, "prometheus", secret).headers()["Authorization"]
     assert base64.b64decode(header.removeprefix("Basic ")).decode() == "prometheus: pass:word ä "
@@ -46,7 +46,7 @@ def test_a_password_may_hold_anything_but_the_line_break_at_its_end(secret: Path
             "authorization: Bearer s3cret",
             "--source.header authorization: use --source.bearer-token-file or --source.basic-auth.*",
         ),
-        ("Host: other", "--source.header Host: it is set here"),
+        ("Host: other", "--source.header Host: the reconciler sets this header itself"),
     ],
 )
 def test_a_header_that_would_break_the_request_is_refused(header: str, complaint: str) -> None:
@@ -63,12 +63,12 @@ def test_a_header_that_would_break_the_request_is_refused(header: str, complaint
         (b"", "it is empty"),
         (b"\n", "it is empty"),
         (b"\xff", "it is not UTF-8"),
-        (b"x" * (64 * 1024 + 1), "longer than 65536 bytes"),
-        (b"two words", "a token is one word of printable ASCII"),
-        (b"a\nb", "a token is one word of printable ASCII"),
+        (b"x" * (64 * 1024 + 1), "it is longer than 65536 bytes"),
+        (b"two words", "a token must be one word of printable ASCII"),
+        (b"a\nb", "a token must be one word of printable ASCII"),
     ],
 )
-def test_a_token_that_cannot_be_used_is_said_at_the_start_and_later(
+def test_an_unusable_token_is_an_error_at_the_start_and_later(
     secret: Path, content: bytes | None, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(credentials=Credentials(secret))
@@ -87,22 +87,22 @@ def test_a_token_that_cannot_be_used_is_said_at_the_start_and_later(
 @pytest.mark.parametrize(
     ("user", "has_password", "has_token", "complaint"),
     [
-        ("a", False, False, "go together"),
-        ("", True, False, "go together"),
+        ("a", False, False, "together"),
+        ("", True, False, "together"),
         ("a", True, True, "either --source.bearer-token-file or"),
-        ("a:b", True, False, "has no colon"),
+        ("a:b", True, False, "must not contain a colon"),
     ],
 )
-def test_half_of_a_user_and_two_ways_at_once_are_refused(
+def test_incomplete_and_contradictory_credentials_are_refused(
     secret: Path, user: str, has_password: bool, has_token: bool, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         Credentials(secret if has_token else None, user, secret if has_password else None)
 
 
-def test_a_user_in_the_address_beside_another_one_is_refused(secret: Path) -> None:
+def test_a_user_in_the_address_is_refused_if_other_credentials_are_set(secret: Path) -> None:
     for credentials in (Credentials(secret), Credentials(None, "a", secret)):
         credentials.check_address("https://host:9090")
-        with pytest.raises(ValueError, match="leave one out"):
+        with pytest.raises(ValueError, match="remove one"):
             credentials.check_address("https://user:password@host:9090")
     Credentials().check_address("https://user:password@host:9090")

@@ -1,4 +1,4 @@
-"""What a cycle does with marks that exist and decisions that come, without any scheduler."""
+"""How a cycle handles existing marks and new decisions, without a real scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.plan import plan
 
 
-def test_underused_falls_at_once_whatever_limits_or_refuses_the_next_mark() -> None:
+def test_a_mark_underused_falls_at_once_even_if_the_lower_mark_is_limited() -> None:
     book = Book()
     bench = Bench(book, policy=POLICY._replace(new_marks_max=1))
     other = HolderName("kubernetes", "ml", "other")
@@ -25,7 +25,7 @@ def test_underused_falls_at_once_whatever_limits_or_refuses_the_next_mark() -> N
     assert bench.run() == ["write a partial"]
 
 
-def test_only_what_has_been_marked_underused_for_a_cycle_may_be_acted_on() -> None:
+def test_only_holders_that_were_marked_underused_before_the_cycle_may_be_acted_on() -> None:
     book = Book()
     bench = Bench(book, policy=POLICY._replace(new_marks_max=1))
     other = HolderName("kubernetes", "ml", "other")
@@ -34,7 +34,7 @@ def test_only_what_has_been_marked_underused_for_a_cycle_may_be_acted_on() -> No
     bench.run()
     assert (book.marks[A], bench.skips, bench.given) == ("candidate", ["limit"], []), "its mark could not rise"
     bench.run()
-    assert [each.name for each in bench.given] == [other], "the other one was marked a cycle ago"
+    assert [each.name for each in bench.given] == [other], "the other holder was marked in the last cycle"
     book.refuse[other] = "gpus"
     bench.run()
     assert [each.name for each in bench.given] == [A], "a mark that its live object must not carry is withdrawn"
@@ -43,7 +43,7 @@ def test_only_what_has_been_marked_underused_for_a_cycle_may_be_acted_on() -> No
     assert bench.given == []
 
 
-def test_a_refusal_while_a_mark_stands_withdraws_it_and_sets_no_other() -> None:
+def test_a_refusal_withdraws_an_existing_mark_and_sets_no_other_mark() -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "candidate"
@@ -54,18 +54,18 @@ def test_a_refusal_while_a_mark_stands_withdraws_it_and_sets_no_other() -> None:
     assert (bench.skips, book.marks) == (["gpus"], {})
 
 
-def test_marked_holders_are_asked_for_and_activity_differs_from_silence() -> None:
+def test_marked_holders_are_asked_for_and_only_activity_withdraws_a_mark_at_once() -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
-    assert bench.run() == []  # no series of it
+    assert bench.run() == []  # the holder has no series
     assert list(bench.asked) == [A]
     bench.runs = {A: (3.0,)}
     assert bench.run() == ["withdraw a"]
 
 
-def test_the_rise_alone_is_refused_and_the_mark_stays() -> None:
-    """The pod is idle from its start: its GPU was assigned earlier than its container could work."""
+def test_a_mark_remains_while_its_rise_is_refused() -> None:
+    """The pod is idle from its start: its GPU was allocated before its container could work."""
     book = Book()
     bench = Bench(book)
     bench.runs, book.able_s[A] = {A: (CANDIDATE,)}, POLICY.candidate_after
@@ -76,11 +76,11 @@ def test_the_rise_alone_is_refused_and_the_mark_stays() -> None:
     book.able_s[A] = UNDERUSED
     assert bench.run() == ["write a underused"]
     assert book.marks == {A: "underused"}
-    book.able_s[A] = UNDERUSED - 900  # now it was restarted, and its own stage is not met
+    book.able_s[A] = UNDERUSED - 900  # it was restarted, so the conditions of its present stage are not met
     assert bench.run() == ["withdraw a"]
 
 
-def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_besides() -> None:
+def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_in_the_same_cycle() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
     bench = Bench(book)
     book.marks = {A: "candidate", other: "underused"}
@@ -91,7 +91,7 @@ def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_besides() -> None:
     assert bench.run() == ["write b underused"]
 
 
-def test_a_rise_that_is_refused_leaves_the_evidence_renewed() -> None:
+def test_the_evidence_of_a_mark_is_renewed_while_its_rise_is_refused() -> None:
     book = Book()
     bench = Bench(book)
     book.marks, book.able_s = {A: "candidate"}, {A: POLICY.candidate_after}
@@ -100,7 +100,7 @@ def test_a_rise_that_is_refused_leaves_the_evidence_renewed() -> None:
     assert bench.run() == ["write a underused", "renew a"]
 
 
-def test_a_refusal_is_logged_when_it_changes_and_counted_in_each_cycle(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_when_it_changes_and_counted_in_every_cycle(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     book = Book()
     bench = Bench(book)
@@ -112,7 +112,7 @@ def test_a_refusal_is_logged_when_it_changes_and_counted_in_each_cycle(caplog: p
     assert caplog.messages == ["ml/a: not marked underused: refused"] * 3
 
 
-def test_a_holder_whose_scheduler_has_no_marker_is_counted_and_ends_nothing() -> None:
+def test_a_holder_whose_scheduler_has_no_marker_is_counted_and_is_no_problem() -> None:
     book = Book()
     bench = Bench(book)
     bench.runs = {A: (UNDERUSED,), B: (UNDERUSED,), HolderName("slurm", "", "8"): (0.0,)}
@@ -120,7 +120,7 @@ def test_a_holder_whose_scheduler_has_no_marker_is_counted_and_ends_nothing() ->
     assert (bench.skips, bench.problem) == (["no_marker"], "")
 
 
-def test_nothing_escapes_a_cycle_and_the_next_one_goes_on() -> None:
+def test_an_unforeseen_error_does_not_leave_a_cycle_and_the_next_cycle_goes_on() -> None:
     class Broken(Bench):
         def count_write(self, result: str) -> None:
             raise KeyError(result)
@@ -134,7 +134,7 @@ def test_nothing_escapes_a_cycle_and_the_next_one_goes_on() -> None:
     assert bench.run() == ["withdraw a"]
 
 
-def test_where_marks_cannot_be_listed_nothing_is_written_and_no_time_is_forgotten() -> None:
+def test_if_marks_cannot_be_listed_nothing_is_written_and_marks_keep_their_age() -> None:
     pods, jobs = Book(), Book("slurm")
     bench = Bench(pods, jobs)
     bench.runs = {A: (UNDERUSED,), B: (UNDERUSED,)}
@@ -154,7 +154,7 @@ def test_where_marks_cannot_be_listed_nothing_is_written_and_no_time_is_forgotte
     assert bench.run() == ["withdraw a", "withdraw 7"]
 
 
-def test_a_fault_with_one_holder_costs_no_other_its_withdrawal() -> None:
+def test_an_error_with_one_holder_does_not_prevent_the_withdrawal_of_other_marks() -> None:
     pods, jobs = Book(), Book("slurm")
     bench = Bench(pods, jobs)
     pods.marks[A], jobs.marks[B] = "underused", "underused"
@@ -175,7 +175,7 @@ def test_a_throttled_write_ends_the_writes_of_the_cycle() -> None:
     assert bench.writes == ["throttled"]
 
 
-def test_a_write_that_fails_costs_no_other_its_mark() -> None:
+def test_a_failed_write_does_not_prevent_other_marks() -> None:
     book = Book()
     bench = Bench(book)
     book.fail = MarkError("error", "odd")
@@ -185,7 +185,7 @@ def test_a_write_that_fails_costs_no_other_its_mark() -> None:
     assert bench.writes == ["error", "error"]
 
 
-def test_a_refusal_costs_no_other_its_mark() -> None:
+def test_a_refusal_does_not_prevent_other_marks() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
     bench = Bench(book)
     book.refuse[A] = "gpus"
@@ -194,14 +194,14 @@ def test_a_refusal_costs_no_other_its_mark() -> None:
     assert book.marks == {other: "underused"}
 
 
-def test_each_mark_beyond_the_limit_is_counted() -> None:
+def test_every_mark_beyond_the_limit_is_counted() -> None:
     bench = Bench(Book(), policy=POLICY._replace(new_marks_max=1))
     bench.runs = {HolderName("kubernetes", "ml", name): (UNDERUSED,) for name in "abc"}
     assert bench.run() == ["write a underused"]
     assert bench.skips == ["limit", "limit"]
 
 
-def test_the_oldest_evidence_is_renewed_first() -> None:
+def test_the_mark_with_the_oldest_evidence_is_renewed_first() -> None:
     book = Book()
     bench = Bench(book)
     bench.run()
@@ -216,7 +216,7 @@ def test_the_oldest_evidence_is_renewed_first() -> None:
     assert bench.run() == ["renew b", "renew a", "renew c"]
 
 
-def test_the_mark_of_what_ended_goes() -> None:
+def test_the_mark_on_a_holder_that_ended_is_withdrawn() -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
@@ -225,7 +225,7 @@ def test_the_mark_of_what_ended_goes() -> None:
     assert bench.run() == ["withdraw a"]
 
 
-def test_unknown_is_silence_and_not_activity() -> None:
+def test_a_decision_unknown_counts_as_missing_evidence_and_not_as_activity() -> None:
     book = Book()
     book.marks[A] = "underused"
     stale = holder(A, (UNDERUSED,))
@@ -249,7 +249,7 @@ BUSY, IDLE = {"idle_run_s": 3.0}, {"idle_run_s": UNDERUSED}
         {**IDLE, "start_wall": None},
     ],
 )
-def test_known_activity_ends_underused_whatever_is_not_known_of_the_other_gpus(other: dict[str, float]) -> None:
+def test_activity_of_one_gpu_ends_a_mark_even_if_other_gpus_are_unknown(other: dict[str, float]) -> None:
     both = holder(A, (0.0, 0.0))
     both = both._replace(units=(both.units[0]._replace(**BUSY), both.units[1]._replace(**other)))
     (decision,) = decide(Evidence(WALL, (both,)), POLICY)
@@ -261,7 +261,7 @@ def test_known_activity_ends_underused_whatever_is_not_known_of_the_other_gpus(o
             assert "is active" in withdrawal.reason or decision.reason == withdrawal.reason
 
 
-def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
+def test_evidence_that_became_old_during_a_slow_cycle_sets_no_mark() -> None:
     third = HolderName("kubernetes", "ml", "c")
 
     class Slow(Book):
@@ -277,7 +277,7 @@ def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
     assert bench.skips == ["stale"]
 
 
-def test_withdrawals_come_before_marks_are_looked_at_again() -> None:
+def test_withdrawals_come_before_the_checks_of_other_marks() -> None:
     class Log(Book):
         def check(self, mark: Mark, decision: Decision, wall: float) -> None:
             self.calls.append(f"check {decision.name.name}")
@@ -290,7 +290,7 @@ def test_withdrawals_come_before_marks_are_looked_at_again() -> None:
     assert bench.run() == ["withdraw b", "check a"]
 
 
-def test_what_is_unforeseen_in_the_evidence_is_a_problem_and_no_end() -> None:
+def test_an_unforeseen_error_in_the_evidence_is_a_problem_and_does_not_end_the_cycles() -> None:
     book = Book()
     bench = Bench(book)
     bench.runs = {A: "odd"}  # type: ignore[dict-item]
@@ -301,7 +301,7 @@ def test_what_is_unforeseen_in_the_evidence_is_a_problem_and_no_end() -> None:
     assert bench.run() == ["withdraw a"]
 
 
-def test_a_withdrawal_that_fails_is_a_problem_of_the_cycle() -> None:
+def test_a_failed_withdrawal_is_a_problem_of_the_cycle() -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
@@ -311,14 +311,14 @@ def test_a_withdrawal_that_fails_is_a_problem_of_the_cycle() -> None:
     assert bench.problem == "1 marks could not be withdrawn"
 
 
-def test_two_pods_under_one_name_are_unknown() -> None:
+def test_a_holder_whose_series_name_two_pod_uids_is_unknown() -> None:
     both = holder(A, (UNDERUSED,))._replace(incarnations=frozenset({"old", "new"}))
     (decision,) = decide(Evidence(WALL, (both,)), POLICY)
     assert (decision.stage, decision.incarnation) == ("unknown", "")
 
 
-def test_a_mark_that_evidence_leaves_open_is_checked_with_what_the_evidence_says() -> None:
-    """Which may name another pod under the same name."""
+def test_a_mark_with_an_unknown_decision_is_checked_against_this_decision() -> None:
+    """The decision may name another pod with the same name."""
     book = Book()
     bench = Bench(book)
     book.marks[A] = "candidate"
@@ -329,7 +329,7 @@ def test_a_mark_that_evidence_leaves_open_is_checked_with_what_the_evidence_says
     assert (decision.stage, decision.incarnation) == ("unknown", "uid")
 
 
-def test_a_server_that_asks_for_patience_gets_it_and_others_do_not_wait() -> None:
+def test_a_throttling_server_gets_no_writes_for_a_while_and_other_servers_do_not_wait() -> None:
     pods, jobs = Book(), Book("slurm")
     bench = Bench(pods, jobs)
     bench.runs = {A: (UNDERUSED,)}
@@ -344,7 +344,7 @@ def test_a_server_that_asks_for_patience_gets_it_and_others_do_not_wait() -> Non
     assert bench.run() == ["write a underused"]
 
 
-def test_patience_does_not_hold_up_a_withdrawal() -> None:
+def test_throttling_does_not_delay_a_withdrawal() -> None:
     book = Book()
     bench = Bench(book)
     other = HolderName("kubernetes", "ml", "b")
@@ -358,7 +358,7 @@ def test_patience_does_not_hold_up_a_withdrawal() -> None:
     assert bench.run() == ["withdraw a"]
 
 
-def test_an_hour_has_its_limit_too() -> None:
+def test_new_marks_are_limited_per_hour_too() -> None:
     book = Book()
     bench = Bench(book, policy=POLICY._replace(new_marks_hour_max=3, new_marks_max=2))
     names = [HolderName("kubernetes", "ml", f"p-{i}") for i in range(6)]

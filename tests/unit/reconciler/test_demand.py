@@ -1,4 +1,4 @@
-"""GPUs that pending jobs wait for, out of squeue's columns."""
+"""GPUs that pending jobs wait for, parsed from the columns of squeue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.slurm.demand import COLUMNS, SlurmDemand, parse_demand
 from gpu_exporter.reconciler.telemetry import Telemetry
 
-LIMITS = 8, 16  # of one job, and of one account
+LIMITS = 8, 16  # GPUs that count at most, of one job and of one account
 
 
 def row(reason: str = "Resources", partition: str = "gpu", nodes: str = "1", tasks: str = "1", **tres: str) -> str:
@@ -52,7 +52,7 @@ def row(reason: str = "Resources", partition: str = "gpu", nodes: str = "1", tas
         ),
     ],
 )
-def test_gpus_by_partition(text: str, demand: dict[str, float]) -> None:
+def test_the_demand_of_pending_jobs_by_partition(text: str, demand: dict[str, float]) -> None:
     assert parse_demand(text, *LIMITS).pending == demand
 
 
@@ -66,18 +66,18 @@ def test_gpus_by_partition(text: str, demand: dict[str, float]) -> None:
         ([row(node="gres/gpu:2"), row(node="gres/gpu:1")], 3),
     ],
 )
-def test_one_job_and_one_account_count_for_so_much(rows: list[str], counted: float) -> None:
+def test_the_counted_demand_of_one_job_and_of_one_account_is_limited(rows: list[str], counted: float) -> None:
     assert parse_demand("".join(rows), *LIMITS).counted == {"gpu": counted}
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller\n", row()[:-300] + "\n"])
-def test_another_shape_is_refused(text: str) -> None:
+def test_output_in_another_format_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not understood"):
         parse_demand(text, *LIMITS)
 
 
 @given(st.text())
-def test_any_text_is_numbers_or_a_clear_error(text: str) -> None:
+def test_any_text_is_parsed_to_numbers_or_a_clear_error(text: str) -> None:
     try:
         demand = parse_demand(text, *LIMITS)
     except ValueError as exc:
@@ -87,7 +87,7 @@ def test_any_text_is_numbers_or_a_clear_error(text: str) -> None:
         assert demand.pending.keys() == demand.counted.keys()
 
 
-def test_what_is_not_known_is_absent_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_demand_has_no_series_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[str | MarkError] = [
         row(node="gres/gpu:2"),
         MarkError("error", "slurmctld is away"),
@@ -112,5 +112,5 @@ def test_what_is_not_known_is_absent_and_logged_once(caplog: pytest.LogCaptureFi
     two, three = 'gpu_demand_pending_gpus{pool="gpu"} 2.0', 'gpu_demand_pending_gpus{pool="gpu"} 3.0'
     assert seen == [[two], [], [], [three], []]
     assert [record.getMessage() for record in caplog.records] == [
-        "GPUs that pending jobs wait for are not known: slurmctld is away"
+        "the GPUs that pending jobs wait for are not known: slurmctld is away"
     ]

@@ -1,4 +1,4 @@
-"""The dry run: what --apply would write and refuse, for every form of output, and that it goes on."""
+"""The dry run shows in every output format what --apply would write and refuse, and goes on after errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TASK = HolderName("slurm", "", "3013")
 
 
 class Source:
-    """Answers with the suspects, and with what it is asked for, as a PromQL API does."""
+    """Answers with the suspects and with the holders that it is asked for, as a PromQL API does."""
 
     def __init__(self, *suspects: HolderEvidence, others: tuple[HolderEvidence, ...] = ()) -> None:
         self.suspects, self.others = suspects, others
@@ -63,7 +63,7 @@ def look(book: Book, *holders: HolderEvidence) -> dict[HolderName, Outlook]:
     return Preview({"kubernetes": lambda: book}).look(decide(Evidence(WALL, holders), POLICY), WALL)
 
 
-def test_what_apply_would_refuse_is_foreseen_with_its_reason_and_nothing_is_written() -> None:
+def test_a_preview_shows_the_refusals_of_apply_and_writes_nothing() -> None:
     book = Book()
     other = HolderName("kubernetes", "ml", "b")
     book.refuse[other] = "daemonset"
@@ -75,13 +75,13 @@ def test_what_apply_would_refuse_is_foreseen_with_its_reason_and_nothing_is_writ
     assert book.calls == ["inspect a", "inspect b"]
 
 
-def test_what_leaves_no_mark_is_not_asked_about() -> None:
+def test_the_live_object_of_a_holder_without_a_new_mark_is_not_read() -> None:
     book = Book()
     assert look(book, holder(A, (0.0,))) == {}
     assert book.calls == []
 
 
-def test_where_there_is_no_way_that_is_said_once_and_nothing_is_claimed() -> None:
+def test_a_scheduler_that_cannot_be_reached_is_reported_once_and_no_refusal_is_shown() -> None:
     preview = Preview({})
     decisions = decide(Evidence(WALL, (holder(A, (UNDERUSED,)), holder(B, (UNDERUSED,)))), POLICY)
     for _ in range(2):
@@ -90,9 +90,9 @@ def test_where_there_is_no_way_that_is_said_once_and_nothing_is_claimed() -> Non
             B: Outlook("AdminComment=gpu-exporter.io/utilization=underused"),
         }
     assert preview.notices == [
-        "no way to the API server: neither a service account nor --kubernetes.kubeconfig; "
-        "what --apply would refuse of pods is not shown",
-        "no way to Slurm: squeue and scontrol are not on PATH; what --apply would refuse of jobs is not shown",
+        "cannot connect to the API server: neither a service account nor --kubernetes.kubeconfig; "
+        "refusals of pods by --apply are not shown",
+        "cannot ask Slurm: squeue and scontrol are not on PATH; refusals of jobs by --apply are not shown",
     ]
 
 
@@ -104,13 +104,13 @@ def test_a_server_that_does_not_answer_is_not_asked_for_every_holder() -> None:
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert len(book.calls) == FAILURES_MAX
     assert not any(outlook.checked for outlook in seen.values())
-    assert preview.notices == ["API server: timed out; what --apply would refuse of pods is not shown"]
+    assert preview.notices == ["API server: timed out; refusals of pods by --apply are not shown"]
     book.fail = None
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert all(outlook.checked for outlook in seen.values())
 
 
-def test_of_very_many_holders_each_is_looked_at_in_turn() -> None:
+def test_very_many_holders_are_inspected_in_turns() -> None:
     book = Book()
     many = [holder(HolderName("kubernetes", "ml", str(i)), (UNDERUSED,)) for i in range(INSPECTIONS_MAX + 3)]
     decisions = decide(Evidence(WALL, tuple(many)), POLICY)
@@ -119,7 +119,7 @@ def test_of_very_many_holders_each_is_looked_at_in_turn() -> None:
     assert all(outlook.checked for outlook in preview.look(decisions, WALL).values())
 
 
-def test_a_refusal_of_one_stage_is_not_carried_over_to_the_next() -> None:
+def test_a_refusal_of_one_stage_does_not_count_for_the_next_stage() -> None:
     book = Book()
     preview = Preview({"kubernetes": lambda: book})
     book.able_s[A] = POLICY.candidate_after
@@ -128,7 +128,7 @@ def test_a_refusal_of_one_stage_is_not_carried_over_to_the_next() -> None:
         assert seen[A].refused == refused
 
 
-def test_a_holder_that_is_gone_is_forgotten() -> None:
+def test_the_preview_forgets_a_holder_that_is_gone() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
     preview = Preview({"kubernetes": lambda: book})
     for holders in ((holder(A, (UNDERUSED,)), holder(other, (UNDERUSED,))), (holder(other, (UNDERUSED,)),), ()):
@@ -136,7 +136,7 @@ def test_a_holder_that_is_gone_is_forgotten() -> None:
         assert set(seen) == {each.name for each in holders}
 
 
-def test_the_log_names_each_change_and_each_refusal_once() -> None:
+def test_the_log_of_a_dry_run_names_each_change_and_each_refusal_once() -> None:
     tracker = StageTracker()
     idle, more, busy = (decide(Evidence(WALL, (holder(A, (run,)),)), POLICY) for run in (CANDIDATE, UNDERUSED, 0.0))
     refused = {A: Outlook("x=underused", "daemonset", "a DaemonSet's pod", True)}
@@ -144,7 +144,7 @@ def test_the_log_names_each_change_and_each_refusal_once() -> None:
         "ml/a: would write gpu-exporter.io/utilization=candidate: its one GPU idle for 60 min"
     ]
     assert tracker.changes(idle) == []
-    assert tracker.changes(more, refused) == ["ml/a: REFUSED: daemonset: a DaemonSet's pod; else x=underused"]
+    assert tracker.changes(more, refused) == ["ml/a: REFUSED: daemonset: a DaemonSet's pod; otherwise x=underused"]
     assert tracker.changes(more, refused) == []
     assert tracker.changes(busy) == []
     assert tracker.changes(more) == [
@@ -156,7 +156,7 @@ def test_the_log_names_each_change_and_each_refusal_once() -> None:
     assert tracker.changes([]) == []
 
 
-def test_the_log_names_a_task_as_its_users_do() -> None:
+def test_the_log_names_a_task_of_an_array_by_the_id_that_users_write() -> None:
     task = holder(TASK, (CANDIDATE,))._replace(users_id="3010_1")
     (line,) = StageTracker().changes(decide(Evidence(WALL, (task,)), POLICY))
     assert line.startswith("job 3010_1 [3013]: would write")
@@ -181,7 +181,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert lines[:2] == ["nothing decided: Prometheus is down", "nothing decided: unforeseen"]
     assert sum("nothing decided" in line for line in lines) == 2
     assert sum("would write" in line for line in lines) == 1
-    assert sum("is not shown" in line for line in lines) == 1
+    assert sum("are not shown" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
     source.error = EvidenceError("Prometheus is down")
     clock.advance(POLICY.unsupported_max)
@@ -211,21 +211,23 @@ HET = holder(HolderName("slurm", "", "3012"), (5.0,))._replace(users_id="3011+1"
         ("a", "ml/a: underused"),
     ],
 )
-def test_any_holder_is_explained_by_any_of_its_names(
-    asked: str, first: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_finds_a_holder_by_any_of_its_names(asked: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
     book = Book()
     book.refuse[A] = "daemonset"
     assert (
-        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "table"), Preview({"kubernetes": lambda: book})) == 0
+        explain_once(
+            source, Rulebook(POLICY), ExplainRequest(asked, "", "table"), Preview({"kubernetes": lambda: book})
+        )
+        == 0
     )
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert (
-        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "json"), Preview({"kubernetes": lambda: book})) == 0
+        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "json"), Preview({"kubernetes": lambda: book}))
+        == 0
     )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
@@ -242,13 +244,15 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "", "table"), Preview({})) == 0
     shown = capsys.readouterr()
-    assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
+    assert shown.err == "gpu-exporter: it is unknown which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
 
 
-def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), ExplainRequest("job/9", "", "table"), Preview({}))
+        explain_once(
+            Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), ExplainRequest("job/9", "", "table"), Preview({})
+        )
         == 2
     )
     assert capsys.readouterr().err == (
@@ -269,15 +273,15 @@ def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[st
         ("", None),
     ],
 )
-def test_names_that_people_write(text: str, name: HolderName | None) -> None:
+def test_a_holder_is_found_by_every_form_of_its_name(text: str, name: HolderName | None) -> None:
     assert named_holder(text) == name
 
 
-def test_titles() -> None:
+def test_titles_of_holders_show_the_id_that_users_write_and_slurms_own_id() -> None:
     assert [title(A), title(B), title(B, "7"), title(TASK, "3010_1")] == ["ml/a", "job 7", "job 7", "job 3010_1 [3013]"]
 
 
-def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-9", "table"), Preview({})) == 0
@@ -289,7 +293,9 @@ def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureF
     assert capsys.readouterr().err == said
 
 
-def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_explain_for_a_past_time_shows_only_what_was_known_then(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     audit = tmp_path / "audit"
     lines = [
         {"time": timestamp(WALL - 60), "action": "marked", "stage": "candidate", "reason": "then"},
@@ -299,7 +305,7 @@ def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[st
     source = Source(holder(A, (UNDERUSED,)))
     assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table", audit), WALL) == 0
     shown = capsys.readouterr()
-    assert shown.err == "gpu-exporter: what surrounded it at that time is not known\n"
+    assert shown.err == "gpu-exporter: the objects around the holder at that time are unknown\n"
     assert shown.out.startswith("ml/a: underused\n")
     assert "then" in shown.out
     assert "later" not in shown.out
@@ -313,13 +319,13 @@ def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[st
         (
             "candidate",
             CANDIDATE,
-            "underused at 1970-01-12 14:46:39Z if it stays idle, on its host too; work on a GPU ends the mark",
+            "underused at 1970-01-12 14:46:39Z if its GPUs stay idle and it does no work on its host; work on a GPU ends the mark",
         ),
         ("underused", UNDERUSED, "any work ends the mark, within a cycle"),
         ("active", 5.0, "candidate after 1h without any work"),
     ],
 )
-def test_an_explanation_says_what_would_change_the_stage(stage: str, run: float, following: str) -> None:
+def test_an_explanation_names_the_next_step_of_the_stage(stage: str, run: float, following: str) -> None:
     (decision,) = decide(Evidence(WALL, (holder(A, (run,)),)), POLICY)
     assert decision.stage == stage
     assert f"  next: {following}\n" in explain(decision, POLICY)

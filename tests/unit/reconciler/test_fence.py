@@ -1,4 +1,4 @@
-"""A reconciler that another one has followed writes nothing more, and says nothing of marks."""
+"""A reconciler that has lost its Lease to another replica writes nothing more, and publishes no marks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ C = HolderName("kubernetes", "ml", "c")
 
 
 def lost_after(writes: int) -> object:
-    """May write so many times."""
+    """A `may_write` that allows a number of writes."""
     left = iter([True] * writes)
     return lambda: next(left, False)
 
@@ -29,7 +29,7 @@ def test_no_mark_is_set_after_the_lease_is_lost(allowed: int) -> None:
     assert len(book.marks) == allowed
 
 
-def test_no_mark_is_withdrawn_after_the_lease_is_lost_and_that_is_said() -> None:
+def test_no_mark_is_withdrawn_after_the_lease_is_lost_and_this_is_a_problem_of_the_cycle() -> None:
     book = Book()
     book.marks = {A: "underused"}
     bench = Bench(book)
@@ -54,7 +54,7 @@ def test_no_mark_is_renewed_after_the_lease_is_lost() -> None:
 
 
 class Standby:
-    """Leads when the test says so."""
+    """A leadership that the test switches on and off."""
 
     def __init__(self) -> None:
         self.leads = False
@@ -68,7 +68,7 @@ class Standby:
         return self.leads
 
 
-def test_a_replica_that_waits_is_well_runs_no_cycle_and_publishes_no_mark() -> None:
+def test_a_replica_that_waits_is_healthy_runs_no_cycle_and_publishes_no_mark() -> None:
     book, standby = Book(), Standby()
     book.marks = {A: "underused"}
     bench = Bench(book)
@@ -93,4 +93,4 @@ def test_a_replica_that_waits_is_well_runs_no_cycle_and_publishes_no_mark() -> N
     assert value("gpu_reconciler_leader") == value("gpu_reconciler_labelled", **marked) == 0
     assert value("gpu_reconciler_allocation_stage", **holder, **marked) is None
     assert value("gpu_reconciler_cycles_total") == 1
-    assert telemetry.since_last_cycle_s() == 0, "its liveness probe"
+    assert telemetry.since_last_cycle_s() == 0, "its liveness probe succeeds"

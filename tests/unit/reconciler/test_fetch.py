@@ -1,4 +1,4 @@
-"""Peers that are slow, endless, or want us elsewhere: each answer is bounded in time and size."""
+"""Servers that are slow, send without end, or redirect elsewhere: each answer is limited in time and size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 WITHIN_S = 0.4
@@ -30,7 +30,7 @@ def requests() -> list[bytes]:
 
 @pytest.fixture
 def serve(requests: list[bytes]) -> Iterator[Serve]:
-    """Servers on loopback that do with each connection what the test wants; the address."""
+    """Starts servers on loopback that answer each connection as the test wants. Returns the address."""
     listeners: list[socket.socket] = []
 
     def start(answer: Answer) -> str:
@@ -82,14 +82,14 @@ def all_at_once(*parts: bytes) -> Answer:
     ],
     ids=["status line", "headers", "body", "chunks", "body without length", "body of an error"],
 )
-def test_a_peer_that_sends_a_byte_now_and_then_is_given_up(serve: Serve, head: bytes) -> None:
+def test_the_request_to_a_server_that_sends_single_bytes_is_ended(serve: Serve, head: bytes) -> None:
     began = time.monotonic()
     with pytest.raises(EvidenceError, match="no whole answer within 0.4 s|HTTP status 500$"):
         fetch_text(serve(dribble(head)), within_s=WITHIN_S)
     assert time.monotonic() - began < 3 * WITHIN_S
 
 
-def test_a_peer_that_never_shakes_hands_is_given_up(serve: Serve) -> None:
+def test_the_request_to_a_server_that_never_completes_the_tls_handshake_is_ended(serve: Serve) -> None:
     url = serve(dribble(b"\x16\x03\x03\x40\x00")).replace("http:", "https:")
     began = time.monotonic()
     with pytest.raises(EvidenceError, match="no whole answer within 0.4 s"):
@@ -97,7 +97,7 @@ def test_a_peer_that_never_shakes_hands_is_given_up(serve: Serve) -> None:
     assert time.monotonic() - began < 3 * WITHIN_S
 
 
-def test_an_endless_answer_is_cut_at_its_limit(serve: Serve) -> None:
+def test_an_endless_answer_is_refused_at_its_limit(serve: Serve) -> None:
     def flood(connection: socket.socket) -> None:
         connection.sendall(OK + b"Connection: close\r\n\r\n")
         while True:
@@ -111,12 +111,12 @@ def test_an_endless_answer_is_cut_at_its_limit(serve: Serve) -> None:
     ("head", "body"),
     [(b"Content-Length: 9", b"half"), (b"Transfer-Encoding: chunked", b"9\r\nhalf")],
 )
-def test_an_answer_that_breaks_off_is_none(serve: Serve, head: bytes, body: bytes) -> None:
+def test_an_incomplete_answer_is_an_error(serve: Serve, head: bytes, body: bytes) -> None:
     with pytest.raises(EvidenceError, match="http://127"):
         fetch_text(serve(all_at_once(OK, head, b"\r\n\r\n", body)))
 
 
-def test_a_whole_answer_is_read_by_get_and_post(serve: Serve, requests: list[bytes]) -> None:
+def test_a_complete_answer_is_read_by_get_and_post(serve: Serve, requests: list[bytes]) -> None:
     url = serve(all_at_once(OK, b"Content-Length: 5\r\n\r\n", "ä up".encode()))
     assert fetch_text(url) == "ä up"
     assert fetch_text(url, {"query": "up{}"}) == "ä up"
@@ -149,19 +149,19 @@ def test_a_redirect_within_the_server_is_followed(serve: Serve) -> None:
         (b'{"error": "two\\nlines' + b"x" * 500 + b'"}', ": two.linesx{191}$"),
     ],
 )
-def test_of_an_error_only_the_reason_of_a_promql_api_is_repeated(serve: Serve, body: bytes, said: str) -> None:
+def test_an_error_text_repeats_only_the_reason_that_a_promql_api_gives(serve: Serve, body: bytes, said: str) -> None:
     head = b"HTTP/1.1 422 Unprocessable\r\nContent-Length: %d\r\n\r\n" % len(body)
     with pytest.raises(EvidenceError, match=said):
         fetch_text(serve(all_at_once(head, body)))
 
 
-def test_a_password_in_the_address_is_not_repeated() -> None:
+def test_an_error_text_does_not_contain_the_password_in_the_address() -> None:
     with pytest.raises(EvidenceError) as caught:
         fetch_text("http://ada:secret@127.0.0.1:1/metrics")
     assert "secret" not in str(caught.value)
 
 
-def test_one_exporter_that_never_ends_holds_up_no_other(serve: Serve) -> None:
+def test_an_exporter_whose_answer_never_ends_does_not_delay_others(serve: Serve) -> None:
     whole = OK + b"Content-Length: 5\r\n\r\nup 1\n"
     urls = [serve(dribble(OK + b"\r\n")), serve(all_at_once(whole)), serve(dribble(b""))]
     source = ExporterSource(urls, 7200.0, SYSTEM_CLOCK, within_s=WITHIN_S)
@@ -172,7 +172,7 @@ def test_one_exporter_that_never_ends_holds_up_no_other(serve: Serve) -> None:
     assert evidence.problems == tuple(f"{url}: no answer within the 0.4 s of a cycle" for url in urls[::2])
 
 
-def test_a_page_that_takes_us_by_surprise_costs_no_other_its_evidence() -> None:
+def test_an_unforeseen_error_with_one_page_does_not_cost_the_evidence_of_others() -> None:
     def fetch(url: str) -> str:
         if "n1" in url:
             raise MemoryError
@@ -182,7 +182,7 @@ def test_a_page_that_takes_us_by_surprise_costs_no_other_its_evidence() -> None:
     assert (evidence.exporters, evidence.problems) == (1, ("http://n1:1/metrics: MemoryError: ",))
 
 
-def test_slow_answers_of_one_cycle_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_answers_of_one_cycle_are_limited_in_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.EVIDENCE_S", 0.1)
     left: list[float] = []
 
@@ -191,7 +191,11 @@ def test_slow_answers_of_one_cycle_come_to_an_end(monkeypatch: pytest.MonkeyPatc
         time.sleep(0.06)
         return '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "1"]}]}}'
 
-    source = PromQLSource("http://p", 3600.0, 7200.0, SYSTEM_CLOCK, "", fetch)
+    source = PromQLSource(
+        PromQLOptions(url="http://p", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+        clock=SYSTEM_CLOCK,
+        fetch=fetch,
+    )
     with pytest.raises(EvidenceError, match="the evidence of a cycle took longer than 0.1 s"):
         source.read_evidence()
     assert len(left) == 2

@@ -1,4 +1,4 @@
-"""Gangs of every scheduler: two pods without a common owner, of which one works and one is idle, are judged together."""
+"""Gangs of every scheduler: a working pod and an idle pod without a common owner are judged together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.unit.reconciler.test_odd_objects import judge, large, pod
 
+from gpu_exporter.reconciler.kubernetes.client.keys import GROUPS
+from gpu_exporter.reconciler.kubernetes.client.lean import LIST_MAX
 from gpu_exporter.reconciler.kubernetes.gangs import unnamed_gang
-from gpu_exporter.reconciler.kubernetes.keys import GROUPS
-from gpu_exporter.reconciler.kubernetes.lean import LIST_MAX
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
 
-# As several people write it, and as Armada does.
+# Keys as different sites write them, and as Armada does.
 MORE = (
     *("batch.example.com/pod-group", "example.com/gang-name", "gang.example/id", "example.com/gangName", "gangId"),
     *("pod_group_name", "x/pod_group", "x/podGroup", "x/myGangKey", "x/GANG", "gang_name", "podGroup.x/uid"),
@@ -37,13 +37,13 @@ def stages(*pods: Any, busy: int = 0) -> dict[str, str]:
     return {each.name.name: each.stage for each in judged.decisions if each.name.name in {"p0", "p1", "p2"}}
 
 
-def test_pods_that_name_no_group_are_judged_each_by_itself() -> None:
+def test_pods_that_name_no_group_are_judged_separately() -> None:
     assert stages(bare(0), bare(1))["p1"] == "underused"
 
 
 @pytest.mark.parametrize("place", ["labels", "annotations"])
 @pytest.mark.parametrize("key", [*GROUPS, *MORE])
-def test_a_group_by_any_key_is_one_gang(key: str, place: str) -> None:
+def test_pods_that_name_a_group_by_any_key_are_one_gang(key: str, place: str) -> None:
     pods = [bare(at, **{place: {key: "g"}}) for at in range(2)]
     assert stages(*pods)["p1"] == "partial"
     apart = [bare(at, **{place: {key: f"g{at}"}}) for at in range(2)]
@@ -68,12 +68,12 @@ K8S, KOORDINATOR = "pod-group.scheduling.sigs.k8s.io", "gang.scheduling.koordina
         ({"applicationId": "yunikorn-1"}, {"applicationId": "yunikorn-1"}),
     ],
 )
-def test_a_group_in_two_spellings_or_of_several_groups_is_one_gang(one: Any, other: Any) -> None:
+def test_pods_that_name_a_group_by_two_keys_or_in_a_list_of_groups_are_one_gang(one: Any, other: Any) -> None:
     assert stages(bare(0, annotations=one), bare(1, annotations=other))["p1"] == "partial"
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_group_in_the_spec_is_one_gang(spec: dict[str, Any]) -> None:
+def test_pods_that_name_a_group_in_their_spec_are_one_gang(spec: dict[str, Any]) -> None:
     pods = [bare(at) for at in range(2)]
     for each in pods:
         each["spec"] |= copy.deepcopy(spec)
@@ -83,7 +83,7 @@ def test_a_group_in_the_spec_is_one_gang(spec: dict[str, Any]) -> None:
     pods[1]["spec"][field][name] = "others"
     assert stages(*pods)["p1"] == "underused"
     too_large = large(0).replace("training.kubeflow.org/job-name", "app.kubernetes.io/name")
-    assert stages(too_large, pods[1])["p1"] == "unknown", "of the other only the metadata was read"
+    assert stages(too_large, pods[1])["p1"] == "unknown", "only the metadata of the other pod was read"
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,22 @@ def test_a_group_in_the_spec_is_one_gang(spec: dict[str, Any]) -> None:
         {"annotations": {"example.com/gangCardinality": "2", "volcano.sh/job-name": "mine"}},
     ],
 )
-def test_a_bare_member_of_a_gang_that_nothing_names_is_not_judged_alone(metadata: dict[str, Any]) -> None:
+def test_a_pod_without_a_controller_in_an_unnamed_gang_is_unknown(metadata: dict[str, Any]) -> None:
     judged, _ = judge({"Pod": [bare(0), bare(1, **metadata)]}, 0)
     (decision,) = [each for each in judged.decisions if each.name.name == "p1"]
-    assert decision.stage == "unknown" and "nothing that is known names the gang" in decision.reason
+    assert decision.stage == "unknown" and "no known label names the gang" in decision.reason
     assert judged.problems == []
     controlled = pod(1)
     controlled["metadata"] |= copy.deepcopy(metadata)
     job = {"metadata": {"name": "j1", "uid": "job-1"}, "spec": {"parallelism": 1, "completions": 1}, "status": {}}
     judged, _ = judge({"Pod": [bare(0), controlled], "Job": [job]}, 0)
-    assert {each.stage for each in judged.decisions if each.name.name == "p1"} == {"underused"}, "its Job is its gang"
+    assert {each.stage for each in judged.decisions if each.name.name == "p1"} == {"underused"}, (
+        "the pods of its Job are its gang"
+    )
 
 
 @pytest.mark.parametrize("count", [30, 250, 2000])
-def test_a_long_list_of_groups_leaves_none_out(count: int) -> None:
+def test_no_group_of_a_long_list_of_groups_is_lost(count: int) -> None:
     names = [f"role-{number:04d}-of-a-training-with-a-long-name" for number in range(count)]
     groups = json.dumps([f"ml/{name}" for name in names])
     ends = [{f"{KOORDINATOR}/name": name, f"{KOORDINATOR}/groups": groups} for name in (names[-1], names[0])]
@@ -123,27 +125,27 @@ def test_a_long_list_of_groups_leaves_none_out(count: int) -> None:
         assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "partial"
 
 
-def test_two_lists_are_two_gangs() -> None:
+def test_pods_with_two_lists_of_groups_are_two_gangs() -> None:
     ends = [{f"{KOORDINATOR}/name": f"g{at}", f"{KOORDINATOR}/groups": f'["ml/g{at}"]'} for at in range(2)]
     assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "underused"
 
 
-def test_labels_that_are_too_many_leave_the_gang() -> None:
-    """Of such an object only some labels are kept, and the pod is not decided on; it may be the busy one."""
+def test_a_pod_with_too_many_labels_remains_a_member_of_its_gang() -> None:
+    """Only some of its labels are kept, and the pod itself is `unknown`. It may be the member that works."""
     many = {f"x/{number}": "y" * 60 for number in range(300)} | {"example.com/gang-name": "g"}
     pods = [bare(0, labels=many), bare(1, labels={"example.com/gang-name": "g"})]
     assert stages(*pods)["p1"] in ("partial", "unknown")
 
 
-def test_what_is_above_a_set_of_replicas_names_no_gang() -> None:
-    """A member of a gang below a Deployment, which an operator's object controls, is a bare member all the same."""
+def test_a_controller_above_a_set_of_replicas_defines_no_gang() -> None:
+    """A pod below a Deployment that an operator's object controls counts as a pod without a gang's controller."""
     made = bare(1, annotations={"example.com/gang-size": "2"})
     links = [Link("apps/v1", "ReplicaSet", "r", "u1"), Link("example.com/v1", "Train", "t", "u2")]
     assert unnamed_gang(made["metadata"], links) == "example.com/gang-size"
     assert unnamed_gang(made["metadata"], links[1:]) == ""
 
 
-def test_a_sign_beside_the_name_by_another_key_of_its_scheduler_is_no_second_gang() -> None:
+def test_a_further_key_of_the_scheduler_that_names_the_gang_makes_no_second_gang() -> None:
     for named in (
         {"applicationId": "a", "yunikorn.apache.org/task-group-name": "w"},
         {"scheduling.x-k8s.io/pod-group": "a", f"{K8S}/min-available": "2"},
@@ -155,7 +157,7 @@ def test_a_sign_beside_the_name_by_another_key_of_its_scheduler_is_no_second_gan
 @pytest.mark.parametrize(
     "key", ["example.com/megangle", "engangement", "x/gangster", "x/Gangster", "yunikorn.apache.org/queue"]
 )
-def test_a_key_that_means_no_gang_is_none(key: str) -> None:
+def test_a_key_that_only_resembles_gang_makes_no_gang(key: str) -> None:
     assert stages(bare(0), bare(1, labels={key: "x"}))["p1"] == "underused"
 
 
@@ -177,7 +179,7 @@ ENDS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("spec", "status", "wanted"), ENDS)
-def test_a_job_that_cannot_be_complete_is_not_waited_for(
+def test_a_job_wants_only_the_pods_that_it_can_still_start(
     spec: dict[str, Any], status: dict[str, Any], wanted: int
 ) -> None:
     assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted

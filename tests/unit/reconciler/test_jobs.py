@@ -1,4 +1,4 @@
-"""What may be marked: live jobs against a decision, their texts, squeue's JSON of two releases."""
+"""Which jobs may be marked: live jobs against a decision, their texts, and squeue's JSON of two releases."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ JOB = Decision(
 
 
 @pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "Comment"), (row_of_24_11, "Extra")])
-def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
+def test_jobs_of_two_releases_are_parsed_alike(make: Any, field: str) -> None:
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), [field])
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "", field)
     jobs.check_markable(job, JOB, "lab")
     jobs.check_markable(job._replace(gpus=JOB.held), JOB, "lab")
-    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, the evidence is of 2"):
+    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, the evidence is about 2"):
         jobs.check_markable(job._replace(gpus=3), JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
@@ -62,12 +62,12 @@ def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_id": "x"}]}'])
-def test_what_is_no_answer_of_squeue_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not understood"):
+def test_a_text_that_is_no_answer_of_squeue_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="understood"):
         jobs.parse_jobs(text, ["Extra"])
 
 
-def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
+def test_a_component_of_a_heterogeneous_job_has_its_own_target() -> None:
     (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), ["Comment"])
     assert plain.target == "6+1"
     leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
@@ -75,12 +75,12 @@ def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
     assert later.target == "7+0"
 
 
-def test_a_row_that_is_not_understood_hides_no_other() -> None:
+def test_a_malformed_job_does_not_hide_other_jobs() -> None:
     text = json.dumps({"jobs": [{"job_id": None}, row_of_22_05()]})
     assert [job.job_id for job in jobs.parse_jobs(text, ["Comment"])] == ["7"]
 
 
-def test_no_jobs_with_an_error_is_no_answer() -> None:
+def test_an_answer_of_squeue_with_errors_is_refused() -> None:
     text = json.dumps({"jobs": [], "errors": [{"error": "Unable to contact slurm controller"}]})
     with pytest.raises(ValueError, match="Unable to contact"):
         jobs.parse_jobs(text, ["Comment"])
@@ -98,7 +98,7 @@ def test_no_jobs_with_an_error_is_no_answer() -> None:
         ({"text": f"{LABEL}=underused mine"}, "foreign"),
     ],
 )
-def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
+def test_a_job_that_does_not_fit_its_decision_is_refused(change: dict[str, Any], reason: str) -> None:
     job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
     with pytest.raises(Refused) as caught:
         jobs.check_markable(job, JOB, "lab")
@@ -108,12 +108,12 @@ def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> N
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        ("beta", "the evidence is of a job of cluster beta, the live job is of cluster lab"),
+        ("beta", "the evidence is about a job of cluster beta, the live job is of cluster lab"),
         ("", "the evidence names no Slurm cluster, the live job is of cluster lab"),
     ],
 )
-def test_evidence_of_another_cluster_marks_no_job_here(named: str, text: str) -> None:
-    """Each cluster counts its jobs from 1, and two jobs may begin in the same second."""
+def test_evidence_of_another_cluster_marks_no_job_of_this_cluster(named: str, text: str) -> None:
+    """Every cluster counts its jobs from 1, and two jobs may start in the same second."""
     marker = MemorySlurm()
     (mark, *_) = marker.list_marks()
     decision = JOB._replace(name=mark.name, cluster=named)
@@ -128,7 +128,7 @@ def test_evidence_of_another_cluster_marks_no_job_here(named: str, text: str) ->
     marker.check(mark, decision._replace(cluster="lab"), WALL)
 
 
-def test_without_usable_evidence_the_start_of_another_clusters_job_says_nothing_of_this_one() -> None:
+def test_the_start_of_another_clusters_job_does_not_end_the_mark_of_a_job_here() -> None:
     marker = MemorySlurm()
     (mark, *_) = marker.list_marks()
     unknown = JOB._replace(name=mark.name, stage="unknown", start_wall=WALL - 60)
@@ -138,19 +138,19 @@ def test_without_usable_evidence_the_start_of_another_clusters_job_says_nothing_
 
 
 @pytest.mark.parametrize("settings", ["", "ClusterName =\nSlurmUser = slurm\n", "ClusterName = (null)\n"])
-def test_where_slurm_does_not_say_its_cluster_no_job_is_marked(settings: str) -> None:
-    with pytest.raises(MarkError, match="no ClusterName.*jobs are not marked; set ClusterName in slurm.conf"):
+def test_no_job_is_marked_if_slurm_has_no_cluster_name(settings: str) -> None:
+    with pytest.raises(MarkError, match="ClusterName is missing.*jobs are not marked; set ClusterName in slurm.conf"):
         MemorySlurm(settings=settings)
 
 
 def marked_job(**change: Any) -> jobs.LiveJob:
-    """Job 7, marked while its start was WALL - 9000."""
+    """Job 7 with a mark that was set while its start was WALL - 9000."""
     job = jobs.LiveJob("7", "5_3", "RUNNING", WALL - 9000, 0, "")
     text = jobs.render_mark(JOB, "underused", job.start)
     return job._replace(text=text)._replace(**change)
 
 
-def test_the_text_of_a_job_carries_all_that_a_mark_is() -> None:
+def test_the_text_on_a_job_contains_all_parts_of_its_mark() -> None:
     job = marked_job()
     assert job.text == (
         "gpu-exporter.io/utilization=underused;since=2027-01-15T05:46:40Z;gpus=2;start=2027-01-15T05:30:00Z;"
@@ -163,14 +163,14 @@ def test_the_text_of_a_job_carries_all_that_a_mark_is() -> None:
 
 
 @pytest.mark.parametrize("text", [f"{LABEL}=underused", f"{LABEL}=underused;since=2027-01-15T05:46:40Z;gpus=2"])
-def test_the_text_of_an_older_release_is_a_mark_without_a_time_of_evidence(text: str) -> None:
+def test_a_mark_that_an_older_release_wrote_has_no_time_of_evidence(text: str) -> None:
     mark = marked_job(text=text).mark
     assert mark is not None
     assert (mark.stage, mark.observed_wall) == ("underused", None)
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
-def test_any_text_of_an_owner_is_read_without_a_fault(text: str) -> None:
+def test_any_text_on_a_job_is_parsed_without_an_error(text: str) -> None:
     for candidate in (text, f"{LABEL}={text}", f"{LABEL}=underused;{text}"):
         mark = marked_job(text=candidate).mark
         assert mark is None or mark.observed_wall is None or math.isfinite(mark.observed_wall)
@@ -183,11 +183,11 @@ def test_any_text_of_an_owner_is_read_without_a_fault(text: str) -> None:
         ({}, WALL - 9000, ""),
         ({"text": f"{LABEL}=underused"}, None, ""),
         ({"state": "RUNNING,COMPLETING"}, None, "not_running"),
-        ({"start": WALL - 60}, None, "replaced"),  # requeued, with the text of its last run
+        ({"start": WALL - 60}, None, "replaced"),  # requeued, with the text of the last run
         ({"start": WALL - 60, "text": f"{LABEL}=underused"}, WALL - 9000, "replaced"),
     ],
 )
-def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
+def test_a_marked_job_without_evidence_is_checked_against_its_own_mark(
     change: dict[str, Any], start_wall: float | None, reason: str
 ) -> None:
     marker = MemorySlurm()
@@ -202,25 +202,27 @@ def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
         assert reason == ""
 
 
-def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_environment_do_not_filter_the_output_of_slurm_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("SQUEUE_STATES", "SQUEUE_USERS", "SLURM_CLUSTERS", "SCONTROL_ALL", "SLURM_CONF", "SLURM_JWT"):
         monkeypatch.setenv(name, "x")
     seen = set(jobs.run_slurm("env").split("\n"))
     assert {line for line in seen if line.startswith(("SQUEUE", "SLURM", "SCONTROL"))} == {
         "SLURM_CONF=x",
         "SLURM_JWT=x",
-        "SLURM_TIME_FORMAT=%s",  # ours
+        "SLURM_TIME_FORMAT=%s",  # set by the reconciler
     }
 
 
-def test_a_list_of_jobs_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_slurm_command_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_ANSWER", 100_000)
     with pytest.raises(MarkError, match="yes printed more than 100000 bytes"):
         jobs.run_slurm("yes")
 
 
-def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
-    """There each list is of all jobs of the cluster, whatever is asked for."""
+def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_is_then_read_again() -> None:
+    """On 22.05 every list contains all jobs of the cluster."""
     marker = MemorySlurm("22.05.8")
     marks = marker.list_marks()
     marker.calls.clear()
@@ -232,8 +234,8 @@ def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_r
     assert marker.calls[50:] == ["squeue --json", "scontrol update"]
 
 
-def test_on_22_05_a_renewal_is_not_compared_with_a_list_from_before_the_last_one() -> None:
-    """Two cycles within the few seconds for which one list serves."""
+def test_on_22_05_a_renewal_is_not_compared_with_a_list_from_before_the_last_renewal() -> None:
+    """Two cycles run within the few seconds in which one list serves."""
     marker = MemorySlurm("22.05.8")
     for later in (0.0, 1.0):
         (mark, *_) = marker.list_marks()
@@ -250,7 +252,7 @@ def test_from_23_02_a_job_is_read_directly_before_each_renewal() -> None:
     assert marker.calls == ["squeue --json", "scontrol update"] * 50
     marks = marker.list_marks()
     marker.renew(marks[0], JOB)
-    marker.rows[1]["extra"] = "mine"  # while the renewals are under way
+    marker.rows[1]["extra"] = "mine"  # changed by its owner between two renewals
     with pytest.raises(Refused, match="changed since it was listed"):
         marker.renew(marks[1], JOB)
     assert marker.text(2) == "mine"
@@ -309,7 +311,7 @@ MARK, OLD = f"{LABEL}=underused;since=x", f"{LABEL}=candidate;since=x"
         ("22.05", {"Comment": "mine"}, "AdminComment", ()),
     ],
 )
-def test_where_the_mark_of_a_job_belongs(
+def test_the_field_for_the_mark_of_a_job_depends_on_release_and_other_texts(
     release: str, texts: dict[str, str], place: str, marked: tuple[str, ...]
 ) -> None:
     marker = MemorySlurm(release, text="", field=jobs.AUTO)
@@ -317,7 +319,7 @@ def test_where_the_mark_of_a_job_belongs(
     job = marker.read("7")
     assert (job.field, tuple(job.marked)) == (place, marked)
     if not place:
-        with pytest.raises(Refused, match="holds a text that is not ours"):
+        with pytest.raises(Refused, match="contains a text that the reconciler did not write"):
             marker.write(JOB._replace(held=job.gpus or 2), WALL)
         return
     marker.write(JOB, WALL)
@@ -332,7 +334,7 @@ def test_where_the_mark_of_a_job_belongs(
     assert marker.label(JOB) == f"{place}={LABEL}=underused"
 
 
-def test_a_renewal_moves_a_mark_of_an_older_release_to_where_its_owner_cannot_change_it() -> None:
+def test_a_renewal_moves_a_mark_from_extra_to_admin_comment() -> None:
     marker = MemorySlurm(text=OLD, field=jobs.AUTO)
     (mark, *_) = marker.list_marks()
     marker.renew(mark, JOB)
@@ -340,10 +342,13 @@ def test_a_renewal_moves_a_mark_of_an_older_release_to_where_its_owner_cannot_ch
     assert marker.text(1, "Extra") == ""
 
 
-def test_what_only_an_administrator_may_write_is_given_up_for_the_next_field() -> None:
+def test_if_admin_comment_is_denied_marks_are_written_to_the_next_field() -> None:
     marker = MemorySlurm(text="", field=jobs.AUTO)
     marker.denied = {"AdminComment"}
-    with pytest.raises(MarkError, match="may be written by an Administrator.*marks go to Extra from the next cycle on"):
+    with pytest.raises(
+        MarkError,
+        match="only an Administrator .* may write AdminComment; from the next cycle on marks are written to Extra",
+    ):
         marker.write(JOB, WALL)
     marker.write(JOB, WALL)
     assert marker.text(7).startswith(f"{LABEL}=underused")
@@ -357,10 +362,10 @@ def test_what_only_an_administrator_may_write_is_given_up_for_the_next_field() -
         only.write(JOB, WALL)
 
 
-def test_extra_is_not_written_where_slurm_reads_it() -> None:
+def test_extra_is_not_written_where_it_is_a_node_filter() -> None:
     settings = "ClusterName = lab\nSchedulerParameters = bf_continue,extra_constraints\n"
     assert MemorySlurm(settings=settings, field=jobs.AUTO).fields == ["AdminComment"]
-    with pytest.raises(MarkError, match="gives Extra a meaning"):
+    with pytest.raises(MarkError, match="makes Extra a node filter"):
         MemorySlurm(settings=settings, field="Extra")
     with pytest.raises(MarkError, match="slurm-wlm 22.05 has no field Extra; use Comment"):
         MemorySlurm("22.05.8", field="Extra")
@@ -387,10 +392,10 @@ def test_extra_is_not_written_where_slurm_reads_it() -> None:
         ({"tres_per_node": "gres/gpumem:1,gres/nogpu:2"}, None, False),
     ],
 )
-def test_the_gpus_of_a_job_are_known_without_accounting_for_them(
+def test_the_gpus_of_a_job_are_known_also_if_accounting_does_not_name_them(
     fields: dict[str, Any], gpus: int | None, asks: bool
 ) -> None:
-    """AccountingStorageTRES has no gres/gpu by default."""
+    """By default AccountingStorageTRES does not contain gres/gpu."""
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_24_11(**fields)]}), ["Extra"])
     assert (job.gpus, job.asks) == (gpus, asks)
 
@@ -409,10 +414,10 @@ def test_the_gpus_of_a_job_are_known_without_accounting_for_them(
         ({"gres_detail": None, "tres_per_node": "gres/gpu:1"}, None, "members"),
     ],
 )
-def test_a_job_is_ended_only_for_whole_gpus_that_are_counted(
+def test_an_act_on_a_job_needs_whole_gpus_of_known_number(
     fields: dict[str, Any], units: int | None, reason: str
 ) -> None:
-    """Jobs wait for whole GPUs, and others may work on the rest of one."""
+    """Jobs wait for whole GPUs, and other jobs may work on the rest of a shared GPU."""
     slurm = MemorySlurm(text=f"{LABEL}=underused;since=x", field="AdminComment")
     slurm.rows = [row_of_24_11(batch_flag=True, admin_comment=f"{LABEL}=underused;since=x", **fields)]
     slurm.list_marks()
@@ -430,7 +435,7 @@ def test_a_component_that_may_hold_gpus_is_a_member(other: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("added", [",my note", ";my note", ",a=1, b"])
-def test_what_others_add_behind_a_mark_stays_when_it_is_renewed_and_when_it_goes(added: str) -> None:
+def test_text_that_others_add_after_a_mark_is_kept_by_renewals_and_withdrawals(added: str) -> None:
     text = jobs.render_mark(JOB, "underused", 1_799_991_000.0) + added
     marker = MemorySlurm(text="", field=jobs.AUTO)
     marker.rows = [{**marker.rows[6], "admin_comment": text}]
@@ -445,15 +450,15 @@ def test_what_others_add_behind_a_mark_stays_when_it_is_renewed_and_when_it_goes
     assert marker.list_marks() == []
 
 
-def test_a_mark_that_may_not_be_removed_keeps_no_other_one_and_is_said() -> None:
+def test_a_mark_that_cannot_be_removed_is_reported_and_does_not_prevent_a_mark_in_another_field() -> None:
     marker = MemorySlurm(text=OLD, field=jobs.AUTO)
     marker.rows = [{**marker.rows[6], "admin_comment": MARK}]
     (mark,) = marker.list_marks()
     marker.denied = {"AdminComment"}
-    with pytest.raises(MarkError, match="denied.*may be written by an Administrator"):
+    with pytest.raises(MarkError, match="denied.*only an Administrator .* may write AdminComment"):
         marker.withdraw(mark, "over", WALL)
     assert (marker.text(7, "Extra"), marker.text(7, "AdminComment")) == ("", MARK)
-    with pytest.raises(MarkError, match="what AdminComment has is left to others"):
+    with pytest.raises(MarkError, match="AdminComment is not changed"):
         marker.write(JOB, WALL)
     marker.write(JOB, WALL)
     assert marker.text(7, "Extra").startswith(f"{LABEL}=underused;since=2027")
@@ -464,7 +469,7 @@ def test_a_mark_that_may_not_be_removed_keeps_no_other_one_and_is_said() -> None
 
 @pytest.mark.parametrize(("slow_s", "runs"), [(0.0, 8), (1.0, 8), (2.0, 4), (4.0, 4)])
 def test_a_slow_slurmctld_is_asked_less_often(slow_s: float, runs: int) -> None:
-    """At an interval of 30 s; beyond a minute the liveness probe would think that nothing happens."""
+    """The interval is 30 s. A pause longer than a minute would make the liveness probe fail."""
     marker = MemorySlurm(text="")
     bench = Bench(marker)  # type: ignore[arg-type]
     bench.clock = marker.clock

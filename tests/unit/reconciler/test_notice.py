@@ -1,4 +1,4 @@
-"""What a mark says: the whole text of its Event and of its condition."""
+"""The texts of a mark: the whole text of its Event and of its condition."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ CANDIDATE = Decision(
     HolderName("kubernetes", "ml", "train"), "", "candidate", "all 2 GPUs idle for 60 min", (), 2, WALL - 3600
 )
 KEEP = (
-    "To keep them idle: kubectl annotate --overwrite -n ml pod train gpu-exporter.io/exempt-until=2027-01-15T12:00:00Z"
+    "To keep its GPUs: kubectl annotate --overwrite -n ml pod train gpu-exporter.io/exempt-until=2027-01-15T12:00:00Z"
 )
 
 
 @pytest.mark.parametrize(
     ("decision", "comes_next"),
     [
-        (CANDIDATE, "It is marked underused when they have been idle for 2h"),
+        (CANDIDATE, "It is marked underused when its GPUs have been idle for 2h"),
         (
             CANDIDATE._replace(windows=Windows(3600.0, 14400.0)),
-            "It is marked underused when they have been idle for 4h",
+            "It is marked underused when its GPUs have been idle for 4h",
         ),
         (CANDIDATE._replace(around=Surroundings(ceiling="pod train has a sign")), "It stays at this stage"),
         (
             CANDIDATE._replace(stage="partial"),
-            "The GPUs that work keep it from being marked underused; ask for fewer if they are enough",
+            "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough",
         ),
         (
             CANDIDATE._replace(stage="underused"),
-            "From now on other tools may take its GPUs back; the mark goes when they work",
+            "From now on other tools may take its GPUs back; work on a GPU ends the mark",
         ),
     ],
 )
@@ -43,12 +43,12 @@ def test_an_event_says_what_comes_next_and_how_to_keep_the_gpus(decision: Decisi
     assert event_note(decision, Policy(), WALL) == f"all 2 GPUs idle for 60 min. {comes_next}. {KEEP}"
 
 
-def test_the_example_does_not_ask_for_longer_than_the_site_allows() -> None:
+def test_the_command_in_an_event_asks_for_no_longer_time_than_the_site_allows() -> None:
     note = event_note(CANDIDATE, Policy()._replace(exempt_max=3600.0), WALL)
     assert note.endswith("gpu-exporter.io/exempt-until=2027-01-15T09:00:00Z")
 
 
-def test_the_page_of_the_site_is_in_the_event_and_on_the_pod() -> None:
+def test_the_help_page_of_the_site_is_in_the_event_and_on_the_pod() -> None:
     page = "https://docs.example.org/gpu"
     assert event_note(CANDIDATE, Policy()._replace(help_url=page), WALL).endswith(f"Z; help: {page}")
     assert annotate(CANDIDATE, page)["gpu-exporter.io/help"] == page

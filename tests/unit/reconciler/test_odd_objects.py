@@ -1,4 +1,4 @@
-"""One odd object among fifty of its kind, at any place: the others are decided on as before, and the cycle succeeds."""
+"""One odd object among fifty of its kind, at any position: decisions on the others are unchanged, the cycle succeeds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import Judgement, judge_of
-from gpu_exporter.reconciler.kubernetes.api import Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, OBSERVED
+from gpu_exporter.reconciler.kubernetes.client.api import Budget, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import Owners
-from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 
@@ -82,7 +82,7 @@ MAKE = {
     "EndpointSlice": endpoints,
     "HorizontalPodAutoscaler": scaler,
 }
-# A field of the object, by path, and what stands there; without a path the text of the whole object.
+# Kind, path of a field, and its odd value. Without a path, the value is the text of the whole object.
 ODD: list[tuple[str, str, Any]] = [
     ("Pod", "metadata/annotations", {"kueue.x-k8s.io/pod-group-total-count": "²"}),
     ("Pod", "metadata/annotations", {"kueue.x-k8s.io/pod-group-total-count": "9" * 5_000}),
@@ -140,7 +140,7 @@ def spoilt(kind: str, at: int, path: str, value: Any) -> Any:
 
 
 class Idle:
-    """Evidence that every pod has been idle for long, but for these."""
+    """Evidence that all pods have been idle for long, except for those in `busy`."""
 
     def __init__(self, *busy: int) -> None:
         self._busy = busy
@@ -178,7 +178,7 @@ def decided_honestly() -> dict[HolderName, str]:
 @pytest.mark.parametrize("number", range(len(ODD)), ids=[f"{kind} {path}" for kind, path, _ in ODD])
 @settings(max_examples=4, deadline=None)
 @given(position=st.integers(0, COUNT - 1))
-def test_an_odd_object_costs_itself(number: int, position: int) -> None:
+def test_an_odd_object_affects_only_its_own_pod(number: int, position: int) -> None:
     kind, path, value = ODD[number]
     honest = decided_honestly()
     objects = everything()
@@ -188,13 +188,13 @@ def test_an_odd_object_costs_itself(number: int, position: int) -> None:
     changed = {name.name for name in honest if found.get(name) != honest[name]}
     assert changed <= {f"p{position}"}
     assert judged.problems == [], "the cycle succeeds"
-    # An odd pod never becomes underused; only a bad annotation may be ignored.
+    # An odd pod never becomes underused, unless only an annotation is odd.
     if changed and kind == "Pod":
         (stage,) = [d.stage for d in judged.decisions if d.name.name == f"p{position}"]
         assert stage != "underused" or path == "metadata/annotations"
 
 
-def test_what_is_left_out_is_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_that_are_left_out_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     objects = everything()
     objects["Pod"][3] = spoilt("Pod", 3, "metadata/annotations", {"a": HUGE})
     objects["Service"][4] = spoilt("Service", 4, "spec/selector", 7)
@@ -212,11 +212,11 @@ def test_what_is_left_out_is_counted_and_named(caplog: pytest.LogCaptureFixture)
         ("Pending", {"nvidia.com/gpu": "1"}, True),
         ("Running", {"cpu": "1"}, True),
         ("Running", {"nvidia.com/gpu": "1"}, False),
-        ("Running", {"example.com/other": "1"}, False),  # of a resource that the site has named before, perhaps
+        ("Running", {"example.com/other": "1"}, False),  # perhaps a resource that the site has named before
         ("Failed", {"nvidia.com/gpu": "1"}, False),
     ],
 )
-def test_our_label_where_we_set_none_is_counted_and_left_alone(
+def test_a_mark_label_that_the_reconciler_did_not_set_is_counted_and_ignored(
     phase: str, limits: dict[str, str], foreign: bool
 ) -> None:
     rows = [pod(at) for at in range(COUNT)]
@@ -230,7 +230,7 @@ def test_our_label_where_we_set_none_is_counted_and_left_alone(
 
 
 def member(at: int) -> dict[str, Any]:
-    """A pod of a gang that only a label makes."""
+    """A pod that belongs to a gang only by a label."""
     made = pod(at)
     del made["metadata"]["ownerReferences"]
     made["metadata"]["labels"]["training.kubeflow.org/job-name"] = "big"
@@ -238,7 +238,7 @@ def member(at: int) -> dict[str, Any]:
 
 
 def large(at: int) -> str:
-    """The same with arguments that JSON escapes: 0.4 MB for etcd, 2.4 MB here."""
+    """The same pod with arguments that JSON escapes: 0.4 MB in etcd, 2.4 MB in the answer."""
     made = member(at)
     made["spec"]["containers"][0]["args"] = ["<" * 400_000]
     return json.dumps(made).replace("<", "\\u003c")
@@ -259,8 +259,8 @@ def large(at: int) -> str:
     ],
     ids=["too large", "spec", "status", "references", "annotations", "managed fields", "deep"],
 )
-def test_a_member_that_is_not_understood_is_still_one_of_its_gang(other: Callable[[int], Any]) -> None:
-    """It works: who waits for it is not idle."""
+def test_an_odd_pod_remains_a_member_of_its_gang(other: Callable[[int], Any]) -> None:
+    """The odd pod works, so members that wait for it are not idle."""
     for second in (member, other):
         judged, _ = judge({"Pod": [member(0), second(1), *(pod(at) for at in range(2, COUNT))]}, 1)
         stages = {decision.name.name: decision.stage for decision in judged.decisions}
@@ -269,7 +269,7 @@ def test_a_member_that_is_not_understood_is_still_one_of_its_gang(other: Callabl
         assert [stages[f"p{at}"] for at in range(2, COUNT)] == ["underused"] * (COUNT - 2)
 
 
-def test_a_long_list_of_failed_indexes_is_read_whole() -> None:
+def test_a_long_list_of_failed_indexes_is_read_completely() -> None:
     indexes = ",".join(str(i) for i in range(0, 4_000, 2))
     gang = {"spec": {"parallelism": 4, "completions": 5_000, "template": {}}, "status": {"failedIndexes": indexes}}
     pods = [pod(at) for at in range(COUNT)]
@@ -280,7 +280,7 @@ def test_a_long_list_of_failed_indexes_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("rows", [[7], [{"name": "x"}], [{"kind": {}, "name": "x", "namespaced": True}], 7])
-def test_an_odd_row_of_discovery_costs_its_kind_alone(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_row_of_discovery_affects_only_its_kind(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = everything()
     objects["Pod"][3]["metadata"]["ownerReferences"][0] |= {"apiVersion": "other.io/v1", "kind": "Odd"}
     answer = MemoryApi._answer
@@ -328,11 +328,11 @@ def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
     assert len(marker.list_marks()) == 3
     rows[1]["status"] |= {"phase": "Pending"}  # its node has restarted
     rows[2]["status"] |= {"phase": "Pending"}
-    del rows[2]["metadata"]["annotations"]  # which we have never written
-    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))  # and another process looks
+    del rows[2]["metadata"]["annotations"]  # so the reconciler has not set the label
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))  # another process
     assert [mark.name.name for mark in marker.list_marks()] == ["p0", "p1"] and marker.foreign == 1
     (mark,) = [mark for mark in marker.list_marks() if mark.name.name == "p1"]
-    with pytest.raises(Refused, match="has not begun, or begins again"):
+    with pytest.raises(Refused, match="has not started, or is starting again"):
         marker.check_alone(mark, None, 60.0, WALL)
 
 
@@ -351,14 +351,14 @@ def test_an_unreadable_workload_is_not_taken_for_no_workload() -> None:
         reader._workloads("v1beta1", "ml", "job-1")
 
 
-def test_pods_that_have_ended_blind_no_namespace() -> None:
+def test_large_pods_that_have_ended_do_not_make_their_namespace_unknown() -> None:
     ended = [large(100 + at).replace('"Running"', '"Succeeded"') for at in range(30)]
     judged, _ = judge({"Pod": [*(pod(at) for at in range(COUNT)), *map(json.loads, ended)]})
     assert {decision.stage for decision in judged.decisions} == {"underused"}
 
 
 @pytest.mark.parametrize(("length", "is_failure"), [(1_000, True), (70 * 2**20, False)])
-def test_a_slow_server_is_no_large_namespace(length: int, is_failure: bool) -> None:
+def test_a_short_list_that_takes_too_long_means_a_slow_server(length: int, is_failure: bool) -> None:
     clock = ManualClock()
     most = Budget(2**30, clock.monotonic() + 10.0, clock)
     most.spend(length)
@@ -368,7 +368,7 @@ def test_a_slow_server_is_no_large_namespace(length: int, is_failure: bool) -> N
     assert (caught.value.result == "error") is is_failure
 
 
-def test_a_controller_that_is_nested_too_deep_costs_its_pod_alone() -> None:
+def test_a_controller_that_is_nested_too_deeply_affects_only_its_pod() -> None:
     objects = everything()
     deep = json.dumps({**job(3), "spec": "DEEP"}).replace('"DEEP"', '{"x":' + "[" * 5_000 + "]" * 5_000 + "}")
     objects["Job"][3] = deep
@@ -377,7 +377,7 @@ def test_a_controller_that_is_nested_too_deep_costs_its_pod_alone() -> None:
     assert judged.problems == []
 
 
-def test_a_foreign_label_on_a_large_pod_is_left_alone() -> None:
+def test_a_foreign_label_on_a_large_pod_is_ignored() -> None:
     rows = [json.loads(large(at)) for at in range(2)]
     rows[0]["metadata"]["labels"] = {LABEL: "my-own-value"}
     rows[1]["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}

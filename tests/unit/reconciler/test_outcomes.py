@@ -1,4 +1,4 @@
-"""What comes of decisions: which groups are counted, and which outcome each has."""
+"""Outcomes of decisions: which groups are counted, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpu_exporter.reconciler.record import Record
 
 
 class Watched(Bench):
-    """Cycles that watch decisions; what works is shown only when it is asked for, as a PromQL API does."""
+    """Cycles that watch decisions. As with a PromQL API, a holder that works is shown only if it is asked for."""
 
     def __init__(self, *books: Book) -> None:
         self.tally = Tally()
@@ -52,12 +52,12 @@ class Watched(Bench):
         return evidence._replace(holders=holders)
 
     def works(self, name: HolderName, *runs: float) -> None:
-        """It works now, after it was idle for as long as it was, which its exporter says."""
+        """Let a holder work now. Its exporter publishes the idle run before as its longest gap."""
         self.gaps[name] = max(self.runs[name])
         self.runs[name] = runs or (5.0,)
 
     def pass_time(self, seconds: float) -> None:
-        """Nobody does anything."""
+        """Let time pass without work."""
         self.clock.advance(seconds)
         self.runs = {name: [run + seconds for run in runs] for name, runs in self.runs.items()}
         self.run()
@@ -69,11 +69,11 @@ class Watched(Bench):
 @pytest.fixture
 def bench() -> Watched:
     made = Watched(Book())
-    made.run()  # it is not the first cycle
+    made.run()  # so that the tests do not begin with the first cycle
     return made
 
 
-def test_work_within_the_hour_is_regretted_once(bench: Watched) -> None:
+def test_work_within_the_hour_is_counted_once_as_regret(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     bench.pass_time(90.0)
@@ -88,7 +88,7 @@ def test_work_within_the_hour_is_regretted_once(bench: Watched) -> None:
     assert bench.counts() == (2, {REGRET: 1})
 
 
-def test_an_hour_that_was_seen_idle_is_right_and_work_after_it_changes_nothing(bench: Watched) -> None:
+def test_an_hour_that_was_observed_idle_is_right_and_later_work_does_not_change_that(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     for _ in range(40):
@@ -100,8 +100,8 @@ def test_an_hour_that_was_seen_idle_is_right_and_work_after_it_changes_nothing(b
     assert bench.counts() == (1, {RIGHT: 1})
 
 
-def test_work_that_was_over_before_the_next_look_is_regretted(bench: Watched) -> None:
-    """It began and ended while the reconciler was away."""
+def test_work_that_ended_before_the_next_cycle_is_regret(bench: Watched) -> None:
+    """The work began and ended while the reconciler was away."""
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     bench.clock.advance(3000.0)
@@ -110,11 +110,11 @@ def test_work_that_was_over_before_the_next_look_is_regretted(bench: Watched) ->
     assert bench.counts() == (1, {REGRET: 1})
 
 
-def test_time_that_nobody_saw_is_neither_right_nor_regretted(bench: Watched) -> None:
+def test_unobserved_time_is_neither_right_nor_regret(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     bench.clock.advance(600.0)
-    bench.runs = {A: [60.0]}  # its exporter was away, and knows of no work before
+    bench.runs = {A: [60.0]}  # its exporter was away, and knows nothing about earlier work
     bench.run()
     bench.pass_time(REGRET_S - 600.0 + LATE_S - 1.0)
     assert bench.counts() == (1, {})
@@ -122,8 +122,8 @@ def test_time_that_nobody_saw_is_neither_right_nor_regretted(bench: Watched) -> 
     assert bench.counts() == (1, {UNKNOWN: 1})
 
 
-def test_a_run_that_ends_between_two_looks_was_ended_by_work_though_no_gap_says_so(bench: Watched) -> None:
-    """Unknown time ends a run only when it lasts for a minute."""
+def test_an_idle_run_that_ended_between_two_close_cycles_was_ended_by_work(bench: Watched) -> None:
+    """The longest gap does not show this work. But unknown time ends a run only if it lasts for a minute."""
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     bench.clock.advance(600.0)
@@ -135,7 +135,7 @@ def test_a_run_that_ends_between_two_looks_was_ended_by_work_though_no_gap_says_
     assert bench.counts() == (1, {REGRET: 1})
 
 
-def test_an_hour_without_evidence_loses_no_outcome(bench: Watched) -> None:
+def test_no_outcome_is_lost_if_evidence_is_missing_for_more_than_an_hour(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED], B: [UNDERUSED]}
     bench.run()
     bench.error = "Prometheus is down"
@@ -144,22 +144,24 @@ def test_an_hour_without_evidence_loses_no_outcome(bench: Watched) -> None:
     bench.error = ""
     bench.works(B, 1000.0)
     bench.run()
-    assert bench.counts() == (2, {RIGHT: 1, REGRET: 1}), "the idle runs say it, however long nobody asked"
+    assert bench.counts() == (2, {RIGHT: 1, REGRET: 1}), (
+        "the idle runs show it, even after a long time without evidence"
+    )
 
 
 @pytest.mark.parametrize(("fate", "outcome"), [(ENDED, RIGHT), (LOST, UNKNOWN)])
-def test_a_holder_that_goes_has_the_outcome_of_its_end(bench: Watched, fate: str, outcome: str) -> None:
+def test_the_outcome_of_a_holder_that_is_gone_depends_on_how_it_ended(bench: Watched, fate: str, outcome: str) -> None:
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     bench.runs = {}
     bench.pass_time(90.0)
-    assert bench.counts() == (1, {}), "it runs, and its series may come back"
+    assert bench.counts() == (1, {}), "the holder runs, and its series may come back"
     bench.books[0].fates[A] = fate
     bench.pass_time(90.0)
     assert bench.counts() == (1, {outcome: 1})
 
 
-def test_of_a_gang_one_that_ends_leaves_the_others_to_be_watched(bench: Watched) -> None:
+def test_the_other_members_of_a_gang_are_watched_after_one_member_has_ended(bench: Watched) -> None:
     pods = [HolderName("kubernetes", "ml", name) for name in ("p", "q")]
     both = tuple(Member(name, "uid", 1) for name in pods)
     bench.books[0].around = dict.fromkeys(pods, Surroundings("batch/v1/Job/train", both, kind="batch"))
@@ -175,7 +177,7 @@ def test_of_a_gang_one_that_ends_leaves_the_others_to_be_watched(bench: Watched)
     assert bench.counts() == (1, {REGRET: 1})
 
 
-def test_another_holder_of_the_same_name_says_nothing_of_the_one_before() -> None:
+def test_work_of_a_new_holder_with_the_same_name_is_no_regret() -> None:
     tally = Tally()
     watches = Watches(tally)
     watches.note([], WALL, lambda *_: RUNS)
@@ -185,7 +187,7 @@ def test_another_holder_of_the_same_name_says_nothing_of_the_one_before() -> Non
     assert tally.counts() == (1, {UNKNOWN: 1})
 
 
-def test_one_of_its_gpus_at_work_is_work(bench: Watched) -> None:
+def test_work_on_one_gpu_of_a_holder_is_regret(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED, UNDERUSED], B: [UNDERUSED]}
     bench.run()
     bench.clock.advance(90.0)
@@ -194,7 +196,7 @@ def test_one_of_its_gpus_at_work_is_work(bench: Watched) -> None:
     assert bench.counts() == (2, {REGRET: 1})
 
 
-def test_who_is_underused_when_a_reconciler_without_a_past_starts_is_not_counted() -> None:
+def test_holders_that_are_underused_in_the_first_cycle_without_a_record_are_not_counted() -> None:
     bench = Watched(Book())
     bench.runs = {A: [UNDERUSED]}
     bench.run()
@@ -204,7 +206,7 @@ def test_who_is_underused_when_a_reconciler_without_a_past_starts_is_not_counted
     assert bench.counts() == (0, {})
 
 
-def test_a_candidate_is_not_counted_and_a_short_unknown_does_not_count_twice(bench: Watched) -> None:
+def test_a_candidate_is_not_counted_and_a_short_unknown_time_does_not_count_a_group_twice(bench: Watched) -> None:
     bench.runs = {A: [CANDIDATE]}
     bench.run()
     assert bench.counts()[0] == 0
@@ -213,11 +215,11 @@ def test_a_candidate_is_not_counted_and_a_short_unknown_does_not_count_twice(ben
     for around in (Unreadable("the API server was slow", True), Surroundings()) * 3:
         bench.books[0].around = {A: around}
         bench.pass_time(90.0)
-        bench.exporters = 10 if isinstance(around, Unreadable) else 100  # most are gone: a brake holds
+        bench.exporters = 10 if isinstance(around, Unreadable) else 100  # most exporters are gone, so a brake is active
     assert bench.counts() == (1, {})
 
 
-def test_a_wish_is_no_work_and_no_end(bench: Watched) -> None:
+def test_a_wish_of_the_owner_is_neither_work_nor_the_end_of_a_watch(bench: Watched) -> None:
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     wish = Surroundings(idle_after_s=4 * 3600.0, idle_after_by=Exemption("pod", "idle-after is 4h"))
@@ -231,7 +233,7 @@ def decided(name: HolderName, run: float = UNDERUSED, uid: str = "uid") -> Decis
     return decide_holder(holder(name, [run]), WALL, POLICY, windows_of(POLICY))._replace(incarnation=uid)
 
 
-def test_counts_are_by_the_policy_that_decided_the_class_and_the_tenant() -> None:
+def test_decisions_are_counted_by_policy_class_and_tenant() -> None:
     tally = Tally()
     watches = Watches(tally)
     watches.note([], WALL, lambda *_: RUNS)
@@ -246,7 +248,7 @@ def test_counts_are_by_the_policy_that_decided_the_class_and_the_tenant() -> Non
     }
 
 
-def test_so_many_holders_are_watched_at_most_and_the_others_are_unknown() -> None:
+def test_the_number_of_watched_holders_is_limited_and_the_outcome_of_others_is_unknown() -> None:
     tally = Tally()
     watches = Watches(tally)
     watches.note([], WALL, lambda *_: RUNS)
@@ -259,8 +261,8 @@ STEPS = st.lists(st.sampled_from(["idle", "work", "away", "gone", "silent"]), mi
 
 
 @given(STEPS, st.sampled_from([RUNS, ENDED, LOST]))
-def test_every_decision_has_one_outcome_in_the_end_and_work_is_never_right(steps: list[str], fate: str) -> None:
-    """The truth is kept beside: when it worked first, within the hour of the decision."""
+def test_every_decision_gets_one_outcome_and_is_never_right_if_the_holder_worked(steps: list[str], fate: str) -> None:
+    """The test itself remembers whether the holder worked within the hour after the decision."""
     bench = Watched(Book())
     bench.run()
     bench.runs = {A: [UNDERUSED]}

@@ -1,4 +1,4 @@
-"""A pause that a person asks for: what it makes of evidence and marks, and that one that cannot be read is one."""
+"""A pause that a person asks for: its effect on evidence and marks, and pauses that cannot be read."""
 
 from __future__ import annotations
 
@@ -48,19 +48,21 @@ class Noted:
         (WALL - 80, (WALL - 80, WALL - 50), ""),  # another pause ended later
     ],
 )
-def test_no_idle_time_before_its_end_counts(until: float, counts_from: tuple[float, float], paused: str) -> None:
+def test_idle_time_before_the_end_of_a_pause_does_not_count(
+    until: float, counts_from: tuple[float, float], paused: str
+) -> None:
     found = pause(EVIDENCE, Noted(PauseNote(until, "storage")))
     assert tuple(each.counts_from for each in found.holders) == counts_from
     assert found.paused == paused
 
 
-def test_without_a_pause_the_evidence_stays_and_with_two_both_are_said() -> None:
+def test_without_a_pause_the_evidence_is_unchanged_and_with_two_pauses_both_are_named() -> None:
     assert pause(EVIDENCE, Noted(None)) is EVIDENCE
     both = pause(EVIDENCE._replace(paused="policy.pause_when has 1 series"), Noted(PauseNote(WALL + 60, "")))
     assert both.paused == "policy.pause_when has 1 series; paused until 1970-01-12T13:47:40Z"
 
 
-def test_a_pause_that_cannot_be_read_is_one_and_says_how_to_end_it(tmp_path: Path) -> None:
+def test_a_pause_that_cannot_be_read_counts_as_a_pause_and_names_the_command_to_end_it(tmp_path: Path) -> None:
     file = tmp_path / "pause"
     for text in ("", "{", "[]", '"x"', "[" * 5000, json.dumps({UNTIL: "tomorrow"}), json.dumps({UNTIL: 5})):
         file.write_text(text)
@@ -73,7 +75,7 @@ def test_a_pause_that_cannot_be_read_is_one_and_says_how_to_end_it(tmp_path: Pat
     assert "Is a directory" in pause(EVIDENCE, PauseFile(tmp_path)).paused
 
 
-def test_marks_go_while_it_lasts_and_come_back_a_full_window_after_its_end(tmp_path: Path) -> None:
+def test_a_pause_withdraws_marks_and_new_marks_follow_a_full_window_after_its_end(tmp_path: Path) -> None:
     place = PauseFile(tmp_path / "pause")
     bench = Bench(book := Book())
     bench.pauses = [place]
@@ -86,11 +88,11 @@ def test_marks_go_while_it_lasts_and_come_back_a_full_window_after_its_end(tmp_p
     bench.run()
     assert bench.cycle.frozen == {"paused": Freeze(bench.problem.removeprefix("frozen: "))}
     assert "storage" in bench.problem
-    assert book.marks == {A: "underused"}, "others may have reasons to act on it, but not for long"
+    assert book.marks == {A: "underused"}, "a pause withdraws a mark only after unsupported_max"
     bench.clock.advance(bench.policy.unsupported_max)
     bench.run()
     assert book.marks == {}
-    bench.restart()  # a reconciler that starts after the pause knows of it
+    bench.restart()  # a reconciler that starts later knows the pause too
     for after_s, stages in (
         (60.0, []),
         (bench.policy.candidate_after - 60, []),
@@ -121,13 +123,13 @@ def test_the_command_begins_shows_and_ends_a_pause(tmp_path: Path, capsys: pytes
     assert ended is not None
     assert before - 1 <= ended.until_wall <= SYSTEM_CLOCK.wall()
     end_pause(place)
-    assert place.read_pause() == ended, "an end that is past stays when it was"
+    assert place.read_pause() == ended, "a second end does not change the end of a pause"
     (tmp_path / "pause").write_text("?")
     assert (show_pause(place), end_pause(place), show_pause(place)) == (Exit.PARTIAL, 0, 0)
 
 
 @given(st.dictionaries(st.sampled_from([UNTIL, REASON, "other"]), st.one_of(st.none(), st.integers(), st.text())))
-def test_any_facts_are_a_pause_or_none_or_said_to_be_unreadable(facts: dict[str, object]) -> None:
+def test_any_annotations_are_a_pause_or_no_pause_or_a_clear_error(facts: dict[str, object]) -> None:
     try:
         note = parse_note(facts, "here")
     except PauseUnreadable as exc:
@@ -138,7 +140,7 @@ def test_any_facts_are_a_pause_or_none_or_said_to_be_unreadable(facts: dict[str,
 
 
 @given(st.integers(0, 4_000_000_000), st.text(max_size=300))
-def test_what_is_written_reads_back(until: int, reason: str) -> None:
+def test_a_pause_is_read_as_it_was_written(until: int, reason: str) -> None:
     facts = json.loads(json.dumps(note_facts(PauseNote(float(until), reason))))
     note = parse_note(facts, "here")
     assert note is not None
@@ -146,7 +148,9 @@ def test_what_is_written_reads_back(until: int, reason: str) -> None:
     assert note_facts(note) == facts
 
 
-def test_what_was_written_is_said_without_the_right_to_read_it_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pause_command_shows_what_it_wrote_also_without_the_right_to_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Written:
         note: PauseNote | None = None
 

@@ -1,4 +1,4 @@
-"""What a pause asks for, and what it makes of marks."""
+"""Pauses by an expression: their queries, and their effect on marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLICY = Policy()._replace(pause_when="storage_up == 0")
 
 
 class Prometheus:
-    """Answers with what a test sets, and remembers the queries."""
+    """Answers with the rows that a test sets, and remembers the queries."""
 
     def __init__(self) -> None:
         self.now: list[Row] = []
@@ -28,7 +28,7 @@ class Prometheus:
         return self.before if "timestamp" in text else self.now
 
 
-def test_all_of_the_longest_window_is_asked_for_once_and_then_what_is_new() -> None:
+def test_the_whole_longest_window_is_asked_for_once_and_then_only_new_time() -> None:
     server, pauses = Prometheus(), Pauses(POLICY.pause_when, Rulebook(POLICY).longest_s)
     past = "max_over_time(timestamp(count(storage_up == 0))[{}s:60s])"
     for wall, seconds in ((WALL, 25 * 3600), (WALL + 30, 630), (WALL + 3630, 4200), (WALL + 1e6, 25 * 3600)):
@@ -36,14 +36,14 @@ def test_all_of_the_longest_window_is_asked_for_once_and_then_what_is_new() -> N
         assert server.queries[-2:] == ["count(storage_up == 0)", past.format(seconds)]
 
 
-def test_without_an_expression_nothing_is_asked() -> None:
+def test_without_a_pause_expression_no_query_is_sent() -> None:
     server = Prometheus()
     assert Pauses("", Rulebook(Policy()).longest_s).read(server.query, WALL) == Pause()
     assert server.queries == []
 
 
 @pytest.mark.parametrize(("ended_s_ago", "until"), [(900.0, WALL - 840.0), (10.0, WALL)])
-def test_the_end_of_a_pause_is_remembered_when_its_past_is_no_longer_asked_for(
+def test_the_end_of_a_pause_is_remembered_after_its_time_is_no_longer_asked_for(
     ended_s_ago: float, until: float
 ) -> None:
     server, pauses = Prometheus(), Pauses(POLICY.pause_when, Rulebook(POLICY).longest_s)
@@ -64,7 +64,7 @@ def test_a_pause_is_a_brake_with_its_reason() -> None:
     assert PAUSED in FREEZES
 
 
-def test_marks_outlive_a_short_pause_and_go_in_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_remain_in_a_short_pause_and_are_withdrawn_in_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book()
     bench = Bench(book)
     bench.runs = {A: [UNDERUSED]}

@@ -1,4 +1,4 @@
-"""What may be marked: live pods against a decision; times on objects; answers of the API server."""
+"""Which pods may be marked: live pods against a decision, times on objects, and answers of the API server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.evidence.records import HolderName, UnitEvidence
-from gpu_exporter.reconciler.kubernetes import api, checks
+from gpu_exporter.reconciler.kubernetes import checks
 from gpu_exporter.reconciler.kubernetes import marker as pods
-from gpu_exporter.reconciler.kubernetes.lean import trim_pod
+from gpu_exporter.reconciler.kubernetes.client import api
+from gpu_exporter.reconciler.kubernetes.client.lean import trim_pod
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.vendor import NVIDIA
 
@@ -57,7 +58,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return pod
 
 
-def test_a_pod_that_fits_its_evidence_is_taken() -> None:
+def test_a_pod_that_fits_its_evidence_may_be_marked() -> None:
     checks.check_markable(LIVE, POD, WALL)
 
 
@@ -78,7 +79,7 @@ def test_a_pod_that_fits_its_evidence_is_taken() -> None:
         ("status/containerStatuses", None, "not_running"),
     ],
 )
-def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> None:
+def test_a_pod_that_does_not_fit_its_decision_is_refused(path: str, value: Any, reason: str) -> None:
     pod = changed(path.replace("nvidia.com~gpu", "GPU"), value)
     limits = pod["spec"]["containers"][0]["resources"]["limits"]
     if "GPU" in limits:
@@ -88,12 +89,12 @@ def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> No
     assert caught.value.reason == reason
 
 
-def test_a_container_that_has_run_for_just_long_enough_may_be_marked() -> None:
+def test_a_pod_whose_container_has_run_for_just_long_enough_may_be_marked() -> None:
     started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
     checks.check_markable(started, POD, WALL)
 
 
-def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
+def test_a_pod_is_refused_if_the_evidence_names_no_uid() -> None:
     with pytest.raises(Refused) as caught:
         checks.check_markable(LIVE, POD._replace(incarnation=""), WALL)
     assert caught.value.reason == "identity"
@@ -104,12 +105,12 @@ def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     [
         ("n1", ["n1", "n1"], ""),
         ("n1", [""], ""),  # read from the exporters themselves, which do not know the node's name
-        ("n1", ["n1", "n2"], "the pod runs on n1, the evidence is of n2"),
-        ("n1", ["n3", "n2"], "the pod runs on n1, the evidence is of n2, n3"),
-        ("", ["n1"], "the pod runs on no node, the evidence is of n1"),
+        ("n1", ["n1", "n2"], "the pod runs on n1, the evidence is from n2"),
+        ("n1", ["n3", "n2"], "the pod runs on n1, the evidence is from n2, n3"),
+        ("", ["n1"], "the pod runs on no node, the evidence is from n1"),
     ],
 )
-def test_evidence_of_another_node_is_not_of_this_pod(node: str, hosts: list[str], refused: str) -> None:
+def test_a_pod_is_refused_if_the_evidence_is_from_another_node(node: str, hosts: list[str], refused: str) -> None:
     pod = changed("spec/nodeName", node)
     units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
     decision = POD._replace(units=units)
@@ -121,7 +122,7 @@ def test_evidence_of_another_node_is_not_of_this_pod(node: str, hosts: list[str]
     assert caught.value.reason == "node"
 
 
-def test_a_sidecar_that_holds_gpus_counts() -> None:
+def test_the_gpus_of_a_sidecar_count() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
     with pytest.raises(Refused, match="asks for 4 GPUs"):
@@ -138,7 +139,7 @@ SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
 
 
 def site_pod(limits: dict[str, str]) -> dict[str, Any]:
-    """A pod whose GPUs have a resource that the site named itself."""
+    """A pod whose GPUs are a resource with the site's own name."""
     return changed("spec/containers/0/resources/limits", limits)
 
 
@@ -152,23 +153,23 @@ def site_pod(limits: dict[str, str]) -> dict[str, Any]:
         ({"nvidia.com/gpu": "2"}, 2),
     ],
 )
-def test_gpus_of_a_resource_that_the_site_has_named_are_counted(limits: dict[str, str], asked: int) -> None:
+def test_gpus_of_a_resource_with_the_sites_own_name_are_counted(limits: dict[str, str], asked: int) -> None:
     pod = site_pod(limits)
     if asked == 2:
         return checks.check_markable(pod, POD, WALL, SITE)
     with pytest.raises(Refused) as caught:
         checks.check_markable(pod, POD, WALL, SITE)
-    assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is of 2"
+    assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is about 2"
 
 
-def test_a_pod_that_asks_for_no_gpu_that_we_know_is_refused_with_the_remedy() -> None:
-    """The kubelet may say so much by the UUIDs of the devices: of how many GPUs it should be is then not known."""
+def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() -> None:
+    """The kubelet shows the UUIDs of the devices, but the number of GPUs in the pod's spec is then unknown."""
     for limits in ({"example.com/h100": "1"}, {}):
         with pytest.raises(Refused) as caught:
             checks.check_markable(site_pod(limits), POD, WALL)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
-            "the pod asks for 0 GPUs, the evidence is of 2; if its GPUs have a resource of another name, set "
+            "the pod asks for 0 GPUs, the evidence is about 2; if its GPUs have a resource of another name, set "
             "--attribution.resource",
         )
 
@@ -180,7 +181,7 @@ def test_only_containers_that_hold_gpus_of_a_named_resource_have_to_run() -> Non
 
 
 class OnePod(api.Api):
-    """The API server has one pod, whose GPUs have a resource of the site's."""
+    """An API server with one pod, whose GPUs are a resource with the site's own name."""
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         return site_pod({"example.com/h100": "2"})
@@ -188,7 +189,7 @@ class OnePod(api.Api):
     send = call  # type: ignore[assignment]
 
 
-def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
+def test_every_check_of_the_marker_counts_resources_with_the_sites_own_name() -> None:
     server = OnePod(client.ApiClient(client.Configuration()))
     mark = pods.read_mark({**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "underused"}}})
     mark = mark._replace(live=site_pod({"example.com/h100": "2"}))
@@ -213,13 +214,16 @@ def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
     ("metadata", "foreign"),
     [
         ({}, False),
-        ({"labels": {LABEL: "underused"}}, False),  # its owner took the annotations away
+        ({"labels": {LABEL: "underused"}}, False),  # its owner removed the annotations
         ({"labels": {LABEL: "keep"}}, True),
         ({"labels": {LABEL: "keep"}, "annotations": {"other": "x"}}, True),
-        ({"labels": {LABEL: "keep"}, "annotations": {checks.GPUS: "1"}}, False),  # ours, edited
+        (
+            {"labels": {LABEL: "keep"}, "annotations": {checks.GPUS: "1"}},
+            False,
+        ),  # set by the reconciler, edited by its owner
     ],
 )
-def test_a_label_is_ours_by_its_stage_or_by_an_annotation(metadata: dict[str, Any], foreign: bool) -> None:
+def test_a_mark_is_recognized_by_its_stage_or_by_an_annotation(metadata: dict[str, Any], foreign: bool) -> None:
     pod = {**LIVE, "metadata": {**LIVE["metadata"], **metadata}}
     assert checks.is_foreign(pod) == foreign
     if not foreign and metadata:
@@ -240,7 +244,7 @@ ALONE = POD._replace(stage="unknown", incarnation="", held=None)
         ("metadata/uid", "uid-2", "replaced"),
     ],
 )
-def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str, value: Any, reason: str) -> None:
+def test_a_marked_pod_without_evidence_is_checked_by_its_own_state(path: str, value: Any, reason: str) -> None:
     marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())), Policy())
     labelled = changed("metadata/labels", {LABEL: "underused"})
     for decision in (None, ALONE):
@@ -255,7 +259,7 @@ def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str,
             marker.check_alone(pods.read_mark(pod), None, 7200.0, WALL)
 
 
-def test_the_annotations_say_until_when_there_was_evidence() -> None:
+def test_the_annotations_of_a_mark_contain_the_time_of_its_evidence() -> None:
     decision = POD._replace(observed_wall=WALL)
     annotations = pods.annotate(decision)
     assert annotations[checks.OBSERVED] == "2027-01-15T08:00:00Z"
@@ -264,18 +268,18 @@ def test_the_annotations_say_until_when_there_was_evidence() -> None:
 
 
 @given(st.text())
-def test_a_time_that_is_none_is_no_time(text: str) -> None:
+def test_any_text_is_parsed_to_a_finite_time_or_to_no_time(text: str) -> None:
     seconds = parse_timestamp(text)
     assert seconds is None or math.isfinite(seconds)
 
 
 @pytest.mark.parametrize("text", [None, "", "soon", "2027-01-15T08:00:00", "2027-13-15T08:00:00Z", "9" * 400])
-def test_times_that_owners_may_have_edited(text: str | None) -> None:
+def test_a_malformed_time_is_parsed_to_no_time(text: str | None) -> None:
     assert parse_timestamp(text) is None
 
 
 @given(st.integers(0, 253_402_300_799))
-def test_a_time_is_read_as_it_was_written(seconds: int) -> None:
+def test_a_time_is_parsed_as_it_was_written(seconds: int) -> None:
     assert parse_timestamp(timestamp(seconds)) == seconds
 
 
@@ -295,7 +299,7 @@ def test_a_time_is_read_as_it_was_written(seconds: int) -> None:
         (500, "[]", "error"),
     ],
 )
-def test_answers_of_the_api_server(status: int, body: str, result: str) -> None:
+def test_the_result_of_an_error_depends_on_status_and_body(status: int, body: str, result: str) -> None:
     assert api.failure(status, body).result == result
 
 
@@ -311,12 +315,14 @@ def test_answers_of_the_api_server(status: int, body: str, result: str) -> None:
         (503, "30", 0.0),
     ],
 )
-def test_how_long_a_server_wants_to_be_left_alone(status: int, after: str, patience_s: float) -> None:
+def test_the_pause_after_throttling_is_that_of_retry_after_within_a_limit(
+    status: int, after: str, patience_s: float
+) -> None:
     assert api.failure(status, "x", after).patience_s == patience_s
 
 
-def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_path: Path) -> None:
-    """urllib3 would sleep as long as Retry-After says, which may be hours, while marks stand."""
+def test_a_throttled_request_is_not_retried_at_once_and_does_not_wait(tmp_path: Path) -> None:
+    """urllib3 would sleep for the whole Retry-After, which may be hours, and marks would remain meanwhile."""
     asked: list[str] = []
 
     class Busy(http.server.BaseHTTPRequestHandler):
@@ -357,7 +363,7 @@ def with_claim(limits: dict[str, str] | None = None) -> dict[str, Any]:
     return pod
 
 
-def test_a_pod_with_a_claim_is_taken_by_what_the_evidence_counts() -> None:
+def test_the_gpus_of_a_pod_with_a_claim_are_counted_by_the_evidence() -> None:
     for pod in (with_claim(), with_claim({"nvidia.com/gpu": "1"})):
         checks.check_markable(pod, POD, WALL)
         checks.check_markable(trim_pod(pod), POD, WALL)
@@ -366,13 +372,13 @@ def test_a_pod_with_a_claim_is_taken_by_what_the_evidence_counts() -> None:
 @pytest.mark.parametrize(
     ("limits", "held", "started", "reason"),
     [
-        ({"nvidia.com/gpu": "3"}, 2, "2027-01-15T05:00:00Z", "gpus"),  # more than the evidence is of
+        ({"nvidia.com/gpu": "3"}, 2, "2027-01-15T05:00:00Z", "gpus"),  # more than in the evidence
         ({"nvidia.com/gpu": "x"}, 2, "2027-01-15T05:00:00Z", "gpus"),
         ({}, None, "2027-01-15T05:00:00Z", "gpus"),
-        ({}, 2, "2027-01-15T07:59:00Z", "restarted"),  # the container that has the claim; the other one holds nothing
+        ({}, 2, "2027-01-15T07:59:00Z", "restarted"),  # the container with the claim; the other container holds no GPU
     ],
 )
-def test_a_pod_with_a_claim_that_must_not_be_marked(
+def test_a_pod_with_a_claim_that_does_not_fit_its_decision_is_refused(
     limits: dict[str, str], held: int | None, started: str, reason: str
 ) -> None:
     pod = with_claim(limits)
@@ -384,7 +390,7 @@ def test_a_pod_with_a_claim_that_must_not_be_marked(
 
 
 def test_several_replicas_may_be_one_gpu() -> None:
-    """Time slicing gives a container that asks for four replicas four of one GPU, or of several."""
+    """With time slicing, a container that requests four replicas gets them from one GPU or from several GPUs."""
     pod = copy.deepcopy(LIVE)
     for container in pod["spec"]["containers"]:
         container.pop("resources", None)
@@ -395,7 +401,7 @@ def test_several_replicas_may_be_one_gpu() -> None:
         if is_markable:
             checks.check_markable(pod, decision, WALL)
         else:
-            with pytest.raises(Refused, match=f"asks for 4 GPUs, the evidence is of {held}"):
+            with pytest.raises(Refused, match=f"asks for 4 GPUs, the evidence is about {held}"):
                 checks.check_markable(pod, decision, WALL)
     mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
-    assert not mixed.holds(4), "a whole GPU is one"
+    assert not mixed.holds(4), "a whole GPU counts as one"

@@ -1,4 +1,4 @@
-"""Decisions: unknown before idle, all GPUs of a holder or none."""
+"""Decisions by metrics: `unknown` takes precedence over idle, and all GPUs of a holder count."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"host_cpu_ratio": 0.62},
             "candidate",
-            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs, so not more until 6.0 h of it",
+            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs, so it stays a candidate until it has been idle for 6.0 h",
         ),
         (
             {"host_cpu_ratio": 0.1, "host_io_bytes_per_s": 2.1e8},
             "candidate",
-            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks, so not more until 6.0 h of it",
+            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks, so it stays a candidate until it has been idle for 6.0 h",
         ),
         ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
         ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),
@@ -76,14 +76,14 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"host_cpu_ratio": 1.0, "idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
         ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
-        ({"idle_run_s": None}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),
+        ({"idle_run_s": None}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
         (
             {"idle_run_s": None, "obstacle": "no_answer"},
             "unknown",
-            "no idle run is published of n1 gpu 0: the GPU does not answer",
+            "no idle run is published for n1 gpu 0: the GPU does not answer",
         ),
         ({"idle_run_s": None, "obstacle": "suspended"}, "not_running", "the job is SUSPENDED"),
-        ({"idle_run_s": None, "obstacle": "not_started"}, "not_running", "its container has not begun"),
+        ({"idle_run_s": None, "obstacle": "not_started"}, "not_running", "its container has not started"),
         (
             {"idle_run_s": None, "obstacle": "suspended", "sample_age_s": 121.0},
             "unknown",
@@ -97,11 +97,11 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
         ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
         ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
-        ({"idle_run_s": math.nan}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),
+        ({"idle_run_s": math.nan}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
         ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
-        ({"witnesses": None}, "candidate", "idle for 3.0 h, but how many witnesses that rests on is not published"),
-        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but a part of it rests on one witness only"),
+        ({"witnesses": None}, "candidate", "idle for 3.0 h, but the number of witnesses for that is not published"),
+        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but a part of that time has only one witness"),
         ({"witnesses": 2}, "underused", "its one GPU idle for 3.0 h"),
         ({"idle_run_s": 7200.0}, "underused", "its one GPU idle for 120 min"),
         ({"coverage": 0.9}, "underused", "its one GPU idle for 3.0 h"),
@@ -132,7 +132,7 @@ def unit(**changes: Any) -> UnitEvidence:
         ),
     ],
 )
-def test_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:
+def test_the_stage_and_the_reason_of_a_holder_with_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:
     decision = judge(unit(**changes))
     assert (decision.stage, decision.reason) == (stage, reason)
 
@@ -164,13 +164,13 @@ def test_every_gpu_that_the_scheduler_counts_must_be_seen() -> None:
     [{"idle_run_s": 0.0}, {"coverage": 0.5}, {"sample_age_s": 900.0}, {"idle_run_s": None}, {"witnesses": None}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_of_two_words_for_one_gpu_the_more_careful_counts(changes: dict[str, Any]) -> None:
+def test_if_two_sources_report_one_gpu_the_more_careful_value_counts(changes: dict[str, Any]) -> None:
     assert judge(unit(), unit(), held=1).stage == "underused"
     for units in ((unit(), unit(**changes)), (unit(**changes), unit())):
         assert judge(*units, held=1).stage != "underused"
 
 
-def test_a_slow_exporter_makes_no_others_sample_fresh() -> None:
+def test_the_long_interval_of_one_exporter_does_not_make_samples_of_others_fresh() -> None:
     decision = judge(unit(sample_age_s=290.0), unit(gpu="1", uuid="GPU-1", sample_interval_s=120.0))
     assert (decision.stage, decision.reason) == ("unknown", "no sample of the last 2 min")
 
@@ -183,7 +183,7 @@ def test_a_gpu_that_does_not_answer_is_unknown_and_never_active(other: dict[str,
     decision = judge(*(reversed(units) if turned else units))
     assert decision.stage == "unknown"
     assert decision.active == (other == {"idle_run_s": 0.0})
-    assert "no idle run is published of n1 gpu" in decision.reason
+    assert "no idle run is published for n1 gpu" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_gpu_that_does_not_answer_is_unknown_and_never_active(other: dict[str,
         ({"idle_run_s": 0.0}, True),
         ({"idle_run_s": 3599.0}, True),
         ({"idle_run_s": 3600.0}, False),
-        ({"idle_run_s": 0.0, "sample_age_s": 120.0}, False),  # what it did when it was last seen
+        ({"idle_run_s": 0.0, "sample_age_s": 120.0}, False),  # activity that was seen too long ago
         ({"idle_run_s": 0.0, "sample_age_s": None}, False),
         ({"idle_run_s": 0.0, "sample_age_s": 239.0, "sample_interval_s": 60.0}, True),
         ({"idle_run_s": None}, False),
@@ -205,7 +205,7 @@ def test_only_a_fresh_sample_shows_activity(changes: dict[str, Any], active: boo
     assert (decision.stage, decision.active) == ("unknown", active)
 
 
-def test_the_decision_says_since_when_and_what_its_stage_needs() -> None:
+def test_a_decision_contains_the_start_of_its_idle_time_and_the_time_that_its_stage_needs() -> None:
     two = [unit(idle_run_s=8000.0), unit(gpu="1", uuid="GPU-1", idle_run_s=7300.0, start_wall=NOW - 9000)]
     decision = judge(*two)
     assert (decision.idle_since_wall, decision.start_wall) == (NOW - 7300.0, NOW - 9000)
@@ -219,7 +219,7 @@ def test_the_decision_says_since_when_and_what_its_stage_needs() -> None:
     assert judge(unit(idle_run_s=None)).idle_since_wall is None
 
 
-def test_the_reason_of_a_holder_of_several_gpus_names_the_worst() -> None:
+def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     def reason(*changes: dict[str, Any]) -> str:
         return judge(*(unit(gpu=str(i), uuid=f"GPU-{i}", **change) for i, change in enumerate(changes))).reason
 
@@ -228,16 +228,16 @@ def test_the_reason_of_a_holder_of_several_gpus_names_the_worst() -> None:
     assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
     assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
     assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min, judged after")
-    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("how many witnesses that rests on is not published")
-    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of it rests on one witness only")
+    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("the number of witnesses for that is not published")
+    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of that time has only one witness")
     silent = {"idle_run_s": None}
     assert (
-        reason(silent, silent, silent) == "no idle run is published of n1 gpu 0 and 2 more: its activity is not known"
+        reason(silent, silent, silent) == "no idle run is published for n1 gpu 0 and 2 more: its activity is not known"
     )
-    assert reason({}, silent) == "no idle run is published of n1 gpu 1: its activity is not known"
+    assert reason({}, silent) == "no idle run is published for n1 gpu 1: its activity is not known"
 
 
-def test_what_is_not_known_of_one_gpu_goes_before_what_halts_the_holder_on_another() -> None:
+def test_an_unknown_gpu_takes_precedence_over_a_gpu_whose_holder_cannot_run() -> None:
     lost = unit(idle_run_s=None, obstacle="no_answer", gpu="1", uuid="GPU-1")
     halted = unit(idle_run_s=None, obstacle="suspended")
     for units in ((lost, halted), (halted, lost)):
@@ -247,22 +247,22 @@ def test_what_is_not_known_of_one_gpu_goes_before_what_halts_the_holder_on_anoth
     assert [judge(*order).stage for order in (twins, twins[::-1])] == ["not_running"] * 2
     text = explain(judge(halted), POLICY)
     assert "ml/train-0: not_running\n  because the job is SUSPENDED\n" in text
-    assert "  next: its idle time begins again at nothing when it runs\n" in text
+    assert "  next: its idle time restarts at zero when it runs\n" in text
 
 
-def test_no_idle_run_of_a_holder_is_longer_than_the_allocation_of_its_newest_gpu() -> None:
+def test_a_holder_whose_idle_run_is_longer_than_an_allocation_is_unknown() -> None:
     young = unit(gpu="1", uuid="GPU-1", idle_run_s=7200.0, start_wall=NOW - 7300)
     for units in ((unit(), young), (young, unit())):
         assert judge(*units).reason == "an idle run is longer than the allocation: two holders under one name?"
     assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
 
 
-def test_what_is_unknown_has_no_time_since_when_it_is_idle() -> None:
+def test_a_decision_unknown_has_no_start_of_idle_time() -> None:
     assert judge(unit(coverage=0.5)).idle_since_wall is None
     assert judge(unit(), held=2).idle_since_wall is None
 
 
-def test_of_two_rows_one_that_is_not_a_number_leaves_no_number() -> None:
+def test_merging_a_number_with_nan_gives_no_number() -> None:
     for rows in ((unit(coverage=math.nan), unit()), (unit(), unit(coverage=math.nan))):
         (merged,) = merge_units(rows)
         assert merged.coverage is None
@@ -274,7 +274,7 @@ MERGED = st.one_of(st.none(), st.floats(0, 1e9))
 @given(
     st.lists(st.tuples(MERGED, MERGED, MERGED, MERGED, st.one_of(st.none(), st.integers(0, 9))), min_size=1, max_size=4)
 )
-def test_of_any_rows_for_one_unit_the_most_careful_values_are_taken(rows: list[tuple]) -> None:
+def test_merging_any_rows_of_one_unit_takes_the_most_careful_values(rows: list[tuple]) -> None:
     names = ("start_wall", "idle_run_s", "sample_age_s", "coverage", "witnesses")
     (merged,) = merge_units([unit(**dict(zip(names, row, strict=True))) for row in rows])
     for i, (name, worst) in enumerate(zip(names, (max, min, max, min, min), strict=True)):
@@ -282,7 +282,7 @@ def test_of_any_rows_for_one_unit_the_most_careful_values_are_taken(rows: list[t
         assert getattr(merged, name) == (None if None in values else worst(values)), name
 
 
-def test_the_shorter_interval_of_two_counts() -> None:
+def test_if_two_sources_report_one_gpu_the_shorter_sample_interval_counts() -> None:
     slow, quick = unit(sample_interval_s=60.0, sample_age_s=200.0), unit(sample_interval_s=1.0)
     assert judge(slow, held=1).stage == "underused"
     assert judge(slow, quick, held=1).stage == judge(quick, slow, held=1).stage == "unknown"
@@ -291,7 +291,10 @@ def test_the_shorter_interval_of_two_counts() -> None:
 def test_a_holder_whose_size_is_not_published_is_unknown() -> None:
     holder = HolderEvidence(POD, "", (unit(),), None)
     (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
-    assert (decision.stage, decision.reason) == ("unknown", "how many GPUs the holder has in all is not published")
+    assert (decision.stage, decision.reason) == (
+        "unknown",
+        "the number of GPUs that the holder has in all is not published",
+    )
 
 
 NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))
@@ -301,7 +304,7 @@ NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))
     st.lists(st.tuples(NUMBERS, NUMBERS, st.one_of(st.none(), st.floats(0, 1)), NUMBERS), min_size=1, max_size=4),
     st.integers(0, 2),
 )
-def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missing: int) -> None:
+def test_a_holder_is_underused_only_if_every_gpu_is_proven_idle(rows: list[tuple], missing: int) -> None:
     units = [
         unit(
             uuid=f"GPU-{i}",
@@ -327,14 +330,14 @@ def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missi
     assert bool(decision.label) == (decision.stage in LABELLED)
 
 
-def test_labels_by_scheduler() -> None:
+def test_the_mark_is_a_label_on_pods_and_a_text_on_jobs() -> None:
     assert judge(unit()).label == "gpu-exporter.io/utilization=underused"
     job = HolderEvidence(HolderName("slurm", "", "42"), "", (unit(),), 1)
     (decision,) = decide(Evidence(NOW, (job,)), POLICY)
     assert decision.label == "AdminComment=gpu-exporter.io/utilization=underused"
 
 
-def test_reports(golden) -> None:
+def test_the_reports_of_decisions_are_unchanged(golden) -> None:
     holders = (
         HolderEvidence(POD, "", (unit(), unit(gpu="1", uuid="GPU-1")), 2),
         HolderEvidence(HolderName("slurm", "", "42"), "ada/phys", (unit(idle_run_s=None),), 1),
@@ -372,6 +375,6 @@ def test_reports(golden) -> None:
         (4, "; 4 GPUs are held by jobs that Slurm hides"),
     ],
 )
-def test_gpus_of_hidden_jobs_are_counted_also_where_no_holder_is_idle(hidden: int, said: str) -> None:
+def test_gpus_of_hidden_jobs_are_reported_also_if_no_holder_is_idle(hidden: int, said: str) -> None:
     text = render_decisions([], Evidence(NOW, (), 2, 4, hidden=hidden))
     assert text == f"2 exporters and 4 allocations seen{said}; no holder is idle long enough to be considered\n"

@@ -1,4 +1,4 @@
-"""The record of a policy: what it says, whom it is of, and that it outlives the process."""
+"""The record of a policy: its conditions for acts, its tenants, and keeping it over restarts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.record import (
@@ -37,7 +38,6 @@ from gpu_exporter.reconciler.record import (
     Standing,
     _pool,
 )
-from gpu_exporter.reconciler.target import Held
 
 SETTINGS = Actions(shadow_for=14 * DAY_S)
 KEEP_S = SETTINGS.shadow_for
@@ -48,7 +48,7 @@ def account(tenant: str, policy: str = "policy", kind: str = "batch") -> Account
 
 
 def looked(clock: ManualClock, place: Texts | None = None, days: float = 14.5) -> Record:
-    """A record of a reconciler that has looked for so long."""
+    """The record of a reconciler that has run for `days` days without decisions."""
     record = Record(place, Tally(), clock, KEEP_S)
     for _ in range(int(days * DAY_S / 100)):
         clock.advance(100.0)
@@ -57,7 +57,7 @@ def looked(clock: ManualClock, place: Texts | None = None, days: float = 14.5) -
 
 
 def fill(record: Record, **tenants: tuple[int, int]) -> Record:
-    """Right and regretted decisions by tenant."""
+    """Count right and regretted decisions, by tenant."""
     for tenant, (right, regrets) in tenants.items():
         for outcome, count in ((RIGHT, right), (REGRET, regrets)):
             for _ in range(count):
@@ -68,7 +68,7 @@ def fill(record: Record, **tenants: tuple[int, int]) -> Record:
 
 @pytest.fixture(scope="module")
 def quiet() -> Texts:
-    """What is kept of two weeks in which nothing was decided."""
+    """The kept text of a record of two weeks without decisions."""
     place = Texts()
     looked(ManualClock(wall=WALL), place)
     return place
@@ -89,9 +89,13 @@ def record(quiet: Texts) -> Record:
         ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "a", Standing(54.0, 0.0)),
         ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "new", Standing(54.0, 0.0)),
         ({"a": (900, 0), "b": (10, 0), "c": (10, 0)}, "a", Standing(204.0, 0.0)),
-        ({"a": (25, 0), "b": (25, 0), "c": (25, 0)}, "a", "shadow"),  # of 15 each 45 count
+        ({"a": (25, 0), "b": (25, 0), "c": (25, 0)}, "a", "shadow"),  # each counts for 15, so 45 in all
         ({"a": (500, 0), "b": (500, 0)}, "a", "shadow"),
-        ({"a": (94, 6), "b": (94, 6), "c": (94, 6)}, "new", "shadow"),  # the worst is left out, two are not three
+        (
+            {"a": (94, 6), "b": (94, 6), "c": (94, 6)},
+            "new",
+            "shadow",
+        ),  # the worst tenant is left out, so only two remain
         ({"a": (94, 6), "b": (94, 6), "c": (94, 6), "d": (94, 6)}, "new", "regret"),
         ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "b", Standing(54.0, 0.0)),
         ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "a", "regret"),
@@ -99,7 +103,9 @@ def record(quiet: Texts) -> Record:
         ({}, "a", "shadow"),
     ],
 )
-def test_nobody_decides_alone(record: Record, tenants: dict[str, Any], asked: str, expected: Standing | str) -> None:
+def test_the_record_needs_three_tenants_and_each_counts_for_at_most_a_fifth(
+    record: Record, tenants: dict[str, Any], asked: str, expected: Standing | str
+) -> None:
     answer = fill(record, **tenants).why_not(account(asked), SETTINGS)
     if isinstance(expected, str):
         assert isinstance(answer, Held) and answer.reason == expected, answer
@@ -107,18 +113,18 @@ def test_nobody_decides_alone(record: Record, tenants: dict[str, Any], asked: st
         assert answer == pytest.approx(expected)
 
 
-def test_the_record_of_another_policy_or_class_is_none(record: Record) -> None:
+def test_decisions_of_another_policy_or_class_do_not_count(record: Record) -> None:
     fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
     for other in (account("a", policy="night"), account("a", kind="interactive")):
         assert isinstance(record.why_not(other, SETTINGS), Held)
 
 
-def test_two_weeks_are_two_weeks_and_what_is_older_is_forgotten(record: Record) -> None:
+def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(record: Record) -> None:
     fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
     assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
     short = fill(looked(ManualClock(wall=WALL), days=12.0), a=(100, 0), b=(100, 0), c=(100, 0))
     answer = short.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and "looked for 12.0 days of the last 336h" in answer.why
+    assert isinstance(answer, Held) and "run for 12.0 days of the last 336h" in answer.why
     clock = record._clock
     assert isinstance(clock, ManualClock)
     for _ in range(int(16 * DAY_S / 100)):
@@ -130,14 +136,14 @@ def test_two_weeks_are_two_weeks_and_what_is_older_is_forgotten(record: Record) 
     assert isinstance(answer, Held) and "fewer than 3 tenants" in answer.why
 
 
-def test_time_in_which_nobody_looked_is_none() -> None:
+def test_time_in_which_no_cycle_ran_does_not_count() -> None:
     clock = ManualClock(wall=WALL)
     record = Record(None, Tally(), clock, KEEP_S)
     for _ in range(14 * 24):
-        clock.advance(3600.0)  # a process that is stopped for most of an hour, each hour
+        clock.advance(3600.0)  # the process is stopped between two cycles, one per hour
         record.note([], clock.wall(), lambda *_: RUNS)
     answer = fill(record, a=(99, 0), b=(99, 0), c=(99, 0)).why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and "looked for 0.0 days" in answer.why
+    assert isinstance(answer, Held) and "run for 0.0 days" in answer.why
 
 
 TENANT_RECORDS = st.dictionaries(
@@ -146,14 +152,14 @@ TENANT_RECORDS = st.dictionaries(
 
 
 @given(TENANT_RECORDS, st.integers(1, 100_000), st.integers(0, 100_000))
-def test_a_tenant_whose_decisions_are_all_wrong_changes_nothing_for_others(
+def test_a_tenant_with_too_many_regrets_does_not_change_the_record_for_others(
     tenants: dict[str, Standing], decisions: int, regrets: int
 ) -> None:
     hostile = Standing(decisions, min(decisions, regrets))
     alone, beside = _pool(tenants, 0.05), _pool({**tenants, "hostile": hostile}, 0.05)
     if hostile.regrets > 0.05 * hostile.decisions:
         assert alone == beside
-    else:  # one that behaves has at most its fifth
+    else:  # a tenant with few regrets counts for at most a fifth
         assert alone is not None and beside is not None
         assert beside.regrets <= 0.05 * 0.2 * sum(t.decisions for t in [*tenants.values(), hostile]) + 1e-6
 
@@ -166,7 +172,7 @@ def decided(pod: str, run_s: float, gap_s: float, clock: ManualClock, tenant: st
 
 
 class Life(NamedTuple):
-    """A holder of the simulation: idle from `start`, at work again after `works_after` seconds, gone after `ends_after`."""
+    """A simulated holder: idle from `start`, at work again after `works_after` seconds, gone after `ends_after`."""
 
     pod: str
     tenant: str
@@ -176,7 +182,7 @@ class Life(NamedTuple):
 
 
 def lives(days: float, is_wrong: bool) -> Iterator[Life]:
-    """One each half hour, of five tenants."""
+    """A new holder every half hour, in five tenants."""
     for number in range(int(days * 48)):
         start = WALL + number * 1800.0
         until = POLICY.underused_after
@@ -185,8 +191,8 @@ def lives(days: float, is_wrong: bool) -> Iterator[Life]:
 
 
 @pytest.mark.parametrize("is_wrong", [True, False])
-def test_a_reconciler_that_is_killed_each_seven_minutes_for_two_weeks_counts_every_decision(is_wrong: bool) -> None:
-    """The one that is always wrong never earns an act, and the one that is always right does."""
+def test_a_reconciler_that_is_killed_every_seven_minutes_for_two_weeks_counts_every_decision(is_wrong: bool) -> None:
+    """If all decisions are wrong, the record never allows an act. If all are right, it does."""
     clock, place, step_s = ManualClock(wall=WALL), Texts(), 105.0
     record = Record(place, tally := Tally(), clock, KEEP_S)
     waiting = list(lives(15.0, is_wrong))
@@ -194,7 +200,7 @@ def test_a_reconciler_that_is_killed_each_seven_minutes_for_two_weeks_counts_eve
     for step in range(int(15.0 * DAY_S / step_s)):
         clock.advance(step_s)
         now = clock.wall()
-        if step % 4 == 0:  # kill -9: only what is kept is left
+        if step % 4 == 0:  # kill -9: only the kept text remains
             record = Record(place, tally := Tally(), clock, KEEP_S)
         while waiting and waiting[0].start <= now:
             there.append(waiting.pop(0))
@@ -218,10 +224,10 @@ def test_a_reconciler_that_is_killed_each_seven_minutes_for_two_weeks_counts_eve
     assert (right == 0 and regret > 0.9 * decided_) if is_wrong else (regret == 0 and right > 0.9 * decided_)
     answer = record.why_not(account("team-0", kind="unclear"), SETTINGS)
     assert isinstance(answer, Held if is_wrong else Standing), answer
-    assert tally.counts()[0] == decided_, "what Prometheus scrapes goes on where it was"
+    assert tally.counts()[0] == decided_, "the counters continue at their last value"
 
 
-def test_a_kill_loses_no_open_hour(record: Record) -> None:
+def test_a_kill_loses_no_group_that_is_watched(record: Record) -> None:
     clock, place = record._clock, record._place
     assert isinstance(clock, ManualClock) and isinstance(place, Texts)
     clock.advance(30.0)
@@ -233,8 +239,8 @@ def test_a_kill_loses_no_open_hour(record: Record) -> None:
     assert again.watches.open == {}
 
 
-def test_of_two_processes_one_counts(record: Record) -> None:
-    """A dry run beside a reconciler, or a replica that does not know yet that another one leads."""
+def test_only_one_of_two_processes_counts_decisions(record: Record) -> None:
+    """The other process is a dry run, or a replica that does not know yet that another replica leads."""
     clock, place = record._clock, record._place
     assert isinstance(clock, ManualClock) and isinstance(place, Texts)
     clock.advance(30.0)
@@ -248,7 +254,7 @@ def test_of_two_processes_one_counts(record: Record) -> None:
     record.forget()
     clock.advance(TAKEN_OVER_S)
     other.note([], clock.wall(), lambda *_: ENDED)
-    assert tally.counts() == (1, {RIGHT: 1}), "the other one has gone, so this one goes on with its hour"
+    assert tally.counts() == (1, {RIGHT: 1}), "the first process has ended, so the second one watches its group"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def test_of_two_processes_one_counts(record: Record) -> None:
         base64.b64encode(zlib.compress(b" " * 20_000_000)).decode(),
     ],
 )
-def test_a_record_that_cannot_be_read_is_kept_and_proves_nothing(text: str) -> None:
+def test_a_record_that_cannot_be_read_is_not_overwritten_and_allows_no_act(text: str) -> None:
     place, clock = Texts(), ManualClock(wall=WALL)
     place.kept[KEY] = text
     record = Record(place, tally := Tally(), clock, KEEP_S)
@@ -276,7 +282,7 @@ def test_a_record_that_cannot_be_read_is_kept_and_proves_nothing(text: str) -> N
     assert place.kept[KEY] != text
 
 
-def test_a_place_that_cannot_be_written_costs_nothing_but_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_are_counted_also_if_the_record_cannot_be_saved(caplog: pytest.LogCaptureFixture) -> None:
     place, clock = Texts(), ManualClock(wall=WALL)
     record = Record(place, tally := Tally(), clock, KEEP_S)
     record.note([], clock.wall(), lambda *_: RUNS)
@@ -285,10 +291,10 @@ def test_a_place_that_cannot_be_written_costs_nothing_but_memory(caplog: pytest.
         clock.advance(30.0)
         record.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
     assert tally.counts() == (1, {})
-    assert caplog.text.count("is not kept") == 1
+    assert caplog.text.count("could not be saved") == 1
 
 
-def test_what_is_kept_has_a_limit() -> None:
+def test_the_kept_text_of_a_record_is_limited() -> None:
     place, clock = Texts(), ManualClock(wall=WALL)
     record = Record(place, tally := Tally(), clock, KEEP_S)
     record.note([], clock.wall(), lambda *_: RUNS)
@@ -306,7 +312,7 @@ def entry(ident: str, wall: float) -> Entry:
     return Entry(ident, wall, "kubernetes", "ml", "suspend", reference, reference, "note", record=account("a"))
 
 
-def test_acts_that_owners_take_back_are_a_record_of_their_own(record: Record) -> None:
+def test_too_many_acts_that_owners_undo_prevent_further_acts(record: Record) -> None:
     fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
     clock = record._clock
     assert isinstance(clock, ManualClock)
@@ -326,12 +332,12 @@ def test_acts_that_owners_take_back_are_a_record_of_their_own(record: Record) ->
     record.note([], clock.wall(), lambda *_: RUNS)
     again = Record(record._place, Tally(), clock, KEEP_S)
     again.note([], clock.wall(), lambda *_: RUNS)
-    assert again.acts_due() == entries[2:], "a restart forgets none"
+    assert again.acts_due() == entries[2:], "a restart forgets no act"
     clock.advance(ACT_KEEP_S)
     assert again.acts_due() == []
 
 
-def test_an_act_counts_once_and_only_in_a_record_that_was_read() -> None:
+def test_an_act_counts_once_and_only_after_the_record_was_read() -> None:
     place, clock = Texts(), ManualClock(wall=WALL)
     record = Record(place, Tally(), clock, KEEP_S)
     place.fail = MarkError("error", "no")
@@ -362,11 +368,11 @@ def test_a_record_of_many_acts_days_and_tenants_can_be_read_again() -> None:
     again = Record(place, Tally(), clock, KEEP_S)
     again.note([], clock.wall(), lambda *_: RUNS)
     answer = again.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and answer.reason == "shadow", "it is read; nobody has looked for long"
+    assert isinstance(answer, Held) and answer.reason == "shadow", "the record is readable, but too few cycles have run"
     assert len(again._acts) == ACTS_MAX and int(WALL // DAY_S) in again._days
 
 
-def test_the_shortest_run_of_a_holder_is_what_all_of_it_was_idle_for() -> None:
+def test_the_shortest_run_of_a_holder_is_that_of_its_least_idle_gpu() -> None:
     name = HolderName("kubernetes", "ml", "a")
     decision = decide_holder(holder(name, [50.0, 70.0]), WALL, POLICY, windows_of(POLICY))
     assert shortest_run(decision) == 50.0

@@ -1,4 +1,4 @@
-"""Renewals, whatever carries the mark: the stage stays, and the limit of new marks holds for every rise."""
+"""Renewals of every kind of mark: the stage does not change, and the limit of new marks counts for every rise."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, Book
 from tests.testbed.memory_slurm import MemorySlurm
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError, timestamp
 
@@ -28,7 +28,7 @@ START = WALL - 90_000
 
 
 class MemoryPods(Api):
-    """An API server's pods in memory. A patch with an old resourceVersion is refused."""
+    """An API server with pods in memory. It refuses a patch with an old resourceVersion."""
 
     def __init__(self) -> None:
         super().__init__(client.ApiClient(client.Configuration()))
@@ -74,7 +74,7 @@ class MemoryPods(Api):
 
 
 class Node:
-    """Evidence that every holder has been idle for long, and the observer of the cycle."""
+    """A source whose holders have all been idle for long. It is also the observer of the cycle."""
 
     def __init__(self, scheduler: str) -> None:
         self.scheduler = scheduler
@@ -138,13 +138,13 @@ MARKERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", MARKERS)
-def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
+def test_marks_beyond_the_limit_are_renewed_and_do_not_rise(name: str) -> None:
     marker = MARKERS[name]()
     policy = POLICY._replace(new_marks_namespace_max=COUNT)
     node, limit = Node(marker.scheduler), policy.new_marks_max
     assert limit < COUNT
     clock = ManualClock(wall=WALL)
-    assert Cycle(judge_of(node, [marker], Rulebook(policy), clock), [marker], policy, node, clock).run() == ""
+    assert ReconcileCycle(judge_of(node, [marker], Rulebook(policy), clock), [marker], policy, node, clock).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -152,7 +152,7 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
     assert {mark.observed_wall for mark in marks} == {WALL}
 
 
-def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> None:
+def test_a_renewal_does_not_overwrite_what_an_owner_wrote_after_the_list() -> None:
     api = MemoryPods()
     marker = PodMarker(api, POLICY)
     node = Node("kubernetes")
@@ -164,7 +164,7 @@ def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> N
     node.on_read = edit
     policy = POLICY._replace(new_marks_max=0)
     assert (
-        Cycle(
+        ReconcileCycle(
             judge_of(node, [marker], Rulebook(POLICY), ManualClock(wall=WALL)),
             [marker],
             policy,

@@ -1,4 +1,4 @@
-"""Which of the site's policies decides on a holder, and what each of them changes."""
+"""Which of the site's policies decides on a holder, and the effect of each policy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pod(*models: str, mig: Sequence[str] = ()) -> HolderEvidence:
         (Match(models=("*a100*",)), pod("NVIDIA A100-SXM4-40GB"), None, True),
         (Match(models=("*A100*",)), pod("NVIDIA H100", "NVIDIA A100"), None, True),
         (Match(models=("*A100*",)), pod("NVIDIA H100"), None, False),
-        (Match(models=("*A100*",)), pod("NVIDIA H100", ""), None, "the series do not say the model of each GPU"),
+        (Match(models=("*A100*",)), pod("NVIDIA H100", ""), None, "the series do not name the model of each GPU"),
         (Match(mig=True), pod(mig=["", "1g.5gb"]), None, True),
         (Match(mig=True), pod(), None, False),
         (Match(mig=False), pod(mig=["1g.5gb"]), None, False),
@@ -66,37 +66,39 @@ def pod(*models: str, mig: Sequence[str] = ()) -> HolderEvidence:
         (Match(accounts=("phys",)), job(account="chem"), None, False),
         (Match(qos=("low",)), job(qos="low"), None, True),
         (Match(qos=("low",)), pod(), None, False),
-        (Match(accounts=("phys",)), job(), None, "the series do not say the account"),
-        (Match(accounts=("phys",)), holder(B, [1.0]), None, "the series do not say the account"),
-        # One that fails is enough, whatever is not known of others.
+        (Match(accounts=("phys",)), job(), None, "the series do not name the account"),
+        (Match(accounts=("phys",)), holder(B, [1.0]), None, "the series do not name the account"),
+        # One criterion that fails is enough, even if others are unknown.
         (Match(accounts=("phys",), qos=("low",)), job(qos="high"), None, False),
         (Match(accounts=("phys",), models=("*",)), job(account="chem"), None, False),
     ],
 )
-def test_a_policy_is_about_those_that_meet_all_of_its_criteria(
+def test_a_policy_matches_holders_that_meet_all_of_its_criteria(
     match: Match, seen: HolderEvidence, around: Surroundings | None, wanted: bool | str
 ) -> None:
     assert matches(match, seen, around) == wanted
 
 
-def test_two_values_of_one_fact_are_not_known() -> None:
+def test_a_holder_whose_series_name_two_accounts_has_an_unknown_account() -> None:
     two = job()._replace(facts={"account": frozenset(["chem", "phys"])})
-    assert matches(Match(accounts=("phys",)), two, None) == "its series name several: account ['chem', 'phys']"
+    assert (
+        matches(Match(accounts=("phys",)), two, None) == "its series name several values of account: ['chem', 'phys']"
+    )
 
 
-def test_the_first_that_matches_decides_and_none_is_tried_after_one_that_is_not_known() -> None:
+def test_the_first_policy_that_matches_decides_and_no_policy_is_tried_after_an_unknown_match() -> None:
     careful = PolicyRule("careful", Match(accounts=("phys",)), exempt="theirs")
     bold = PolicyRule("bold", Match(), (("candidate_after", 5 * M), ("underused_after", 10 * M)))
     book = Rulebook(POLICY, [careful, bold])
     assert book.choose(job(account="phys"), None) == Chosen(POLICY, careful)
     assert book.choose(job(account="chem"), None).policy.underused_after == 10 * M
-    said = NotKnown("whether policy careful is about it is not known: the series do not say the account")
+    said = NotKnown("whether policy careful matches it is not known: the series do not name the account")
     assert book.choose(job(), None) == said
     assert Rulebook(POLICY, [careful]).choose(job(account="chem"), None) == Chosen(POLICY, None)
 
 
 def decided(seen: HolderEvidence, around: Surroundings | None, *rules: PolicyRule) -> Decision:
-    """By a whole pass: by the loosest policy first, as the judge does it."""
+    """Decide as the judge does: first by the loosest policy, then by the surroundings."""
     book, evidence = Rulebook(POLICY, rules), Evidence(WALL, (seen,))
     live = {seen.name: around} if around is not None else {}
     (decision,) = settle(evidence, decide(evidence, book.loosest), live, book)
@@ -116,11 +118,11 @@ SLOW = PolicyRule("slow", Match(namespaces=("ml",)), (("underused_after", 600 * 
         (35, (QUICK,), POD, "underused"),
         (70, (QUICK,), POD._replace(kind="interactive"), "candidate"),
         (70, (QUICK,), POD._replace(kind="serving"), "serving"),
-        (70, (QUICK,), POD._replace(exemption=Exemption("pod", "it says so")), "exempt"),
+        (70, (QUICK,), POD._replace(exemption=Exemption("pod", "its owner asked")), "exempt"),
         (70, (QUICK,), POD._replace(ceiling="a sign"), "candidate"),
         (130, (), POD, "underused"),
         (130, (SLOW,), POD, "candidate"),
-        # Another policy is quicker, but not about this one.
+        # Another policy has shorter windows, but does not match this holder.
         (25, (QUICK._replace(match=Match(namespaces=("lab",))),), POD, "active"),
         (70, (QUICK._replace(match=Match(namespaces=("lab",))),), POD, "candidate"),
         (130, (PolicyRule("p", Match(), ceiling="candidate"),), POD, "candidate"),
@@ -132,7 +134,7 @@ SLOW = PolicyRule("slow", Match(namespaces=("ml",)), (("underused_after", 600 * 
         (130, (PolicyRule("p", Match(), (("coverage_min", 0.99),)),), POD, "unknown"),
     ],
 )
-def test_what_a_policy_makes_of_an_idle_run(
+def test_the_stage_of_an_idle_run_depends_on_the_policy(
     run_min: float, rules: Sequence[PolicyRule], around: Surroundings | None, stage: str
 ) -> None:
     seen = holder(A, [run_min * M])
@@ -140,27 +142,27 @@ def test_what_a_policy_makes_of_an_idle_run(
     assert decided(seen, around, *rules).stage == stage
 
 
-def test_the_reason_names_the_policy_and_explain_shows_its_windows() -> None:
+def test_the_reason_of_a_decision_names_the_policy_and_explain_shows_its_windows() -> None:
     exempt = decided(holder(A, [9000.0]), POD, PolicyRule("p", Match(), exempt="on trial"))
     assert exempt.exempt_by == "policy"
     assert exempt.reason == "its one GPU idle for 150 min, but policy p exempts it: on trial"
     held = decided(holder(A, [9000.0]), POD, PolicyRule("p", Match(), ceiling="candidate"))
-    assert held.reason.endswith("; not more, since policy p allows no more")
+    assert held.reason.endswith("; it stays a candidate, since policy p allows no higher stage")
     quick = decided(holder(A, [25 * M]), POD, QUICK)
     assert quick.windows is not None
     assert quick.needed_s == 20 * M
     assert "  policy quick: candidate after 20m, underused after 30m, " in explain(quick, POLICY)
 
 
-def test_a_wish_for_longer_than_a_policy_asks_is_an_exemption() -> None:
+def test_a_wish_for_a_longer_idle_time_than_that_of_the_policy_is_an_exemption() -> None:
     wish = POD._replace(idle_after_s=60 * M, idle_after_by=Exemption("pod", "idle-after of pod a is 1h"))
     said = decided(holder(A, [25 * M]), wish, QUICK)
     assert (said.stage, said.exempt_by) == ("exempt", "pod")
-    # By its own policy it is not idle for long enough in any case: nobody's wish.
+    # Its own policy needs a longer idle time anyway, so the wish has no effect.
     assert decided(holder(A, [25 * M]), wish, QUICK._replace(match=Match(namespaces=("lab",)))).stage == "active"
 
 
-def test_a_member_that_its_policy_judges_later_keeps_its_gang() -> None:
+def test_a_member_whose_policy_has_longer_windows_keeps_its_gang_at_candidate() -> None:
     names = [HolderName("kubernetes", "ml", f"t-{i}") for i in range(2)]
     members = tuple(Member(name, "uid", 1) for name in names)
     around = {
@@ -190,10 +192,10 @@ def rule_of(name: str, namespace: str, changed: Mapping[str, float]) -> PolicyRu
 
 
 @given(changes, changes, st.floats(0, 90_000), st.floats(0.1, 1), st.booleans())
-def test_other_policies_change_nothing_for_a_holder_that_they_are_not_about(
+def test_policies_that_do_not_match_a_holder_do_not_change_its_decision(
     own: Mapping[str, float], others: Mapping[str, float], run: float, coverage: float, around: bool
 ) -> None:
-    """As if the holder's own policy stood alone in the section `policy`."""
+    """The decision is the same as with the holder's own policy alone."""
     seen = holder(A, [run])
     seen = seen._replace(units=tuple(unit._replace(coverage=coverage) for unit in seen.units))
     mine = rule_of("mine", "ml", own)
@@ -201,13 +203,13 @@ def test_other_policies_change_nothing_for_a_holder_that_they_are_not_about(
     wanted = decided(seen, live, mine)
     for rules in ([rule_of("theirs", "lab", others), mine], [mine, rule_of("theirs", "*", others)]):
         found = decided(seen, live, *rules)
-        # What is not labelled by the loosest is not looked at more closely, so only its words may differ.
+        # A holder that the loosest policy does not mark is not judged further, so its reason may differ.
         assert found.stage == wanted.stage or {found.stage, wanted.stage}.isdisjoint(LABELLED)
         if wanted.stage in LABELLED:
             assert found == wanted
 
 
-def test_the_loosest_and_the_longest_look_at_every_policy_that_judges() -> None:
+def test_the_loosest_policy_and_the_longest_window_consider_every_policy() -> None:
     rules = [QUICK, SLOW, PolicyRule("x", Match(mig=True), (("candidate_after", 1.0),), exempt="never judged")]
     book = Rulebook(POLICY, rules)
     assert (book.loosest.candidate_after, book.loosest.underused_after) == (20 * M, 30 * M)
@@ -218,7 +220,7 @@ def test_the_loosest_and_the_longest_look_at_every_policy_that_judges() -> None:
     assert Rulebook(POLICY, [PolicyRule("m", Match(models=("*",)))]).asks_models
 
 
-def test_a_policy_limits_how_many_marks_a_cycle_sets_by_it() -> None:
+def test_a_policy_can_limit_its_own_new_marks_per_cycle() -> None:
     few = QUICK._replace(changes=(("new_marks_max", 2),))
     book = Book()
     bench = Bench(book)
@@ -235,7 +237,7 @@ def test_a_policy_limits_how_many_marks_a_cycle_sets_by_it() -> None:
     assert (len(book.marks), bench.skips) == (5, ["limit"])
 
 
-def test_limits_count_all_namespaces_and_policies_apart() -> None:
+def test_limits_of_new_marks_count_in_all_and_per_namespace() -> None:
     limits = Limits(POLICY._replace(new_marks_max=3, new_marks_namespace_max=2))
     pods = [decided(holder(HolderName("kubernetes", place, "p"), [9000.0]), POD) for place in ("a", "a", "a", "b", "c")]
     allowed = []
@@ -247,8 +249,10 @@ def test_limits_count_all_namespaces_and_policies_apart() -> None:
 
 
 @pytest.mark.parametrize("fallible", [25, 70])
-def test_what_works_by_its_own_policy_is_at_work_however_quick_others_are(fallible: float) -> None:
-    """Its GPU worked 25 minutes ago, and how well it was seen since is not enough for anybody."""
+def test_a_holder_that_works_by_its_own_policy_is_active_even_if_another_policy_has_shorter_windows(
+    fallible: float,
+) -> None:
+    """Its GPU worked 25 or 70 minutes ago, and its coverage is too low for every policy."""
     seen = holder(A, [fallible * M])
     seen = seen._replace(units=tuple(unit._replace(coverage=0.5) for unit in seen.units))
     quick = QUICK._replace(match=Match(namespaces=("lab",)))
@@ -263,23 +267,23 @@ def test_what_works_by_its_own_policy_is_at_work_however_quick_others_are(fallib
     assert decided(seen, POD).active == (fallible < 60)
 
 
-def test_a_mark_by_a_shorter_policy_stays_while_its_container_is_younger_than_the_sections_windows() -> None:
-    """What needs no evidence is looked at before it is read, by the windows of the holder and not of the section."""
+def test_a_mark_by_a_policy_with_short_windows_remains_on_a_young_container() -> None:
+    """The check before the evidence uses the windows of the holder's policy and not those of the section `policy`."""
     book = Book()
     bench = Bench(book)
     bench.rules = [QUICK]
     bench.restart()
-    book.able_s[A] = 40 * M  # as long as its container has run
+    book.able_s[A] = 40 * M  # its container has run for 40 min
     bench.runs = {A: [35 * M]}
     assert bench.run() == ["write a underused"]
     for _ in range(3):
         bench.clock.advance(30.0)
         assert [call for call in bench.run() if "withdraw" in call] == []
-    bench.restart()  # nothing is remembered
+    bench.restart()  # the new process remembers nothing
     assert [call for call in bench.run() if "withdraw" in call] == []
 
 
-def test_an_explanation_of_what_no_policy_marks_has_the_numbers_of_its_own_policy() -> None:
+def test_an_explanation_of_an_unmarked_holder_has_the_numbers_of_its_own_policy() -> None:
     quick = QUICK._replace(match=Match(namespaces=("lab",)))
     text = explain(decided(holder(A, [5 * M]), POD, quick), POLICY)
     assert "longest idle run 5 min, below 60 min" in text
@@ -287,7 +291,7 @@ def test_an_explanation_of_what_no_policy_marks_has_the_numbers_of_its_own_polic
 
 
 @pytest.mark.parametrize("rules", [(PolicyRule("p", Match(), ceiling="candidate"),), ()])
-def test_nobody_is_told_that_what_is_capped_will_rise(rules: Sequence[PolicyRule]) -> None:
+def test_texts_about_a_capped_candidate_announce_no_higher_stage(rules: Sequence[PolicyRule]) -> None:
     around = POD if rules else POD._replace(ceiling="a sign of others")
     candidate = decided(holder(A, [70 * M]), around, *rules)
     assert candidate.stage == "candidate"
@@ -295,7 +299,7 @@ def test_nobody_is_told_that_what_is_capped_will_rise(rules: Sequence[PolicyRule
     assert "It stays at this stage" in event_note(candidate, POLICY, WALL)
 
 
-def test_work_is_seen_by_its_own_policy_also_where_its_surroundings_cannot_be_read() -> None:
+def test_a_holder_with_unreadable_surroundings_is_active_by_its_own_policy() -> None:
     quick = QUICK._replace(match=Match(namespaces=("lab",)))
     book, evidence = Rulebook(POLICY, [quick]), Evidence(WALL, (holder(A, [25 * M]),))
     (decision,) = settle(evidence, decide(evidence, book.loosest), {A: Unreadable("no rights")}, book)

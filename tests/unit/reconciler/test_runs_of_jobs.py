@@ -1,4 +1,4 @@
-"""A job that was requeued elsewhere: what its former node last said is of another run."""
+"""A job that was requeued on another node: the last series of its former node belong to an earlier run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unit(node: str, start: float | None, idle_s: float | None, gpu: str = "0") -
 
 
 def stage(name: HolderName, held: int, *units: UnitEvidence) -> tuple[str, int]:
-    """What the holder is by these series, and of how many GPUs."""
+    """The stage of the holder by these series, and the number of its GPUs."""
     gathered = Gathered()
     for each in units:
         gathered.add({"slurm_cluster": "lab"}, each)
@@ -33,19 +33,19 @@ IDLE = unit("n2", WALL - 20_000.0, 15_000.0)
 @pytest.mark.parametrize(
     "before",
     [
-        unit("n1", WALL - 90_000.0, 80_000.0),  # as if it were idle there
-        unit("n1", WALL - 90_000.0, 0.0),  # as if it worked there
-        unit("n1", WALL - 90_000.0, None),  # its GPU does not answer any more
+        unit("n1", WALL - 90_000.0, 80_000.0),  # idle in its last series
+        unit("n1", WALL - 90_000.0, 0.0),  # working in its last series
+        unit("n1", WALL - 90_000.0, None),  # its GPU no longer answers
         unit("n1", WALL - 20_003.0, 0.0),
     ],
 )
-def test_a_former_run_is_neither_added_nor_does_it_shield(before: UnitEvidence) -> None:
+def test_series_of_an_earlier_run_do_not_change_the_decision(before: UnitEvidence) -> None:
     alone = stage(JOB, 1, IDLE)
     assert alone == ("underused", 1)
     assert stage(JOB, 1, before, IDLE) == stage(JOB, 1, IDLE, before) == alone
 
 
-def test_nodes_of_one_run_have_its_start_and_all_of_them_count() -> None:
+def test_all_nodes_with_the_start_of_the_last_run_count() -> None:
     works = unit("n1", WALL - 20_001.5, 0.0)
     assert stage(JOB, 2, IDLE, works)[1] == 2
     assert stage(JOB, 2, IDLE, works)[0] != "underused"
@@ -53,5 +53,5 @@ def test_nodes_of_one_run_have_its_start_and_all_of_them_count() -> None:
     assert stage(JOB, 2, IDLE, unknown) == ("unknown", 2)
 
 
-def test_gpus_of_a_pod_may_be_taken_at_different_times() -> None:
+def test_gpus_of_a_pod_with_different_start_times_all_count() -> None:
     assert stage(POD, 2, IDLE, unit("n2", WALL - 90_000.0, 0.0, "1"))[1] == 2

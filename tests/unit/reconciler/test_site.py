@@ -1,4 +1,4 @@
-"""Whether the reconciler is alive: its cycles come to their end."""
+"""The HTTP endpoints of the reconciler: its probes and its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ask(site: ReconcilerSite, path: str) -> tuple[int, str]:
     return reply.status, reply.body.decode()
 
 
-def test_alive_is_a_reconciler_whose_cycles_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reconciler_is_alive_while_its_cycles_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     telemetry = Telemetry()
@@ -27,12 +27,12 @@ def test_alive_is_a_reconciler_whose_cycles_end(monkeypatch: pytest.MonkeyPatch)
     assert ask(site, "/-/healthy") == (200, "the last cycle ended 150 s ago\n")
     now += 1.0
     assert ask(site, "/-/healthy") == (503, "no cycle has ended for 151 s, more than 150 s\n")
-    telemetry.note_cycle(now, False, {})  # without evidence, but it ended
+    telemetry.note_cycle(now, False, {})  # a cycle without evidence that ended
     assert ask(site, "/-/healthy") == (200, "the last cycle ended 0 s ago\n")
     assert ask(site, "/-/ready") == (200, "ready\n")
 
 
-def test_its_metrics_are_at_their_path_alone() -> None:
+def test_the_metrics_of_the_reconciler_are_served_at_their_path_only() -> None:
     site = ReconcilerSite(Telemetry(), 30.0)
     status, text = ask(site, "/metrics")
     assert status == 200

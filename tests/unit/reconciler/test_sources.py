@@ -1,4 +1,4 @@
-"""Evidence from both sources: the same facts, and refusals of what is partial."""
+"""Evidence from both sources: the same facts, and errors for partial answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence.peaks import Peaks
-from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLSource
+from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderName, HostLimits
 from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
 
@@ -46,16 +46,16 @@ def stage_of(text: str) -> tuple[str, str]:
     return decision.stage, decision.owner
 
 
-def test_direct_evidence_carries_every_number() -> None:
+def test_evidence_from_exporters_contains_every_number_of_a_decision() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0)) == ("underused", "ada/phys")
     assert stage_of(page(8000.0, 9000.0, 4000.0))[0] == "unknown"
-    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "unknown"  # seven of its GPUs are not seen here
+    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "unknown"  # seven of its GPUs are not seen
     assert stage_of(page(8000.0, 9000.0, 8900.0, NOW - 600))[0] == "unknown"
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
 
 
-def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named() -> None:
-    """alpha's job has a third GPU on a node that does not answer; beta's one GPU must not stand in for it."""
+def test_a_job_id_that_two_slurm_clusters_use_is_unknown_and_the_reason_names_both_clusters() -> None:
+    """alpha's job has a third GPU on a node that does not answer. beta's only GPU must not count as this GPU."""
 
     def fetch(url: str) -> str:
         cluster = "beta" if "b1" in url else "alpha"
@@ -73,15 +73,15 @@ def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named()
     for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
         api.more.setdefault("gpu_allocation_info", []).append(({"uuid": name, "slurm_cluster": cluster}, 1.0))
     (decision,) = decide(read(api), Policy())
-    assert decision.reason == "series of 3 Slurm clusters under one job id: one that is not named, alpha, beta"
+    assert decision.reason == "series of 3 Slurm clusters under one job id: a cluster without a name, alpha, beta"
     api = FakeApi()
     api.labels = {"slurm_cluster": "alpha"}
     (decision,) = decide(read(api), Policy())
     assert (decision.stage, decision.cluster) == ("underused", "alpha")
 
 
-def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> None:
-    """They have no id: two of them, each idle on one GPU, would be one job without a name."""
+def test_jobs_that_slurm_hides_are_no_holders_and_their_gpus_are_counted() -> None:
+    """Hidden jobs have no id. Two of them, each idle on one GPU, would look like one job."""
 
     def hidden(uuid: str) -> str:
         place = f'gpu="0",uuid="{uuid}",scheduler="slurm",job_id=""'
@@ -94,7 +94,7 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> Non
     assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
     assert (evidence.hidden, evidence.allocations) == (2, 4)
     texts["n1:1"] = "\n".join(line for line in hidden("GPU-1").splitlines() if "_info" not in line) + "\n"
-    assert source.read_evidence().hidden == 2  # without its info too it has no name
+    assert source.read_evidence().hidden == 2  # without its info series the job has no id either
     api = FakeApi()
     nameless = {"job_id": "", "uuid": "GPU-1"}
     api.more["gpu_allocation_idle_run_seconds"] = [(nameless, 8000.0)]
@@ -113,7 +113,7 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> Non
 
 
 def at_most_covered(on_s: int, off_s: int) -> float:
-    """The highest coverage that a reader each 30 s gets of an exporter that comes and goes for four hours."""
+    """The highest coverage of an exporter that comes and goes for four hours, read every 30 s."""
     clock = ManualClock(wall=-30.0)
 
     def fetch(url: str) -> str:
@@ -134,12 +134,12 @@ def at_most_covered(on_s: int, off_s: int) -> float:
     return max(shares[20:])
 
 
-def test_direct_coverage_of_an_exporter_that_flaps_is_the_share_of_time_that_it_is_there() -> None:
+def test_coverage_from_an_exporter_that_flaps_is_the_share_of_its_uptime() -> None:
     assert at_most_covered(70, 50) < 0.65
     assert at_most_covered(120, 0) == 1.0
 
 
-def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_gone() -> None:
+def test_samples_are_kept_while_an_exporter_does_not_answer_and_dropped_when_a_holder_is_gone() -> None:
     texts, clock = {"http://n1/metrics": page(8000.0, 90_000.0, 80_000.0)}, ManualClock(wall=NOW)
 
     def fetch(url: str) -> str:
@@ -155,7 +155,7 @@ def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_
     clock.advance(3600.0)
     source.read_evidence()
     texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
-    assert source.read_evidence().holders[0].units[0].coverage == 0.5  # of the last hour it is known that it was seen
+    assert source.read_evidence().holders[0].units[0].coverage == 0.5  # the last hour of the window was observed
     texts["http://n1/metrics"] = other
     source.read_evidence()
     texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
@@ -163,8 +163,8 @@ def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_
 
 
 @pytest.mark.parametrize("first", [1, 4])
-def test_of_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(first: int) -> None:
-    """Two rows that differ in a label that is for people, such as the index of the GPU."""
+def test_if_a_page_has_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(first: int) -> None:
+    """The two rows differ in a label for people, such as the index of the GPU."""
     text = page(8000.0, 9000.0, 8900.0, witnesses=first)
     elsewhere = PLACE.replace('gpu="0"', 'gpu="9"')
     text += f"gpu_allocation_idle_run_witnesses{{{elsewhere}}} {5 - first}\n"
@@ -174,7 +174,7 @@ def test_of_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(fi
     assert stage_of(without)[0] == "candidate"
 
 
-def test_the_demo_page_is_evidence() -> None:
+def test_the_demo_page_is_parsed_as_evidence() -> None:
     source = ExporterSource(
         ["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: GOLDEN.read_text("utf-8")
     )
@@ -188,12 +188,12 @@ def test_the_demo_page_is_evidence() -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/", "/metrics"])
-def test_only_http_is_fetched(url: str) -> None:
+def test_an_address_without_http_is_refused(url: str) -> None:
     with pytest.raises(EvidenceError, match="expected http"):
         fetch_text(url)
 
 
-def test_a_page_that_is_no_metrics_is_an_error() -> None:
+def test_a_page_that_contains_no_metrics_is_an_error() -> None:
     source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: "<html>login</html>")
     with pytest.raises(EvidenceError, match="http://n1/metrics: not in the Prometheus text format"):
         source.read_evidence()
@@ -205,21 +205,21 @@ def test_too_many_exporters_are_refused() -> None:
 
 
 class FakeApi:
-    """Answers PromQL by the metric that a query starts from."""
+    """Answers a PromQL query by the text that it begins with."""
 
     def __init__(self, cluster: str = "") -> None:
         self.queries: list[str] = []
         self.cluster = cluster
         self.blind = self.enforced = False
-        self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the start of the query
-        self.labels: dict[str, str] = {}  # on every row
+        self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the beginning of the query
+        self.labels: dict[str, str] = {}  # added to every row
         self.values: dict[str, float | None] = {}  # instead of the usual ones
 
     def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
         assert url.endswith("/api/v1/query")
         query = form["query"]
         self.queries.append(query)
-        if query.startswith("{") or ",__name__" in query:  # all facts at once
+        if query.startswith("{") or ",__name__" in query:  # the query for all facts together
             rows = [
                 {**row, "metric": {**row["metric"], "__name__": f"gpu_allocation_{fact}"}}
                 for fact in FACTS
@@ -267,9 +267,13 @@ class FakeApi:
         return rows
 
 
-def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> None:
+def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
     api = FakeApi()
-    evidence = PromQLSource("http://p:9090/", 3600.0, 7200.0, ManualClock(wall=NOW), 'cluster="a"', api).read_evidence()
+    evidence = PromQLSource(
+        PromQLOptions(url="http://p:9090/", candidate_after_s=3600.0, window_s=7200.0, matcher='cluster="a"'),
+        clock=ManualClock(wall=NOW),
+        fetch=api,
+    ).read_evidence()
     (decision,) = decide(evidence, Policy())
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
@@ -280,31 +284,43 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
-    return PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", api).read_evidence(marked)
+    return PromQLSource(
+        PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+        clock=ManualClock(wall=NOW),
+        fetch=api,
+    ).read_evidence(marked)
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(121.0, "ahead of"), (3600.0, "ahead of"), (-121.0, "behind")])
-def test_nothing_is_decided_by_a_clock_that_is_not_prometheus(ahead_s: float, side: str) -> None:
+def test_nothing_is_decided_while_the_clocks_of_reconciler_and_prometheus_differ(ahead_s: float, side: str) -> None:
     api = FakeApi()
     api.values["vector(time())"] = NOW - ahead_s
     with pytest.raises(
-        EvidenceError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): set"
+        EvidenceError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): synchronize both"
     ):
         read(api)
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 30.0, 119.0, -119.0])  # VictoriaMetrics answers as of 30 s ago
-def test_a_clock_that_is_nearly_prometheus_does(ahead_s: float) -> None:
+def test_a_small_difference_from_the_clock_of_prometheus_is_ignored(ahead_s: float) -> None:
     api = FakeApi()
     api.values["vector(time())"] = NOW - ahead_s
     assert read(api).holders
 
 
-def test_both_sources_say_who_works_on_its_host() -> None:
+def test_both_sources_report_work_on_the_host() -> None:
     api = FakeApi()
     cpu, io = "gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second"
     source = PromQLSource(
-        "http://p", 3600.0, 7200.0, ManualClock(wall=NOW), 'a="b"', api, host=HostLimits(0.25, 20_000_000)
+        PromQLOptions(
+            url="http://p",
+            candidate_after_s=3600.0,
+            window_s=7200.0,
+            matcher='a="b"',
+            host=HostLimits(0.25, 20_000_000),
+        ),
+        clock=ManualClock(wall=NOW),
+        fetch=api,
     )
     assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
     asked = next(query for query in api.queries if cpu in query)
@@ -312,7 +328,7 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     assert asked == f"last_over_time({cpu}{{{job}}}[900s]) > 0.25 or last_over_time({io}{{{job}}}[900s]) > 2e+07"
     api.more["last_over_time(gpu_allocation_host_activity_ratio"] = [
         ({"__name__": cpu}, 0.5),
-        ({"instance": "twin"}, 0.75),  # without a name
+        ({"instance": "twin"}, 0.75),  # without a metric name
         ({"__name__": io}, 3e7),
         ({"__name__": cpu, "job_id": "43"}, 0.9),
     ]
@@ -325,8 +341,8 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     assert stage_of(text)[0] == "candidate"
 
 
-def test_an_exporter_that_was_restarted_does_not_make_its_holders_idle() -> None:
-    """It knows nothing of their work on the host for two minutes; what it said before still counts."""
+def test_work_on_the_host_still_counts_after_a_restart_of_the_exporter() -> None:
+    """For two minutes a restarted exporter has no values of work on the host. Its earlier values count meanwhile."""
     before = page(8000.0, 9000.0, 8900.0, NOW + 3600)
     texts = [before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", before]
     clock = ManualClock(wall=NOW)
@@ -339,33 +355,33 @@ def test_an_exporter_that_was_restarted_does_not_make_its_holders_idle() -> None
     pages = {"n1": before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", "n2": before}
     twins = ExporterSource(["n1:1", "n2:1"], 7200.0, clock, lambda url: pages[url[7:9]])
     ratios = [unit.host_cpu_ratio for unit in twins.read_evidence().holders[0].units]
-    assert ratios == [0.5, None], "what one exporter of a GPU said is not the other's word"
+    assert ratios == [0.5, None], "the value of one exporter does not count for another exporter of the same GPU"
     assert source._host == {}
 
 
 @pytest.mark.parametrize("count", [1.0, 9.0])
-def test_of_two_rows_for_one_unit_the_smaller_count_of_witnesses_counts_in_promql_too(count: float) -> None:
+def test_if_promql_has_two_rows_for_one_unit_the_smaller_count_of_witnesses_counts(count: float) -> None:
     api = FakeApi()
     api.more["gpu_allocation_idle_run_witnesses"] = [({"gpu": "9", "node": "n2"}, count)]
     assert read(api).holders[0].units[0].witnesses == min(4, count)
-    api.more = {"gpu_allocation_idle_run_witnesses": [({"job_id": "43"}, 1.0)]}  # of another holder of the same GPU
+    api.more = {"gpu_allocation_idle_run_witnesses": [({"job_id": "43"}, 1.0)]}  # another holder of the same GPU
     assert read(api).holders[0].units[0].witnesses == 4
 
 
-def test_promql_coverage_is_the_quotient_of_increases_and_careful_where_they_do_not_reach_back() -> None:
+def test_promql_coverage_is_the_quotient_of_increases_and_a_lower_bound_for_short_series() -> None:
     api = FakeApi()
     assert read(api).holders[0].units[0].coverage == pytest.approx(7190 / 7200)
     assert {query for query in api.queries if "increase(" in query} == {
         f'increase(gpu_allocation_{name}_seconds_total{{scheduler="slurm",job_id=~"42"}}[7200s])'
         for name in ("held", "observed")
     }
-    api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # badly seen, before what Prometheus has
+    api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # mostly unobserved, before the samples in Prometheus
     api.values["increase(gpu_allocation_held"] = api.values["increase(gpu_allocation_observed"] = 600.0
     assert read(api).holders[0].units[0].coverage == pytest.approx(600 / 7200)
 
 
 def beside(**values: float) -> FakeApi:
-    """A second target speaks for the same GPU, with these values: total and growth of held and observed time."""
+    """An API with a second target for the same GPU. `values`: total and growth of its held and observed time."""
     api = FakeApi()
     for name in ("held", "observed"):
         for start, key in ((f"gpu_allocation_{name}", name), (f"increase(gpu_allocation_{name}", f"{name}_in")):
@@ -380,22 +396,25 @@ def beside(**values: float) -> FakeApi:
         ({"held": 600.0, "observed": 594.0, "held_in": 600.0, "observed_in": 594.0}, 0.99),
         ({"held": 9000.0, "observed": 9000.0, "held_in": 7200.0, "observed_in": 7200.0}, 7190 / 7200),
         ({"held": 90_000.0, "observed": 80_000.0, "held_in": 7200.0, "observed_in": 3600.0}, 0.5),
-        ({"held": 90_000.0, "observed": 80_000.0}, 0.0),  # one sample: it may not have seen any of it
-        ({"held_in": 1000.0, "observed_in": 800.0}, 0.8),  # it ended within the window
-        ({"held": 600.0, "held_in": 600.0}, None),  # what it has seen is not known
+        (
+            {"held": 90_000.0, "observed": 80_000.0},
+            0.0,
+        ),  # one sample: the target may have observed nothing of the window
+        ({"held_in": 1000.0, "observed_in": 800.0}, 0.8),  # the target ended within the window
+        ({"held": 600.0, "held_in": 600.0}, None),  # observed time is missing
         ({"observed": 600.0, "observed_in": 600.0}, None),
     ],
 )
-def test_coverage_is_of_each_target_and_the_smallest_of_a_unit_counts(
+def test_coverage_is_computed_per_target_and_the_smallest_of_a_unit_counts(
     values: dict[str, float], share: float | None
 ) -> None:
-    """The growth of one target must not be divided by that of another, which began at another time."""
+    """The growth of one target must not be divided by the growth of another target, which began at another time."""
     got = read(beside(**values)).holders[0].units[0].coverage
     assert got == (share if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_rows_for_one_unit_the_later_start_and_the_larger_holder_count_in_promql(first: int) -> None:
+def test_if_promql_has_two_rows_for_one_unit_the_later_start_and_the_larger_holder_count(first: int) -> None:
     api = FakeApi()
     for metric, pair in (
         ("gpu_allocation_start_timestamp_seconds", (NOW - 9000.0, NOW - 20_000.0)),
@@ -410,8 +429,8 @@ def test_of_two_rows_for_one_unit_the_later_start_and_the_larger_holder_count_in
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_rows_for_one_allocation_on_a_page_the_more_careful_value_counts(first: int) -> None:
-    """More time held and less of it observed, a later start, a larger holder, a shorter run."""
+def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts(first: int) -> None:
+    """More careful means more held time, less observed time, a later start, a larger holder, a shorter idle run."""
     pairs = {
         "held_seconds_total": (9000.0, 8000.0),
         "observed_seconds_total": (6300.0, 8000.0),
@@ -430,13 +449,13 @@ def test_of_two_rows_for_one_allocation_on_a_page_the_more_careful_value_counts(
     assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
 
 
-def test_an_absent_idle_run_is_unknown_in_promql() -> None:
-    """The job holds a second GPU, which does not answer: there is a row of info for it, and no idle run."""
+def test_a_holder_with_a_gpu_without_an_idle_run_is_unknown_in_promql() -> None:
+    """The second GPU of the job does not answer: it has a row of info, but no idle run."""
     api = FakeApi()
     api.more = {"gpu_allocation_info": [({"gpu": "1", "uuid": "GPU-1"}, 1.0)]}
     (decision,) = decide(read(api), Policy())
     assert (decision.stage, decision.active) == ("unknown", False)
-    assert decision.reason == "no idle run is published of n1 gpu 1: its activity is not known"
+    assert decision.reason == "no idle run is published for n1 gpu 1: its activity is not known"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +477,7 @@ def test_a_job_is_found_by_the_id_that_its_users_write(asked: str, query: str) -
 
 
 @pytest.mark.parametrize("label", ["exported_namespace", "exported_pod", "exported_container"])
-def test_labels_that_prometheus_renamed_are_refused_by_name_with_the_remedy(label: str) -> None:
+def test_labels_that_prometheus_renamed_are_an_error_with_the_remedy(label: str) -> None:
     api = FakeApi()
     api.labels = {label: "train-0"}
     with pytest.raises(EvidenceError, match=f"the series have {label}, so pod and namespace .* set honorLabels: true"):
@@ -468,22 +487,28 @@ def test_labels_that_prometheus_renamed_are_refused_by_name_with_the_remedy(labe
         stage_of(text)
 
 
-def test_a_namespace_that_prometheus_enforces_is_refused_by_name_with_the_remedy() -> None:
+def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy() -> None:
     api = FakeApi()
     api.enforced = True
-    with pytest.raises(EvidenceError, match=r"gpu_up\) have a namespace.*nothing is decided; .*enforcedNamespaceLabel"):
+    with pytest.raises(
+        EvidenceError, match=r"gpu_up have the label `namespace`.*nothing is decided; .*enforcedNamespaceLabel"
+    ):
         read(api)
     assert 'count(gpu_up{namespace!=""})' in api.queries
 
 
-def test_seeing_nothing_is_not_the_same_as_nothing_being_idle() -> None:
+def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
     api = FakeApi()
     api.blind = True
     with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: see --source.matcher'):
-        PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), 'job="x"', api).read_evidence()
+        PromQLSource(
+            PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'),
+            clock=ManualClock(wall=NOW),
+            fetch=api,
+        ).read_evidence()
 
 
-def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
+def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read() -> None:
     def fetch(url: str) -> str:
         if "n2" in url:
             raise EvidenceError(f"{url}: connection refused")
@@ -500,17 +525,17 @@ def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["n1:9836", "http://n1:9836", "http://n1:9836/", "http://n1:9836/metrics"])
-def test_addresses_of_exporters(text: str) -> None:
+def test_the_address_of_an_exporter_is_completed(text: str) -> None:
     assert complete_url(text) == "http://n1:9836/metrics"
 
 
-def test_hostile_names_stay_inside_their_matcher() -> None:
-    """As RE2 inside a PromQL string: each special character is escaped for both."""
+def test_special_characters_of_a_name_cannot_change_the_query() -> None:
+    """A matcher is an RE2 expression within a PromQL string: each special character is escaped for both."""
     (matcher,) = restrict([HolderName("kubernetes", "ml", 'a.b"c\\d')])
     assert matcher == r'scheduler!="slurm",pod=~"a\\.b\\\"c\\\\d"'
 
 
-def test_holders_of_both_schedulers_are_asked_for_in_queries_that_every_server_takes() -> None:
+def test_queries_about_many_holders_of_both_schedulers_are_short_enough_for_every_server() -> None:
     pods = {HolderName("kubernetes", f"team-{i % 7}", f"train-{i:05d}") for i in range(5000)}
     jobs = {HolderName("slurm", "", str(i)) for i in range(1_000_000, 1_003_000)}
     matchers = list(restrict(pods | jobs))
@@ -523,7 +548,7 @@ def test_holders_of_both_schedulers_are_asked_for_in_queries_that_every_server_t
     assert len(matchers) == 5 + 2
 
 
-def test_numbers_that_are_none_are_no_evidence() -> None:
+def test_rows_with_nan_are_ignored() -> None:
     text = '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "NaN"]}]}}'
     assert parse_vector(text, "x") == []
 
@@ -548,14 +573,20 @@ def test_numbers_that_are_none_are_no_evidence() -> None:
         ),
     ],
 )
-def test_answers_that_decide_nothing(text: str, message: str) -> None:
+def test_an_answer_with_an_error_or_in_another_format_is_an_error(text: str, message: str) -> None:
     with pytest.raises(EvidenceError, match=message):
         parse_vector(text, "up")
 
 
-def test_models_are_asked_for_once_and_only_where_a_policy_looks_at_them() -> None:
+def test_models_are_asked_for_once_and_only_if_a_policy_matches_on_models() -> None:
     api = FakeApi()
-    source = PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), 'job="x"', api, asks_models=True)
+    source = PromQLSource(
+        PromQLOptions(
+            url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"', asks_models=True
+        ),
+        clock=ManualClock(wall=NOW),
+        fetch=api,
+    )
     assert source.read_evidence().holders[0].units[0].model == "NVIDIA A100"
     (asked,) = [query for query in api.queries if "gpu_info" in query]
     assert asked == 'count by (uuid, name) (gpu_info{job="x",uuid=~"GPU-0"})'
@@ -565,7 +596,7 @@ def test_models_are_asked_for_once_and_only_where_a_policy_looks_at_them() -> No
     assert read(FakeApi()).holders[0].units[0].model == ""
 
 
-def test_what_jobs_are_chosen_by_comes_from_their_info_series() -> None:
+def test_the_facts_that_policies_match_on_come_from_the_info_series() -> None:
     facts = read(FakeApi()).holders[0].facts
     assert facts == {
         "user": frozenset({"ada"}),
@@ -576,7 +607,7 @@ def test_what_jobs_are_chosen_by_comes_from_their_info_series() -> None:
     }
 
 
-def test_of_two_rows_for_one_unit_the_longer_gap_counts() -> None:
+def test_if_promql_has_two_rows_for_one_unit_the_longer_gap_counts() -> None:
     api = FakeApi()
     assert read(api).holders[0].units[0].longest_gap_s == 0.0
     api.more = {"gpu_allocation_idle_gap_longest_seconds": [({}, 4000.0), ({"node": "n2"}, 5000.0)]}
@@ -587,7 +618,7 @@ def test_of_two_rows_for_one_unit_the_longer_gap_counts() -> None:
 
 
 @pytest.mark.parametrize(("reason", "stage"), [("suspended", "not_running"), ("<script>", "unknown")])
-def test_both_sources_say_why_there_is_no_idle_run(reason: str, stage: str) -> None:
+def test_both_sources_report_why_an_idle_run_is_missing(reason: str, stage: str) -> None:
     api = FakeApi()
     api.more = {"gpu_allocation_activity_unknown": [({"reason": reason}, 1.0)]}
     assert read(api).holders[0].units[0].obstacle == ("" if stage == "unknown" else reason)
@@ -595,7 +626,9 @@ def test_both_sources_say_why_there_is_no_idle_run(reason: str, stage: str) -> N
     assert stage_of(f'{text}gpu_allocation_activity_unknown{{{PLACE},reason="{reason}"}} 1\n')[0] == stage
 
 
-def test_a_hint_has_a_time_of_its_own_after_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_query_for_sharing_candidates_has_its_own_time_limit_after_the_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, within = [0.0], dict[str, float]()
 
     class Slow(FakeApi):
@@ -608,6 +641,11 @@ def test_a_hint_has_a_time_of_its_own_after_the_evidence(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.time.monotonic", lambda: now[0])
     peaks = Peaks(0.2, 7 * 86_400.0, ManualClock(wall=NOW))
-    source = PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", Slow(), peaks=peaks)
+    source = PromQLSource(
+        PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+        clock=ManualClock(wall=NOW),
+        fetch=Slow(),
+        peaks=peaks,
+    )
     evidence = source.read_evidence()
-    assert (len(evidence.holders), within) == (1, {"hint": 10.0}), "and its failure costs no evidence"
+    assert (len(evidence.holders), within) == (1, {"hint": 10.0}), "its failure does not affect the evidence"

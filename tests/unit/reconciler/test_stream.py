@@ -1,4 +1,4 @@
-"""Lists of an API server, read as a stream: one odd object costs itself, wherever it is and however the bytes come."""
+"""Lists of an API server, read as a stream: one odd object affects only itself, at any position and in any chunks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.reconciler.kubernetes import stream
-from gpu_exporter.reconciler.kubernetes.stream import ListReader, NotJson, Odd
+from gpu_exporter.reconciler.kubernetes.client import stream
+from gpu_exporter.reconciler.kubernetes.client.stream import ListReader, NotJson, Odd
 
 LEAVES = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False) | st.text(max_size=12)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
 )
 OBJECTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=4)
-# What an object may be besides good: its text, and why it is left out.
+# Odd objects: their text, and the reason why they are left out.
 ODD = {
     "huge": ('{"metadata":{"name":"odd","x":"' + "y" * (stream.OBJECT_MAX + 10) + '"}}', "size"),
     "huge of brackets in texts": (
@@ -45,7 +45,7 @@ def keep(found: Any) -> Any:
 
 
 class Read:
-    """What a reader made of a list that came in pieces of these lengths."""
+    """The result of reading a list that arrived in chunks of these lengths."""
 
     def __init__(self, text: str, pieces: list[int]) -> None:
         data = text.encode()
@@ -74,7 +74,7 @@ PIECES = st.lists(st.integers(1, 40), max_size=30)
 
 @settings(deadline=None)
 @given(st.lists(OBJECTS, max_size=6), st.text(max_size=8), st.booleans(), PIECES, st.booleans())
-def test_every_object_is_read_however_the_bytes_come(
+def test_every_object_is_read_whatever_the_length_of_the_chunks(
     objects: list[Any], token: str, last: bool, pieces: list[int], ascii_only: bool
 ) -> None:
     objects = [{key: value for key, value in each.items() if key not in ("bad", "heavy")} for each in objects]
@@ -88,7 +88,7 @@ def test_every_object_is_read_however_the_bytes_come(
 @pytest.mark.parametrize("kind", ODD)
 @settings(max_examples=12, deadline=None)
 @given(position=st.integers(0, 49), piece=st.sampled_from([1_000, 65_536, 10**9]))
-def test_one_odd_object_among_fifty_costs_itself(kind: str, position: int, piece: int) -> None:
+def test_one_odd_object_among_fifty_affects_only_itself(kind: str, position: int, piece: int) -> None:
     text, reason = ODD[kind]
     good = [json.dumps({"metadata": {"name": f"p{i}", "namespace": "ml"}}) for i in range(49)]
     items = [*good[:position], text, *good[position:]]
@@ -118,7 +118,7 @@ def test_one_odd_object_among_fifty_costs_itself(kind: str, position: int, piece
         "{]",
     ],
 )
-def test_what_is_no_list_is_said(text: str) -> None:
+def test_an_answer_that_is_no_list_is_an_error(text: str) -> None:
     with pytest.raises(NotJson):
         Read(text, [1, 1, 1])
 
@@ -144,4 +144,4 @@ def test_fifty_large_objects_are_never_in_memory_together() -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 16 * 1024 * 1024, "ten times what one has"
+    assert most < 16 * 1024 * 1024, "about ten times the size of one object"

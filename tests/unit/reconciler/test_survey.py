@@ -1,4 +1,4 @@
-"""When namespaces are read: as seldom as possible, and fresh where somebody is about to rise or to lose GPUs."""
+"""When namespaces are read: as seldom as possible, and again when a pod is about to rise or to lose its GPUs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes import survey
-from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView
+from gpu_exporter.reconciler.kubernetes.client.api import Api
+from gpu_exporter.reconciler.kubernetes.client.namespace import NamespaceView
 from gpu_exporter.reconciler.kubernetes.owners import Chain
 from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
 from gpu_exporter.reconciler.marks import MarkError
@@ -21,7 +21,7 @@ from gpu_exporter.reconciler.marks import MarkError
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
 
 
-def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_of_one_namespace_does_not_drop_the_views_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
     read: list[str] = []
@@ -42,11 +42,11 @@ def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.Mo
     assert read == ["a", "b", "a"]
     clock.advance(VIEW_S - FRESH_S)
     surveyor.survey([A, B], [], 0.0)
-    assert read == ["a", "b", "a", "b"], "each is read again when it is old, however often others were looked at"
+    assert read == ["a", "b", "a", "b"], "each namespace is read again only when its own view is old"
 
 
-def test_a_namespace_that_is_too_large_comes_last_and_only_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps no other waiting; and a server that is slow for all is a failure, not a namespace that is too large."""
+def test_a_namespace_that_is_too_large_is_read_last_while_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So other namespaces do not wait for it, and its size does not count as a failure of the server."""
     clock = ManualClock()
     surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
     order: list[str] = []

@@ -1,4 +1,4 @@
-"""Nothing is ended but what was seen idle: random targets, through all gates, against a judge that knows the truth."""
+"""An act ends only members that were seen idle: random targets pass all gates, and the test compares with the truth."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from tests.unit.reconciler.test_actions import Bench, decision
 
 from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.target import Part
+from gpu_exporter.reconciler.decision.target import Part
 
 CLASSES = ("", "batch", "interactive", "serving", "unclear")
 
 
 class Pod(NamedTuple):
-    """A pod that the controller would end, and what is true of it.
+    """The truth about a pod that the act would end.
 
-    `gpus`: 0 for none. `works`: it works, at the second look; `was_marked`: it was underused in the cycle. `is_other`:
-    it was made again since. `cpu`: of one without GPUs, None for not known. `says`: the class on its own label.
+    `gpus`: 0 for a pod without GPUs. `works`: it works when it is read again. `was_marked`: it was underused in the
+    cycle. `is_other`: it was created again since then. `cpu`: for a pod without GPUs, None if unknown. `says`: the
+    class in its own label.
     """
 
     role: str
@@ -35,7 +36,7 @@ class Pod(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What is true around these pods. `more`: pods that are wanted and not there, by role."""
+    """The truth about a target and its pods. `more`: roles of wanted pods that do not exist."""
 
     pods: tuple[Pod, ...]
     more: tuple[str, ...]
@@ -58,7 +59,7 @@ GOOD = st.lists(
     min_size=1,
     max_size=5,
 ).map(lambda pods: Site(tuple(pods), (), False, False, True, "", "", "", ""))
-# What may be wrong: with one of its pods, or with the whole.
+# Faults of one pod, and faults of the whole target.
 OF_A_POD: tuple[dict[str, Any], ...] = (
     {"works": True},
     {"was_marked": False},
@@ -85,7 +86,7 @@ OF_ALL: tuple[dict[str, Any], ...] = (
 
 @st.composite
 def sites(draw: st.DrawFn) -> Site:
-    """One of which all idles, and then up to two things that are wrong."""
+    """A target whose members are all idle, with up to two faults."""
     site = draw(GOOD)
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(OF_A_POD) + len(OF_ALL) - 1))
@@ -100,7 +101,7 @@ def sites(draw: st.DrawFn) -> Site:
 
 
 def objection(site: Site) -> str:
-    """Why ending all of it would be wrong, by the truth alone; "" where all of it idles and nobody minds."""
+    """Why an act would be wrong, by the truth alone; "" if all members are idle and no owner objects."""
     for pod in site.pods:
         if pod.gpus and (pod.works or not pod.was_marked):
             return "a pod works"
@@ -109,22 +110,22 @@ def objection(site: Site) -> str:
         if not pod.gpus and (pod.cpu is None or pod.cpu > 0.05):
             return "a pod without GPUs may work"
         if pod.is_pending:
-            return "a pod has not begun"
+            return "a pod has not started"
         if pod.wish:
             return "its owner wants to keep it"
         if pod.says not in ("", "batch"):
             return "it is no batch work"
     if not any(pod.gpus for pod in site.pods):
-        return "it holds nothing"
+        return "it holds no GPU"
     if site.more or not site.is_counted:
         return "it is not complete"
     if site.stranger or site.unread or site.above:
-        return "more than itself would be touched"
-    return "its owner minds" if site.wish or site.note or site.says == "serving" else ""
+        return "the act would affect other objects"
+    return "its owner objects" if site.wish or site.note or site.says == "serving" else ""
 
 
 def run(site: Site) -> tuple[Bench, list[str]]:
-    """A cycle over it, and what it was held for."""
+    """Run a cycle. Returns the bench and the reasons for which the act was held."""
     bench = Bench(beside_cpu=0.05, beside_io=1e6)
     parts, decisions, rest = [], [], {}
     names = [f"p{at}" for at in range(len(site.pods))]
@@ -157,17 +158,17 @@ def run(site: Site) -> tuple[Bench, list[str]]:
 
 @settings(max_examples=1000)
 @given(sites())
-def test_an_act_ends_only_what_idles_and_all_that_idles_is_acted_on(site: Site) -> None:
+def test_a_target_is_acted_on_exactly_if_all_its_members_are_idle_and_no_owner_objects(site: Site) -> None:
     why = objection(site)
     bench, held = run(site)
     if why:
         assert bench.acted == [], why
-        assert held or not any(pod.gpus and pod.was_marked for pod in site.pods), "what is held is counted"
+        assert held or not any(pod.gpus and pod.was_marked for pod in site.pods), "a held act is counted"
     else:
-        assert bench.acted == ["batch/v1/Job/train"], f"nobody minds, and it was held for {held}"
+        assert bench.acted == ["batch/v1/Job/train"], f"no owner objects, but the act was held for {held}"
 
 
-def test_the_truth_that_targets_are_compared_with_knows_both_answers() -> None:
+def test_the_comparison_with_the_truth_finds_both_allowed_and_wrong_acts() -> None:
     site = Site((IDLE_POD, IDLE_POD._replace(gpus=0)), (), False, False, True, "", "", "", "")
     wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"works": True}, {}),

@@ -14,7 +14,7 @@ A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
 LAST = "gpu_reconciler_last_success_timestamp_seconds"
 
 
-def test_stages_that_others_wrote_make_no_series() -> None:
+def test_an_unknown_stage_on_a_live_object_gets_no_series_of_its_own() -> None:
     telemetry = Telemetry()
     telemetry.note_cycle(0.0, True, {A: "evil0", B: "underused"})
     value = telemetry.registry.get_sample_value
@@ -23,7 +23,7 @@ def test_stages_that_others_wrote_make_no_series() -> None:
     assert value("gpu_reconciler_labelled", {"stage": "evil0"}) is None
 
 
-def test_before_the_first_success_there_is_no_time_of_it() -> None:
+def test_the_time_of_the_last_success_is_absent_before_the_first_success() -> None:
     telemetry = Telemetry()
     assert telemetry.registry.get_sample_value(LAST) is None
     telemetry.note_cycle(0.0, False, {})
@@ -37,7 +37,7 @@ def test_before_the_first_success_there_is_no_time_of_it() -> None:
     assert telemetry.registry.get_sample_value(LAST) == first
 
 
-def test_no_series_is_about_its_own_creation() -> None:
+def test_counters_have_no_created_series() -> None:
     telemetry = Telemetry()
     telemetry.count_write("written")
     telemetry.note_cycle(0.0, True, {})
@@ -46,7 +46,7 @@ def test_no_series_is_about_its_own_creation() -> None:
     assert "_created" not in text
 
 
-def test_every_reason_and_result_is_there_from_the_start() -> None:
+def test_counters_have_every_reason_and_result_from_the_start() -> None:
     telemetry = Telemetry()
     value = telemetry.registry.get_sample_value
     assert value("gpu_reconciler_skipped_total", {"reason": "no_marker"}) == 0

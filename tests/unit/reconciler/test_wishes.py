@@ -1,4 +1,4 @@
-"""What owners ask for, in annotations and in a job's Comment; classes and groups of pods."""
+"""Wishes of owners in annotations and in a job's Comment; classes and gangs of pods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 
 def place(source: str = "pod", set_ago_s: float | None = 60.0, **annotations: str) -> Place:
-    """An object with annotations of ours, set so long ago by the API server's record; None for no record."""
+    """An object with annotations of the reconciler. `set_ago_s`: their age in managedFields; None for no record."""
     ours = {f"gpu-exporter.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
     metadata: dict[str, Any] = {"annotations": ours, "creationTimestamp": timestamp(WALL - 100 * HOUR)}
     if set_ago_s is not None:
@@ -57,14 +57,14 @@ def until(hours: float) -> str:
         ([place("namespace", set_ago_s=90 * HOUR, exempt_until=until(1))], "namespace"),
         ([place("namespace", exempt="false")], None),
         ([place(exempt="true")], None),
-        ([place(set_ago_s=25 * HOUR, exempt_until=until(1))], None),  # set for longer than is allowed
+        ([place(set_ago_s=25 * HOUR, exempt_until=until(1))], None),  # set longer ago than allowed
         ([place(set_ago_s=23 * HOUR, exempt_until=until(99))], "pod"),
-        ([place(set_ago_s=None, exempt_until=until(1))], None),  # set with the object, a hundred hours ago
+        ([place(set_ago_s=None, exempt_until=until(1))], None),  # counts as set with the object, a hundred hours ago
         ([place(exempt_until="2027-01-01")], None),
         ([place(exempt_until="")], None),
     ],
 )
-def test_the_nearest_wish_that_has_not_ended_holds(places: list[Place], source: str | None) -> None:
+def test_the_nearest_wish_that_has_not_ended_counts(places: list[Place], source: str | None) -> None:
     exemption = wish(*places).exemption
     assert (exemption.source if exemption else None) == source
 
@@ -72,7 +72,7 @@ def test_the_nearest_wish_that_has_not_ended_holds(places: list[Place], source: 
 @pytest.mark.parametrize(
     ("given_place", "says"),
     [
-        (place(exempt="true"), 'only a namespace is exempt without end, by gpu-exporter.io/exempt: "true"'),
+        (place(exempt="true"), 'only a namespace can be exempt without end, by gpu-exporter.io/exempt: "true"'),
         (place(exempt_until="soon"), f"cannot be read: 'soon'; write it as {until(24)}"),
         (place(set_ago_s=25 * HOUR, exempt_until=until(1)), "ended after 1d, the longest allowed: set it again"),
         (place(idle_after="long"), "idle-after of pod x cannot be read: 'long' is not a duration"),
@@ -80,30 +80,32 @@ def test_the_nearest_wish_that_has_not_ended_holds(places: list[Place], source: 
         (Place("owner", "J", {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}), "J has cl"),
     ],
 )
-def test_what_cannot_be_obeyed_holds_at_candidate_and_says_what_to_do(given_place: Place, says: str) -> None:
+def test_a_wish_that_cannot_be_obeyed_keeps_the_pod_at_candidate_and_names_the_remedy(
+    given_place: Place, says: str
+) -> None:
     found = wish(given_place)
     assert (found.exemption, says in found.ceiling) == (None, True), found.ceiling
 
 
-def test_the_end_that_is_shown_is_the_one_that_holds() -> None:
+def test_the_reason_of_an_exemption_shows_its_limited_end() -> None:
     exemption = wish(place(set_ago_s=HOUR, exempt_until=until(99))).exemption
     assert exemption is not None and exemption.why == f"pod x is exempt until {until(23)}"
 
 
-def test_a_reason_is_one_short_line() -> None:
+def test_the_reason_of_an_exemption_is_one_short_line() -> None:
     exemption = wish(place(exempt_until=until(1), exempt_reason="a\nb" + "c" * 500)).exemption
     assert exemption is not None
     assert "\n" not in exemption.why and len(exemption.why) < 200
 
 
-def test_a_later_judgement_is_bounded_and_the_nearest_counts() -> None:
+def test_idle_after_is_limited_and_the_nearest_annotation_counts() -> None:
     found = wish(place(idle_after="3h"), place("owner", idle_after="5h"))
     assert (found.idle_after_s, found.idle_after_by and found.idle_after_by.source) == (3 * HOUR, "pod")
     assert wish(place(idle_after="90h")).idle_after_s == POLICY.idle_after_max
 
 
 @given(st.dictionaries(st.sampled_from(["exempt_until", "exempt", "idle_after", "exempt_reason"]), st.text()))
-def test_no_annotation_stops_the_reading(annotations: dict[str, str]) -> None:
+def test_any_annotations_are_read_without_an_error(annotations: dict[str, str]) -> None:
     found = wish(place(**annotations), place("namespace", **annotations))
     assert found.exemption is None or found.exemption.source in ("pod", "namespace")
 
@@ -128,7 +130,9 @@ def owner(version: str, kind: str) -> Owner:
         ({}, [owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")], "", "serving"),
     ],
 )
-def test_the_class_of_a_pod(labels: dict[str, str], owners: list[Owner], server: str, kind: str) -> None:
+def test_the_class_of_a_pod_depends_on_labels_owners_and_services(
+    labels: dict[str, str], owners: list[Owner], server: str, kind: str
+) -> None:
     assert classify(labels, owners, server)[0] == kind
 
 
@@ -136,7 +140,7 @@ def reference(kind: str, uid: str) -> Link:
     return Link("example.org/v1", kind, "x", uid)
 
 
-def test_pods_are_together_by_one_owner_or_one_name_of_a_group_however_they_are_linked() -> None:
+def test_pods_with_a_common_owner_or_a_common_group_name_are_one_gang() -> None:
     job, other = reference("Job", "j1"), reference("Job", "j2")
     named = {"labels": {"kueue.x-k8s.io/pod-group-name": "g"}}
     keys = {
@@ -160,7 +164,9 @@ def test_pods_are_together_by_one_owner_or_one_name_of_a_group_however_they_are_
 
 
 @given(st.dictionaries(st.text(max_size=3), st.frozensets(st.tuples(st.sampled_from("ab"), st.sampled_from("1234")))))
-def test_gangs_divide_the_pods_and_part_none_that_share_a_key(keys: dict[str, frozenset[tuple[str, str]]]) -> None:
+def test_every_pod_is_in_one_gang_and_pods_that_share_a_key_are_together(
+    keys: dict[str, frozenset[tuple[str, str]]],
+) -> None:
     found = gangs(keys)
     assert found.keys() == keys.keys()
     for pod, gang in found.items():
@@ -180,12 +186,14 @@ def test_gangs_divide_the_pods_and_part_none_that_share_a_key(keys: dict[str, fr
         ("PyTorchJob", {"spec": {"replicas": 3}}, None),
     ],
 )
-def test_how_many_pods_a_controller_keeps(kind: str, found: dict[str, Any], wanted: int | None) -> None:
+def test_the_number_of_pods_that_a_controller_wants_is_read_from_its_spec(
+    kind: str, found: dict[str, Any], wanted: int | None
+) -> None:
     assert pods_wanted(kind, found) == wanted
 
 
 def around(release: str, **fields: Any) -> Surroundings:
-    """Of job 7."""
+    """The surroundings of job 7, by its fields in squeue."""
     slurm = MemorySlurm(release)
     make = row_of_22_05 if release.startswith("22") else row_of_24_11
     slurm.rows = [make(job_id=7, **fields), *(make(job_id=i, **extra) for i, extra in ((8, {}), (9, fields)))]
@@ -215,7 +223,9 @@ def around(release: str, **fields: Any) -> Surroundings:
         ({"batch_flag": True, "comment": "no-gpu-keep=4h"}, "batch", 0.0, ""),
     ],
 )
-def test_what_a_job_says_of_itself(release: str, fields: dict[str, Any], kind: str, keep_s: float, says: str) -> None:
+def test_class_and_wish_of_a_job_are_read_from_its_fields(
+    release: str, fields: dict[str, Any], kind: str, keep_s: float, says: str
+) -> None:
     found = around(release, **fields)
     assert (found.kind, found.idle_after_s, says in found.ceiling, bool(found.ceiling)) == (
         kind,
@@ -248,7 +258,7 @@ def test_a_job_that_squeue_no_longer_lists_has_no_surroundings() -> None:
     ("text", "count"),
     [("", 0), ("0", 1), ("0,2-4", 4), ("4-2", None), ("0,", None), ("1-", None), ("²", None), ("0-99999999999", None), (7, None)],
 )  # fmt: skip
-def test_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
+def test_the_failed_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
     assert count_indexes(text) == count
 
 
@@ -256,14 +266,16 @@ def test_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
     ("spec", "status", "wanted"),
     [
         ({"parallelism": 4}, {}, 4),
-        ({"parallelism": 4}, {"succeeded": 1, "active": 3}, 3),  # of a work queue no other pod is begun
+        ({"parallelism": 4}, {"succeeded": 1, "active": 3}, 3),  # a work queue starts no further pod
         ({"parallelism": 4}, {"succeeded": 1}, 0),
         ({"parallelism": 4, "completions": 6}, {"succeeded": 3}, 3),
         ({"parallelism": 4, "completions": 4}, {"failedIndexes": "2"}, 3),
         ({"completions": 4}, {}, None),
     ],
 )
-def test_what_a_job_wants_is_what_its_controller_keeps(spec: Any, status: Any, wanted: int | None) -> None:
+def test_the_pods_that_a_job_wants_are_those_that_its_controller_keeps(
+    spec: Any, status: Any, wanted: int | None
+) -> None:
     assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted
 
 
@@ -276,12 +288,12 @@ def test_what_a_job_wants_is_what_its_controller_keeps(spec: Any, status: Any, w
         ("StatefulSet", {"replicas": None}, {}),
     ],
 )
-def test_what_is_no_number_of_pods_is_not_that_none_is_missing(kind: str, spec: Any, status: Any) -> None:
+def test_an_invalid_number_of_pods_is_an_error(kind: str, spec: Any, status: Any) -> None:
     with pytest.raises(ValueError):
         pods_wanted(kind, {"spec": spec, "status": status})
 
 
-def test_pods_that_name_a_pod_as_their_owner_are_of_its_gang() -> None:
+def test_pods_that_name_a_pod_as_their_owner_belong_to_its_gang() -> None:
     above = {"uid": "driver"}
     plain = {"uid": "a", "ownerReferences": [{"kind": "Pod", "uid": "driver"}]}
     keys = {name: group_keys(metadata, ()) for name, metadata in (("d", above), ("a", plain), ("b", {"uid": "b"}))}

@@ -1,4 +1,4 @@
-"""What a reading covers, and which witnesses deny idleness."""
+"""The time that a reading covers, and the witnesses that contradict idleness."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
 from gpu_exporter.model.readings import Span
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.activity import ActivityReader
-from gpu_exporter.sampling.witnesses import ActivityRules, PowerFloor
+from gpu_exporter.sampling.activity.spans import ActivityReader
+from gpu_exporter.sampling.activity.witnesses import ActivityRules, PowerFloor
 
 RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
 WALL = 1_700_000_000.0
 
 
 class Bench:
-    """One device's reader on a clock of its own; wall = monotonic + WALL until stepped."""
+    """One device's reader with its own clock; wall = monotonic + WALL until the clock is stepped."""
 
     def __init__(self) -> None:
         self.reader = ActivityReader(UnitId("GPU-0"), RULES)
@@ -44,7 +44,7 @@ def rounded(spans: tuple[Span, ...] | None) -> list[tuple[float, float, float, b
     return [(round(s.start, 3), round(s.end, 3), s.ratio, bool(s.other)) for s in spans]
 
 
-def test_each_driver_sample_covers_the_time_since_the_one_before(bench: Bench) -> None:
+def test_each_driver_sample_covers_the_time_since_the_sample_before(bench: Bench) -> None:
     bench.read(10.0, [(9.8, 0.5)])
     assert rounded(bench.read(10.5, [(10.0, 1.0), (10.2, 0.25)])) == [
         (9.8, 10.0, 1.0, False),
@@ -57,23 +57,23 @@ def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench
     assert rounded(bench.read(30.0, [(30.0, 0.5)])) == [(28.9, 30.0, 0.5, False)]
 
 
-def test_zeros_of_a_time_in_which_no_witness_was_read_are_unknown(bench: Bench) -> None:
+def test_zeros_before_the_first_read_of_a_witness_are_unknown(bench: Bench) -> None:
     bench.read(10.0, [(9.5, 0.0), (10.0, 0.0)])
-    # The engines, read at 30, stand for one period of the driver (1.1 s); no witness was read before that.
+    # The engines, read at 30, cover one period of the driver (1.1 s); no witness was read before that.
     spans = bench.read(30.0, [(28.5, 0.0), (29.0, 0.0), (29.5, 0.0), (30.0, 0.0)])
     assert rounded(spans) == [(29.0, 29.5, 0.0, False), (29.5, 30.0, 0.0, False)]
     assert rounded(bench.read(31.0, [(30.5, 0.0), (31.0, 0.0)])) == [(30.0, 31.0, 0.0, False)]
 
 
-def test_a_slow_interval_does_not_stretch_what_a_reading_covers() -> None:
-    """Half a minute between two reads of a one-second value is half a minute of which one second is known."""
+def test_a_slow_interval_does_not_lengthen_the_time_that_a_reading_covers() -> None:
+    """If a one-second value is read every half minute, only one second of each half minute is known."""
     bench = Bench()
     bench.reader = ActivityReader(UnitId("GPU-0"), RULES._replace(interval_s=30.0))
     bench.read(10.0, utilization=0.0)
     assert rounded(bench.read(40.0, utilization=0.0)) == [(38.9, 40.0, 0.0, False)]
 
 
-def test_samples_stamped_in_the_future_or_seen_before_are_dropped(bench: Bench) -> None:
+def test_samples_from_the_future_and_samples_read_before_are_dropped(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.5)])
     assert rounded(bench.read(11.0, [(9.9, 1.0), (10.0, 1.0), (10.5, 0.5), (12.5, 1.0)])) == [(10.0, 10.5, 0.5, False)]
 
@@ -85,13 +85,13 @@ def test_samples_in_flight_across_a_wall_clock_step_are_dropped(bench: Bench) ->
     assert bench.read(12.0, [(12.0, 0.0)]) == ()  # stamped before the new epoch
 
 
-def test_without_a_ring_the_reported_rate_stands_for_the_interval(bench: Bench) -> None:
+def test_without_a_ring_the_reported_rate_covers_the_interval(bench: Bench) -> None:
     bench.read(10.0, utilization=0.5)
     assert rounded(bench.read(11.0, utilization=0.75)) == [(10.0, 11.0, 0.75, False)]
 
 
-def test_a_ring_that_stamps_in_another_time_is_no_source(bench: Bench) -> None:
-    """Stamps since boot instead of wall time: the reported rate takes over, and nothing is booked in the past."""
+def test_a_ring_with_stamps_of_another_clock_is_not_used(bench: Bench) -> None:
+    """The stamps count from boot instead of wall time: the reported rate is used, and nothing is booked in the past."""
     boot = 5_000.0 - WALL
     bench.read(10.0, [(boot + 10.0, 0.0)], utilization=0.5)
     assert rounded(bench.read(11.0, [(boot + 11.0, 0.0)], utilization=0.5)) == [(10.0, 11.0, 0.5, False)]
@@ -102,19 +102,19 @@ def test_a_gap_of_more_than_three_intervals_is_unknown(bench: Bench) -> None:
     assert bench.read(13.5, utilization=0.0) == ()
 
 
-def test_while_the_ring_answers_the_reported_rate_is_not_counted_too(bench: Bench) -> None:
+def test_the_reported_rate_is_not_counted_while_the_ring_answers(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
     bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
     assert bench.read(12.0, [], utilization=0.0) == ()  # the ring is only late
     for second in range(13, 42):
-        assert bench.read(second, [], utilization=0.0) == ()  # it may still deliver what it kept
-    assert rounded(bench.read(42.0, [], utilization=0.0)) == [(41.0, 42.0, 0.0, False)]  # now it is gone
+        assert bench.read(second, [], utilization=0.0) == ()  # it may still deliver buffered entries
+    assert rounded(bench.read(42.0, [], utilization=0.0)) == [(41.0, 42.0, 0.0, False)]  # now the ring counts as gone
 
 
 @pytest.mark.parametrize(
     "silence", ["first cycle", "after a gap", "ring is late", "clock was stepped", "no utilization"]
 )
-def test_a_sign_of_life_is_told_even_when_no_time_is_covered(bench: Bench, silence: str) -> None:
+def test_a_sign_of_activity_is_reported_even_if_it_covers_no_time(bench: Bench, silence: str) -> None:
     busy = {"utilization": 1.0, "power_w": 690.0, "power_limit_w": 700.0}
     if silence != "first cycle":
         for second in (9.0, 10.0):
@@ -128,7 +128,7 @@ def test_a_sign_of_life_is_told_even_when_no_time_is_covered(bench: Bench, silen
     assert (span.start, span.end, span.other) == (now, now, ("power",))
 
 
-def test_no_source_is_no_activity(bench: Bench) -> None:
+def test_without_a_source_there_is_no_activity(bench: Bench) -> None:
     assert bench.read(10.0) is None
 
 
@@ -156,8 +156,8 @@ def test_utilization_zero_with_another_witness_active_is_other_activity(
     ]
 
 
-def test_work_that_hides_between_two_reads_is_told_by_its_energy(bench: Bench) -> None:
-    """Busy for 0.8 of each second and quiet at each read, without a ring: every moment's value says idle."""
+def test_work_between_two_reads_is_detected_by_its_energy(bench: Bench) -> None:
+    """Busy for 0.8 of every second, but quiet at each read, without a ring: every value of a moment is idle."""
     quiet = {"utilization": 0.0, "power_w": 60.0, "power_limit_w": 400.0}
     bench.read(10.0, energy_j=1_000.0, **quiet)
     assert rounded(bench.read(11.0, energy_j=1_300.0, **quiet)) == [(10.0, 11.0, 0.0, True)]
@@ -180,8 +180,8 @@ def test_witnesses_are_counted() -> None:
     assert activity.witnesses == 4
 
 
-def test_a_witness_that_needs_a_second_reading_is_not_counted_at_its_first(bench: Bench) -> None:
-    """Nor does a quiet rate of GPM stand in for it: the bytes of that moment are not known."""
+def test_a_witness_that_needs_two_readings_is_not_counted_after_one(bench: Bench) -> None:
+    """A quiet GPM rate does not replace it: the bytes of that moment are unknown."""
     counts = []
     for second in (10.0, 11.0):
         cycle = Cycle(None, {}, lambda: 10.0, Totals())  # type: ignore[arg-type]
@@ -206,32 +206,34 @@ def test_traffic_after_a_missing_reading_is_unknown_although_gpm_is_quiet(bench:
 
 
 @pytest.mark.parametrize("missing", [11.0, 12.0])
-def test_an_entry_over_two_cycles_is_unknown_when_a_witness_was_missing_in_either(bench: Bench, missing: float) -> None:
+def test_an_entry_over_two_cycles_is_unknown_if_a_witness_was_missing_in_either_cycle(
+    bench: Bench, missing: float
+) -> None:
     bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
     for now in (11.0, 12.0):
         bench.read(now, utilization=0.0, witness_missing=now == missing)
     assert bench.read(12.5, [(11.5, 0.0)], utilization=0.0) == ()
 
 
-def test_a_ring_is_waited_for_after_our_absence(bench: Bench) -> None:
-    """The reported rate may be of a period before the work: while a ring is expected, it is no proof of rest."""
+def test_a_ring_is_waited_for_after_a_pause_in_sampling(bench: Bench) -> None:
+    """The reported rate may be older than the work, so it proves no rest while a ring is expected."""
     bench.read(1010.0, [(1009.0, 0.0), (1010.0, 0.0)], utilization=0.0)
     bench.read(1011.0, [(1011.0, 0.0)], utilization=0.0)
     for now in (1071.0, 1072.0, 1073.0):
         assert not bench.read(now, utilization=0.0)
     for now in range(1074, 1106):
         spans = bench.read(float(now), utilization=0.0)
-    assert rounded(spans) == [(1104.0, 1105.0, 0.0, False)]  # and not for ever
+    assert rounded(spans) == [(1104.0, 1105.0, 0.0, False)]  # but not for ever
 
 
 def test_a_ring_is_waited_for_after_its_first_entry(bench: Bench) -> None:
-    """Which has no span, since nothing says what it covers; the next ones may be lost."""
+    """The first entry has no span, since the time that it covers is unknown; the next entries may be lost."""
     bench.read(10.0, [], utilization=0.0)
     bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
     assert bench.read(12.0, [], utilization=0.0) == ()
 
 
-def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -> None:
+def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_activity(bench: Bench) -> None:
     bench.read(10.0, [(9.8, 0.0), (10.0, 0.0)], utilization=0.0)
     bench.read(10.2, [(10.2, 0.0)], utilization=0.0)
     spans = bench.read(10.4, [(10.2, 1.0), (10.4, 0.0)], utilization=0.0) or ()
@@ -242,7 +244,7 @@ RING = [(8.0 + i / 5, 0.0) for i in range(40)]
 
 
 def read_slowly(bench: Bench, begin: float, now: float, **facts: Any) -> list[tuple[float, float]]:
-    """What is idle after a cycle from `begin` to `now` that found entries of zeros up to its end."""
+    """The idle spans after a cycle from `begin` to `now` that read entries of zeros up to its end."""
     newest = bench.reader.samples_since.get("utilization", 0.0) - WALL
     known = [entry for entry in RING if newest < entry[0] - 1e-3 and entry[0] <= now]
     spans = bench.read(now, known, **{"begin": begin, "engines": {"encoder": 0.0}, "utilization": 0.0} | facts)
@@ -253,35 +255,33 @@ def entries(*begins: float) -> list[tuple[float, float]]:
     return [(begin, round(begin + 0.2, 3)) for begin in begins]
 
 
-def test_what_a_slow_call_leaves_unwatched_is_not_idle(bench: Bench) -> None:
-    """The ring's entries from after the first witness wait for the next cycle, when their time was watched."""
+def test_time_without_witnesses_during_a_slow_call_is_not_idle(bench: Bench) -> None:
+    """Ring entries after the first witness wait for the next cycle, in which their time has been watched."""
     read_slowly(bench, 10.0, 10.0)
     assert read_slowly(bench, 11.0, 11.9, witnessed_at=11.0) == entries(10.0, 10.2, 10.4, 10.6, 10.8)
     assert read_slowly(bench, 12.0, 12.0) == [(11.0, 12.0)]
 
 
 @pytest.mark.parametrize("stamp", [11.9, None])
-def test_an_engine_that_was_asked_late_says_nothing_of_the_time_before_its_period(
-    bench: Bench, stamp: float | None
-) -> None:
+def test_a_late_read_of_an_engine_covers_only_its_own_period(bench: Bench, stamp: float | None) -> None:
     read_slowly(bench, 10.0, 10.0)
     assert read_slowly(bench, 11.0, 11.9, witnessed_at=stamp) == entries(10.8)
 
 
-def test_what_a_witness_saw_late_in_a_cycle_may_lie_after_the_first_one(bench: Bench) -> None:
+def test_activity_seen_late_in_a_cycle_may_be_after_the_first_witness(bench: Bench) -> None:
     read_slowly(bench, 10.0, 10.0)
     assert read_slowly(bench, 11.0, 11.7, engines={"encoder": 0.5}, witnessed_at=11.7) == []
     assert read_slowly(bench, 12.2, 12.2) == entries(11.8, 12.0)
 
 
-def test_a_rate_that_was_read_before_a_slow_call_speaks_of_the_time_before_it(bench: Bench) -> None:
+def test_a_rate_read_before_a_slow_call_covers_the_time_before_the_call(bench: Bench) -> None:
     read_slowly(bench, 10.0, 10.0)
     assert read_slowly(bench, 11.0, 11.9, utilization=0.3, utilization_at=11.0, witnessed_at=11.0) == []
 
 
-def test_a_board_that_never_rested_before_us_is_not_taken_for_resting() -> None:
+def test_a_board_that_has_worked_since_the_start_does_not_count_as_resting() -> None:
     floor = PowerFloor(RULES)
-    assert floor.is_active(350.0, 400.0)  # first sight, at work: the floor is capped, not learned from this
+    assert floor.is_active(350.0, 400.0)  # the first reading is at work: the floor is capped, not learned from it
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ LONG = RULES._replace(interval_max_s=5.0)
 
 
 class LongBench(Bench):
-    """A driver that keeps everything: a ring of utilization and one of the encoder, and an energy counter."""
+    """A driver that buffers everything: rings of utilization and of the encoder, and an energy counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class LongBench(Bench):
         self.now = 30.0
 
     def cycle(self, after: float, **facts: Any) -> list[tuple[float, float]]:
-        """Idle stretches that a cycle so much later finds; its rings hold a zero each 0.2 s, of sixteen seconds."""
+        """The idle spans of a cycle `after` seconds later; its rings hold a zero every 0.2 s, over sixteen seconds."""
         self.now += after
         stamps = [i / 5 for i in range(int((self.now - 16.0) * 5), int(self.now * 5) + 1)]
         since = {name: wall - WALL for name, wall in self.reader.samples_since.items()}
@@ -326,7 +326,7 @@ class LongBench(Bench):
 
 @pytest.fixture
 def long_bench() -> LongBench:
-    """After three cycles, when the interval has become long."""
+    """A bench after three cycles, which have made the interval long."""
     bench = LongBench()
     for _ in range(3):
         bench.cycle(1.0)
@@ -334,7 +334,7 @@ def long_bench() -> LongBench:
     return bench
 
 
-def test_a_long_cycle_of_a_driver_that_keeps_everything_is_known(long_bench: LongBench) -> None:
+def test_a_long_cycle_is_known_if_the_driver_buffers_everything(long_bench: LongBench) -> None:
     assert long_bench.cycle(5.0) == [(33.0, 38.0)]
     assert long_bench.reader.interval_s == 5.0
 
@@ -358,10 +358,10 @@ def test_a_long_cycle_of_a_driver_that_keeps_everything_is_known(long_bench: Lon
         "MIG",
     ],
 )
-def test_what_the_driver_does_not_keep_ends_the_long_interval(
+def test_the_long_interval_ends_if_the_driver_does_not_buffer_everything(
     long_bench: LongBench, missing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_bench.reader._trust, "review", lambda *_: None)  # which would look into the instances
+    monkeypatch.setattr(long_bench.reader._trust, "review", lambda *_: None)  # the review would read the instances
     long_bench.cycle(5.0, **missing)
     assert long_bench.reader.interval_s == 1.0
 
@@ -369,10 +369,10 @@ def test_what_the_driver_does_not_keep_ends_the_long_interval(
 @pytest.mark.parametrize(
     ("interval_max_s", "asleep_s", "covered"), [(5.0, 9.0, True), (5.0, 11.0, False), (60.0, 40.0, False)]
 )
-def test_after_a_cycle_that_hung_only_what_the_rings_keep_is_known(
+def test_after_a_cycle_that_hung_only_the_time_in_the_rings_is_known(
     interval_max_s: float, asleep_s: float, covered: bool
 ) -> None:
-    """Up to twice the interval in force, which is half of what they keep, however long a site allows it to be."""
+    """The limit is twice the effective interval, which is half of the time that the rings keep, for any setting."""
     bench = LongBench()
     bench.reader = ActivityReader(UnitId("GPU-0"), LONG._replace(interval_max_s=interval_max_s))
     for _ in range(3):
@@ -383,8 +383,8 @@ def test_after_a_cycle_that_hung_only_what_the_rings_keep_is_known(
     assert covered or min(start for start, _ in idle) >= bench.now - 1.2
 
 
-def test_a_site_that_reads_less_often_than_the_long_interval_knows_no_more_than_a_reading_says() -> None:
-    """Half a minute of zeros in every ring, and sums over it: too coarse for a burst that only power shows."""
+def test_at_a_longer_interval_than_the_longest_only_the_time_of_a_reading_is_known() -> None:
+    """Half a minute of zeros in every ring, with sums over it: too coarse for a burst that only power shows."""
     bench = LongBench()
     bench.reader = ActivityReader(UnitId("GPU-0"), LONG._replace(interval_s=30.0))
     for _ in range(4):
@@ -392,12 +392,12 @@ def test_a_site_that_reads_less_often_than_the_long_interval_knows_no_more_than_
     assert min(start for start, _ in idle) >= bench.now - 1.2
 
 
-def test_without_an_engines_ring_only_its_last_period_of_a_long_cycle_is_idle(long_bench: LongBench) -> None:
+def test_without_a_ring_of_an_engine_only_the_last_period_of_a_long_cycle_is_idle(long_bench: LongBench) -> None:
     idle = long_bench.cycle(5.0, engine_samples={})
     assert min(start for start, _ in idle) >= 36.8
 
 
-def test_work_of_an_engine_within_a_long_cycle_is_found_where_it_was(long_bench: LongBench) -> None:
+def test_work_of_an_engine_within_a_long_cycle_is_found_at_its_time(long_bench: LongBench) -> None:
     ring = [UtilizationSample(WALL + t / 10, 1.0 if t == 354 else 0.0) for t in range(332, 382, 2)]
     idle = long_bench.cycle(5.0, engine_samples={"encoder": ring})
     assert all(end <= 35.2 + 1e-6 or start >= 35.4 - 1e-6 for start, end in idle)

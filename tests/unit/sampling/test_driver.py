@@ -1,4 +1,4 @@
-"""The driver's life: every transition of its table, and what Driver does with them, on a manual clock."""
+"""The driver's life cycle: every transition of the table, and Driver's behaviour, on a manual clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MISMATCH = DriverUnavailable("the library is of another version", changed=True)
 
 
 class Backend:
-    """A driver that answers what a test wants. `opens`: how often it is open; `inside`: what happens in the call."""
+    """A driver with scripted answers. `opens`: number of opens without close; `inside`: called during a call."""
 
     name = "test"
 
@@ -70,8 +70,8 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_the_table_of_transitions() -> None:
-    """Written out once more as people would say it; what is not named changes nothing."""
+def test_the_table_of_transitions_is_as_written_here() -> None:
+    """The table is written out a second time; pairs that are not listed change nothing."""
     life = {
         ABSENT: {"ASK": OPENING, "RELEASE": RELEASING},
         OPENING: {"ANSWERED": OPEN, "FAILED": ABSENT, "RELEASE": RELEASING},
@@ -85,13 +85,13 @@ def test_the_table_of_transitions() -> None:
         assert transition(state, event) is expected, (state, event)
 
 
-def test_every_state_can_be_reached_and_only_one_is_the_end() -> None:
+def test_every_driver_state_can_be_reached_and_only_replaced_is_final() -> None:
     assert {ABSENT, *TRANSITIONS.values()} == set(DriverState)
     left = {state for (state, _), after in TRANSITIONS.items() if after is not state}
     assert left == set(DriverState) - {REPLACED}
 
 
-def test_a_driver_that_answers_is_open_and_stays_so(bench: Bench) -> None:
+def test_a_driver_that_answers_is_open_and_remains_open(bench: Bench) -> None:
     assert (bench.driver.state, bench.driver.error, bench.driver.is_missed) == (ABSENT, NOT_ASKED, True)
     for _ in range(2):
         assert bench.ask() == 8
@@ -105,11 +105,11 @@ def test_a_driver_that_answers_is_open_and_stays_so(bench: Bench) -> None:
         (DriverUnavailable("it is broken"), "it is broken", True),
         (DeviceError("nvmlInit_v2", "NVML_ERROR_UNKNOWN"), "nvmlInit_v2 answered NVML_ERROR_UNKNOWN", True),
         (KeyError("who"), "unforeseen KeyError: 'who'", True),
-        (MISMATCH, str(MISMATCH), True),  # at our start: it may be repaired without us
+        (MISMATCH, str(MISMATCH), True),  # at the start of this process: it may be repaired without a restart
     ],
-    ids=["absent", "broken", "a call", "a fault of ours", "mismatch"],
+    ids=["absent", "broken", "a call", "a bug in the exporter", "mismatch"],
 )
-def test_one_that_fails_is_absent_says_why_and_is_asked_again(
+def test_a_failing_driver_is_absent_with_a_reason_and_is_retried(
     bench: Bench, failure: Exception, error: str, is_missed: bool
 ) -> None:
     assert bench.ask(failure) is None
@@ -120,7 +120,7 @@ def test_one_that_fails_is_absent_says_why_and_is_asked_again(
     assert (bench.driver.state, bench.driver.error, bench.driver.is_missed) == (OPEN, "", False)
 
 
-def test_a_reason_is_logged_once_and_quietly_where_no_gpu_is_expected(
+def test_a_driver_error_is_logged_once_and_only_as_info_if_no_gpu_is_expected(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -134,7 +134,7 @@ def test_a_reason_is_logged_once_and_quietly_where_no_gpu_is_expected(
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
 
 
-def test_a_driver_that_was_replaced_after_it_worked_is_the_end(bench: Bench) -> None:
+def test_a_driver_that_was_replaced_after_it_worked_is_final(bench: Bench) -> None:
     bench.ask()
     assert bench.ask(MISMATCH) is None
     assert bench.driver.replaced.is_set()
@@ -154,7 +154,7 @@ def test_a_node_without_a_gpu_may_get_another_driver(bench: Bench) -> None:
     assert (bench.driver.state, bench.driver.replaced.is_set()) == (ABSENT, False)
 
 
-def test_a_call_of_a_gpu_may_say_that_the_driver_was_replaced(bench: Bench) -> None:
+def test_a_call_of_a_gpu_may_report_that_the_driver_was_replaced(bench: Bench) -> None:
     bench.ask()
     for reason in ("first", "second"):
         bench.driver.note_replaced(reason)
@@ -162,8 +162,8 @@ def test_a_call_of_a_gpu_may_say_that_the_driver_was_replaced(bench: Bench) -> N
     assert bench.driver.state is REPLACED
 
 
-def test_between_the_release_and_the_next_answer_nothing_is_known(bench: Bench) -> None:
-    """Else each GPU that should be here is called lost while the driver starts, which takes seconds."""
+def test_between_a_release_and_the_next_answer_the_driver_is_unknown(bench: Bench) -> None:
+    """Otherwise each expected GPU would be called lost while the driver starts, which takes seconds."""
     bench.ask()
     bench.driver.release()
     bench.driver.close()
@@ -173,7 +173,7 @@ def test_between_the_release_and_the_next_answer_nothing_is_known(bench: Bench) 
     assert (bench.driver.error, bench.driver.is_missed) == ("", False)
 
 
-def test_a_release_closes_it_until_it_is_taken_again(bench: Bench) -> None:
+def test_a_release_closes_the_driver_until_it_is_taken_again(bench: Bench) -> None:
     bench.ask()
     bench.driver.release()
     assert (bench.driver.state, bench.driver.is_released, bench.driver.error) == (RELEASING, True, RELEASED_TEXT)
@@ -189,26 +189,26 @@ def test_a_release_closes_it_until_it_is_taken_again(bench: Bench) -> None:
     assert bench.ask() == 8
 
 
-def test_what_was_never_opened_is_not_closed(bench: Bench) -> None:
+def test_a_driver_that_was_never_opened_is_not_closed(bench: Bench) -> None:
     bench.driver.release()
     bench.driver.close()
     assert (bench.driver.state, bench.backend.closes) == (RELEASED, 0)
 
 
-def test_what_was_opened_by_half_is_closed(bench: Bench) -> None:
+def test_a_partly_opened_driver_is_closed(bench: Bench) -> None:
     bench.ask(DriverUnavailable("it is broken"))
     bench.driver.close()
     assert (bench.driver.state, bench.backend.closes) == (ABSENT, 1)
 
 
 @pytest.mark.parametrize("failure", [None, NO_LIBRARY], ids=["answers", "fails"])
-def test_a_release_while_it_is_asked_prevails_over_the_answer(bench: Bench, failure: Exception | None) -> None:
+def test_a_release_during_a_query_prevails_over_the_answer(bench: Bench, failure: Exception | None) -> None:
     bench.backend.inside = bench.driver.release
     assert bench.ask(failure) is None
     assert (bench.driver.state, bench.driver.error) == (RELEASING, RELEASED_TEXT)
 
 
-def test_a_driver_that_is_taken_while_somebody_is_still_inside_is_asked_again(bench: Bench) -> None:
+def test_a_driver_that_is_taken_during_a_call_is_asked_again(bench: Bench) -> None:
     bench.ask()
     bench.driver.release()
     bench.driver.take()
@@ -216,7 +216,7 @@ def test_a_driver_that_is_taken_while_somebody_is_still_inside_is_asked_again(be
     assert bench.backend.closes == 0
 
 
-def test_a_start_that_hangs_is_silent_from_its_deadline_until_it_ends(bench: Bench) -> None:
+def test_a_driver_start_that_hangs_is_silent_from_its_deadline_until_it_ends(bench: Bench) -> None:
     seen: list[tuple[bool, str]] = []
 
     def hang() -> None:

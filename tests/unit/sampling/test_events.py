@@ -1,4 +1,4 @@
-"""XIDs are counted for every GPU that can report them, also after a registration that failed."""
+"""XIDs are counted for every GPU that can report them, also after a failed registration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
 
 
 class WitnessPeriod:
-    """A registration that reports what it is made to, then nothing."""
+    """A registration with scripted events, and then no more events."""
 
     def __init__(self, covered: set[str], *, complete: bool = True, script: list[XidEvent | Exception] | None = None):
         self.covered = frozenset(covered)
@@ -38,7 +38,7 @@ class WitnessPeriod:
 
 
 def run(opens: list[WitnessPeriod | Exception], book: XidBook, until: threading.Event) -> EventLoop:
-    """A loop over these registrations in turn, until asked to stop."""
+    """Run a loop over these registrations in turn, until it is asked to stop."""
 
     def open_watch() -> WitnessPeriod:
         step = opens.pop(0) if len(opens) > 1 else opens[0]
@@ -55,7 +55,7 @@ def run(opens: list[WitnessPeriod | Exception], book: XidBook, until: threading.
 
 
 class Counted(XidBook):
-    """Says when so many events were counted."""
+    """Sets `enough` after `number` events were counted."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -75,11 +75,11 @@ class Counted(XidBook):
         lambda: DeviceError("nvmlEventSetCreate", "NVML_ERROR_UNKNOWN"),
         lambda: WitnessPeriod({"GPU-0"}, complete=False),
         lambda: WitnessPeriod({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
-        lambda: WitnessPeriod({"GPU-0"}, script=[ValueError("a fault of ours")]),
+        lambda: WitnessPeriod({"GPU-0"}, script=[ValueError("a bug in the exporter")]),
     ],
-    ids=["cannot register", "one GPU is left out", "the wait fails", "a fault of ours"],
+    ids=["cannot register", "one GPU is left out", "the wait fails", "a bug in the exporter"],
 )
-def test_registration_is_tried_again(
+def test_a_failed_registration_for_events_is_retried(
     first: Callable[[], WitnessPeriod | Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "RETRY_S", 0.02)
@@ -92,8 +92,8 @@ def test_registration_is_tried_again(
     assert [code[:3] for code in counts.codes] == [(79, "hardware", 1)]
 
 
-def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
-    """A GPU is lost, another registration follows: the XIDs that said why must not be dropped with the old one."""
+def test_events_queued_at_the_end_of_a_registration_are_counted() -> None:
+    """A GPU is lost and a new registration follows: the XIDs of the loss must not be dropped with the old one."""
     book = Counted(1)
     many = [XidEvent("GPU-0", xid) for xid in (79, 45, 46, 47)]
     watch = WitnessPeriod({"GPU-0"}, script=list(many))
@@ -101,7 +101,7 @@ def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
     original = watch.wait
 
     def wait_and_end(timeout_s: float) -> XidEvent | None:
-        loop.ask_to_stop()  # the end is asked for while the first event is handed out
+        loop.ask_to_stop()  # the stop is requested while the first event is delivered
         return original(timeout_s)
 
     watch.wait = wait_and_end  # type: ignore[method-assign]
@@ -112,8 +112,10 @@ def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
     assert [code[0] for code in counts.codes] == [45, 46, 47, 79]
 
 
-def test_a_flood_of_one_code_is_logged_once_a_minute_with_the_number_since(caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand events in 2.5 minutes of the clock, among them one of another code and one of another GPU."""
+def test_a_flood_of_one_xid_is_logged_once_a_minute_with_the_number_of_repeats(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A thousand events in 2.5 minutes of the clock; one has another code, and one another GPU."""
     clock, book = ManualClock(), XidBook()
     script = [XidEvent("GPU-0", 31)] * 1000
     script[500:502] = [XidEvent("GPU-0", 79), XidEvent("GPU-1", 31)]
@@ -142,7 +144,7 @@ def test_a_flood_of_one_code_is_logged_once_a_minute_with_the_number_since(caplo
     ]
 
 
-def test_a_host_without_events_is_no_error() -> None:
+def test_a_host_without_xid_events_is_no_error() -> None:
     book = XidBook()
     loop = EventLoop(
         lambda: (_ for _ in ()).throw(NotSupported("nvmlEventSetCreate", "x")), book, SystemClock(), lambda: None
@@ -151,10 +153,10 @@ def test_a_host_without_events_is_no_error() -> None:
     assert loop.join(5.0)
     assert loop.outcome is not None
     assert loop.outcome.success
-    assert book.counts("GPU-0") is None  # not 0: nobody listens
+    assert book.counts("GPU-0") is None  # not 0: no thread receives events
 
 
-def test_codes_are_counted_by_class_from_zero_and_bounded() -> None:
+def test_xid_codes_are_counted_by_class_from_zero_with_a_limit() -> None:
     book = XidBook()
     book.watch("GPU-0")
     counts = book.counts("GPU-0")
@@ -176,6 +178,6 @@ def test_codes_are_counted_by_class_from_zero_and_bounded() -> None:
         ("hardware", (48, 62, 64, 79, 81, 87, 95, 109, 119, 136, 140, 157, 161, 999)),
     ],
 )
-def test_a_code_has_one_of_three_classes(kind: str, xids: tuple[int, ...]) -> None:
+def test_each_xid_code_has_one_of_three_classes(kind: str, xids: tuple[int, ...]) -> None:
     assert {xid: classify(xid) for xid in xids} == dict.fromkeys(xids, kind)
     assert kind in XID_CLASSES

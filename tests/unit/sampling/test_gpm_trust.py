@@ -1,4 +1,4 @@
-"""Zeros of GPM that other witnesses contradict: withheld at once, counted and named when it lasts, reopened."""
+"""GPM zeros that other witnesses contradict: withheld at once, counted and logged if they last, then reopened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[Gpm], Gpm]
 
 
 class Bench:
-    """An H100, whose GPM answers are changed on their way by `board` and, per instance, by `instances`."""
+    """An H100 whose GPM answers are changed by `board` and, for each instance, by `instances`."""
 
     def __init__(self, **gpu: Any) -> None:
         self.clock = ManualClock()
@@ -96,15 +96,15 @@ def dead(gpm: Gpm) -> Gpm:
     ],
     ids=["work", "a little work", "power alone", "encoder", "PCIe", "NVLink"],
 )
-def test_a_zero_that_another_witness_contradicts_is_withheld_counted_and_named(
+def test_a_gpm_zero_that_another_witness_contradicts_is_withheld_counted_and_logged(
     load: dict[str, object], change: Change, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(**load)
     bench.board = change
-    bench.step()  # the first window has nothing to be compared with
+    bench.step()  # the first window has no earlier sample
     for second in range(1, 11):
         snapshot = bench.step()
-        assert not families(snapshot) & GPM_FAMILIES  # gauges and integrals, from the first on
+        assert not families(snapshot) & GPM_FAMILIES  # gauges and integrals, from the first window on
         assert snapshot.activity is not None
         assert idle(snapshot.activity.spans) == 0.0
         assert bench.sampler.error_counts[COUNT] == max(0, second - 2)
@@ -114,8 +114,8 @@ def test_a_zero_that_another_witness_contradicts_is_withheld_counted_and_named(
     ]
 
 
-def test_a_zero_in_which_something_lives_is_not_contradicted_by_an_engine() -> None:
-    """The encoder works without kernels, and reads memory for it."""
+def test_a_gpm_zero_with_some_traffic_is_not_contradicted_by_an_engine() -> None:
+    """The encoder works without kernels, but it reads memory."""
     bench = Bench(encoder=constant(0.4))
     bench.board = lambda gpm: gpm._replace(dram=0.02)
     snapshot = bench.step(10)
@@ -135,14 +135,14 @@ def test_traffic_that_gpm_does_not_report_contradicts_nothing() -> None:
     [lambda gpm: gpm._replace(sm=None), lambda gpm: gpm._replace(graphics=0.0)],
     ids=["a driver without SM activity", "SM activity without graphics"],
 )
-def test_a_window_that_shows_work_in_one_ratio_is_no_zero(change: Change) -> None:
+def test_a_gpm_window_with_work_in_one_ratio_is_not_a_zero(change: Change) -> None:
     bench = Bench(load=constant(0.5))
     bench.board = change
     assert families(bench.step(10)) & GPM_FAMILIES
     assert not bench.sampler.error_counts
 
 
-def test_work_that_only_the_ring_shows_contradicts_as_well() -> None:
+def test_work_that_only_the_sample_ring_shows_contradicts_gpm_zeros() -> None:
     bench = Bench(load=constant(0.02))
     bench.device.read_utilization = lambda: Rates(0.0, 0.0)  # type: ignore[method-assign]
     bench.board = zero
@@ -150,14 +150,14 @@ def test_work_that_only_the_ring_shows_contradicts_as_well() -> None:
     assert bench.sampler.error_counts[COUNT] > 0
 
 
-def test_a_board_with_utilization_keeps_its_zeros_while_power_is_missing() -> None:
+def test_gpm_zeros_of_a_board_with_utilization_count_while_power_is_missing() -> None:
     bench = Bench()
     bench.step(5)
     bench.device.read_power = bench.device.read_energy = lambda: 0.0  # type: ignore[method-assign]
     assert value(bench.step(3), "gpu_graphics_active_ratio") == 0.0
 
 
-def test_a_resting_board_is_not_in_doubt() -> None:
+def test_gpm_zeros_of_a_resting_board_are_not_doubted() -> None:
     bench = Bench()
     bench.board = dead
     snapshot = bench.step(10)
@@ -166,8 +166,8 @@ def test_a_resting_board_is_not_in_doubt() -> None:
     assert idle(snapshot.activity.spans) > 0.9
 
 
-def test_what_is_withheld_is_reopened_after_a_minute_and_believed_again() -> None:
-    """Work until 20 s, which GPM denies; then rest, and GPM is right about that."""
+def test_withheld_gpm_is_reopened_after_a_minute_and_used_again() -> None:
+    """The board works until 20 s, but GPM reads 0; then the board rests, and GPM reads 0 correctly."""
     bench = Bench(load={"kind": "curve", "points": [[0, 0.9], [20, 0.9], [20, 0]]})
     bench.step(5)
     bench.board = zero
@@ -188,7 +188,7 @@ def test_what_is_withheld_is_reopened_after_a_minute_and_believed_again() -> Non
     assert idle(snapshot.activity.spans) > 0.9
 
 
-def test_gpm_that_reads_work_again_is_believed_at_once() -> None:
+def test_gpm_that_reads_work_again_is_used_at_once() -> None:
     bench = Bench(load=constant(0.9))
     bench.step(5)
     bench.board = zero
@@ -200,8 +200,8 @@ def test_gpm_that_reads_work_again_is_believed_at_once() -> None:
     assert bench.sampler.error_counts[COUNT] == 18  # and a new contradiction has to be confirmed again
 
 
-def test_a_witness_that_lags_behind_the_end_of_work_is_no_fault_of_gpm() -> None:
-    """Power and utilization look back up to a second: one or two windows at the end of each burst may disagree."""
+def test_a_witness_that_lags_behind_the_end_of_work_does_not_count_against_gpm() -> None:
+    """Power and utilization cover up to a second before: one or two windows at the end of each burst may disagree."""
     bench = Bench(load={"kind": "square", "low": 0.0, "high": 1.0, "period": 7, "duty": 0.5})
     bench.step(60)
     assert bench.sampler.error_counts[COUNT] == 0
@@ -212,7 +212,7 @@ MIG = [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]
 
 
 def instances(*loads: float) -> list[dict[str, object]]:
-    """Loads that begin at 3 s, so that the board's power at rest is known before."""
+    """Instances whose loads begin at 3 s, so that the board's power at rest is known before."""
     return [
         {**entry, "load": {"kind": "curve", "points": [[0, 0], [3, 0], [3, load]]}}
         for entry, load in zip(MIG, loads, strict=True)
@@ -230,7 +230,7 @@ def test_on_mig_the_boards_power_contradicts_the_zeros_of_all_instances(caplog: 
             assert not {sample.family.name for sample in instance.samples} & INSTANCE_FAMILIES
             assert instance.activity is not None
             assert idle(instance.activity.spans) == 0.0
-    assert bench.sampler.error_counts[COUNT] == 3 * 8 + 1  # the board, which was first in doubt, and two instances
+    assert bench.sampler.error_counts[COUNT] == 3 * 8 + 1  # the board, which was doubted first, and two instances
     assert sum(first.uuid in r.getMessage() and "power shows work" in r.getMessage() for r in caplog.records) == 1
     bench.step(60)
     assert set(bench.reopened) == {"", first.uuid, second.uuid}
@@ -245,8 +245,8 @@ def test_an_instance_that_works_explains_the_boards_power() -> None:
     assert not bench.sampler.error_counts
 
 
-def test_while_one_instance_cannot_be_read_none_is_idle_on_a_board_at_work() -> None:
-    """The one that cannot be read may be the one at work: its neighbour is unknown, and not in doubt."""
+def test_while_one_instance_cannot_be_read_no_instance_of_a_working_board_is_idle() -> None:
+    """The unreadable instance may be the working one: its neighbour is unknown, but not doubted."""
     bench = Bench(mig=instances(0.0, 1.0))
     bench.board = zero
     resting, working = bench.step(5).instances
@@ -259,7 +259,7 @@ def test_while_one_instance_cannot_be_read_none_is_idle_on_a_board_at_work() -> 
     assert bench.reopened == []
 
 
-def test_one_reading_of_far_too_little_power_confirms_no_zero() -> None:
+def test_one_implausibly_low_power_reading_does_not_confirm_gpm_zeros() -> None:
     bench = Bench(mig=instances(1.0, 0.0))
 
     def no_traffic() -> Pcie:
@@ -278,7 +278,7 @@ def test_one_reading_of_far_too_little_power_confirms_no_zero() -> None:
 
 @pytest.mark.parametrize("power", [0.0, None], ids=["0 W", "a call that fails"])
 def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: float | None) -> None:
-    """It might have contradicted them. A witness that is gone for a minute is none any more."""
+    """Power might have contradicted the zeros. After a minute without power, it no longer counts as a witness."""
     bench = Bench(mig=instances(0.0, 0.0))
     bench.step(5)
 
@@ -301,7 +301,7 @@ def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: floa
         assert idle(instance.activity.spans) == 1.0
 
 
-def test_traffic_of_the_board_does_not_contradict_an_instance_in_which_something_lives() -> None:
+def test_traffic_of_the_board_does_not_contradict_an_instance_with_some_activity() -> None:
     bench = Bench(mig=instances(0.0, 0.0), pcie=constant(0.2))
     uuids = [instance.uuid for instance in bench.step().instances]
     bench.instances = {uuid: lambda gpm: gpm._replace(pcie=4e3) for uuid in uuids}
@@ -309,8 +309,8 @@ def test_traffic_of_the_board_does_not_contradict_an_instance_in_which_something
         assert {sample.family.name for sample in instance.samples} >= INSTANCE_FAMILIES
 
 
-def test_a_window_that_reaches_back_to_work_of_the_board_that_nothing_explained_is_not_quiet() -> None:
-    """The instances could not be listed while the board worked; the next window begins before that."""
+def test_a_window_that_begins_during_unexplained_work_of_the_board_is_not_quiet() -> None:
+    """The instances could not be listed while the board worked; the next window begins before that time."""
     work = {"kind": "curve", "points": [[0, 0], [10, 0], [10, 1], [12, 1], [12, 0]]}
     faults = [{"at": 10.5, "for": 2, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
     bench = Bench(mig=[{"profile": "7g.80gb", "load": work}], faults=faults)
@@ -320,10 +320,10 @@ def test_a_window_that_reaches_back_to_work_of_the_board_that_nothing_explained_
     for _ in range(15):
         readings = bench.step().instances
         idle_s.append(idle(readings[0].activity.spans) if readings and readings[0].activity else 0.0)
-    assert idle_s == [1.0] * 5 + [0.0] * 3 + [1.0] * 7  # 10 to 13 s is one window, of which power says nothing good
+    assert idle_s == [1.0] * 5 + [0.0] * 3 + [1.0] * 7  # 10 to 13 s is one window, in which power shows work
 
 
-def test_a_doubt_outlives_a_cycle_in_which_the_instances_could_not_be_listed() -> None:
+def test_a_doubt_remains_after_a_cycle_in_which_the_instances_could_not_be_listed() -> None:
     faults = [{"at": 15, "for": 0.5, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
     bench = Bench(mig=[instances(1.0, 0.0)[0]], faults=faults)
     (instance,) = bench.step(2).instances
@@ -335,7 +335,7 @@ def test_a_doubt_outlives_a_cycle_in_which_the_instances_could_not_be_listed() -
     assert bench.sampler.error_counts[COUNT] == before + 1
 
 
-def test_an_instance_that_is_gone_is_forgotten() -> None:
+def test_the_doubt_of_a_destroyed_instance_is_forgotten() -> None:
     bench = Bench(mig=[{**instances(1.0, 0.0)[0], "to": 20}])
     bench.board = zero
     (instance,) = bench.step(2).instances
@@ -346,7 +346,7 @@ def test_an_instance_that_is_gone_is_forgotten() -> None:
     assert instance.uuid not in bench.sampler._activity._trust._doubts
 
 
-def test_an_instance_that_was_destroyed_while_its_windows_were_stuck_is_forgotten() -> None:
+def test_a_stuck_instance_is_forgotten_after_it_was_destroyed() -> None:
     bench = Bench(mig=[{**MIG[0], "to": 20}, MIG[1]])
     gone, _ = bench.step().instances
     bench.instances[gone.uuid] = lambda gpm: gpm._replace(elapsed_cycles=1e9, active_cycles=0.0)
@@ -357,7 +357,7 @@ def test_an_instance_that_was_destroyed_while_its_windows_were_stuck_is_forgotte
 
 
 @pytest.mark.parametrize("mig", [False, True], ids=["board", "instance"])
-def test_windows_whose_cycle_counters_do_not_move_are_withheld_named_and_reopened(
+def test_gpm_windows_with_stuck_cycle_counters_are_withheld_logged_and_reopened(
     mig: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(**({"mig": instances(0.0, 0.0)} if mig else {}))
@@ -388,7 +388,7 @@ def test_windows_whose_cycle_counters_do_not_move_are_withheld_named_and_reopene
     for second in range(1, 66):
         assert step() == (0.0, False)
         assert bench.reopened == ([subject] if second > 60 else [])
-    assert bench.sampler.error_counts[STUCK] >= 63  # but for the reads that begin a window
+    assert bench.sampler.error_counts[STUCK] >= 63  # except for the reads that begin a window
     assert len([r for r in caplog.records if "cycle counters of GPM do not move" in r.getMessage()]) == 1
     for _ in range(3):
         cycles[0] += 1e9

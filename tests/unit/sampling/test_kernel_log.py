@@ -1,4 +1,4 @@
-"""XIDs of the kernel's log add what the driver raises no event for, and nothing twice."""
+"""XIDs of the kernel's log are counted if the driver raises no event for them, and never twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPUS = {"0000:86:00": "GPU-0", "0000:05:00": "GPU-1"}
 
 
 class Bench:
-    """A loop whose looks are taken by hand."""
+    """A loop whose `look` is called by the test."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -47,7 +47,7 @@ class Bench:
         self._records.append(f"4,1,1,-;NVRM: Xid (PCI:{address}): {xid}, pid=4711, name=secret, x\n".encode())
 
     def overwrite(self) -> None:
-        """The ring has overwritten what was not read yet, as the kernel reports it."""
+        """The ring has overwritten unread records, as the kernel reports it."""
         self._records.append(OSError(errno.EPIPE, "Broken pipe"))
 
     def event(self, xid: int, uuid: str = "GPU-0") -> None:
@@ -68,9 +68,9 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "kmsg")
 
 
-def test_an_xid_without_an_event_is_counted_for_its_gpu_when_it_was_reported(bench: Bench) -> None:
+def test_an_xid_without_an_event_is_counted_for_its_gpu_at_the_time_of_its_report(bench: Bench) -> None:
     bench.look()
-    assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})  # 0 before the first, and not unknown
+    assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})  # before the first XID the count is 0, not unknown
     bench.line(62)
     bench.look()
     reported = bench.clock.wall()
@@ -86,8 +86,8 @@ def test_an_xid_without_an_event_is_counted_for_its_gpu_when_it_was_reported(ben
 
 
 @pytest.mark.parametrize("gap_s", [-SAME_S, -1.0, 0.0, 1.0, SAME_S])
-def test_a_line_and_an_event_within_two_seconds_are_one(bench: Bench, gap_s: float) -> None:
-    """`gap_s`: the event comes so long after the line."""
+def test_a_line_and_an_event_within_two_seconds_are_one_xid(bench: Bench, gap_s: float) -> None:
+    """`gap_s`: time from the line to the event."""
     if gap_s < 0:
         bench.event(79)
         bench.clock.advance(-gap_s)
@@ -101,7 +101,7 @@ def test_a_line_and_an_event_within_two_seconds_are_one(bench: Bench, gap_s: flo
 
 
 @pytest.mark.parametrize(("xid", "uuid"), [(62, "GPU-0"), (79, "GPU-1")], ids=["another code", "another GPU"])
-def test_an_event_that_says_something_else_does_not_hide_a_line(bench: Bench, xid: int, uuid: str) -> None:
+def test_an_event_with_another_code_or_gpu_does_not_hide_a_line(bench: Bench, xid: int, uuid: str) -> None:
     bench.line(79)
     bench.look()
     bench.event(xid, uuid)
@@ -109,7 +109,7 @@ def test_an_event_that_says_something_else_does_not_hide_a_line(bench: Bench, xi
     assert bench.counts()[79] == 1
 
 
-def test_an_event_of_long_ago_does_not_hide_a_line(bench: Bench) -> None:
+def test_an_old_event_does_not_hide_a_line(bench: Bench) -> None:
     bench.event(79)
     bench.clock.advance(SAME_S + 0.1)
     bench.line(79)
@@ -118,27 +118,31 @@ def test_an_event_of_long_ago_does_not_hide_a_line(bench: Bench) -> None:
     assert bench.counts() == {79: 2}
 
 
-def test_an_xid_of_no_known_gpu_is_named_once_and_not_counted(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_xid_of_an_unknown_gpu_is_logged_once_and_not_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(3):
         bench.line(62, "0000:99:00")
     bench.look()
     bench.look(SAME_S)
     assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})
     assert [r.getMessage().partition(": ")[2] for r in caplog.records] == [
-        "XID 62 of 0000:99:00, where no GPU is known; not counted"
+        "XID 62 at 0000:99:00 is not counted: no GPU is known there"
     ]
 
 
-def test_no_process_is_named_in_our_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_exporters_log_names_no_process(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     bench.line(62)
     bench.look()
     bench.look(SAME_S)
-    assert [r.getMessage() for r in caplog.records] == ["gpu GPU-0: XID 62 (hardware), by the kernel's log"]
+    assert [r.getMessage() for r in caplog.records] == ["gpu GPU-0: XID 62 (hardware), reported by the kernel's log"]
 
 
-def test_a_flood_is_logged_once_a_minute_with_the_number_since(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(240):  # one each half second, two minutes long
+def test_a_flood_of_xid_lines_is_logged_once_a_minute_with_the_number_of_repeats(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(240):  # one every half second, for two minutes
         bench.line(62)
         bench.look(0.5)
     bench.line(79)
@@ -146,16 +150,14 @@ def test_a_flood_is_logged_once_a_minute_with_the_number_since(bench: Bench, cap
         bench.look(0.5)
     assert bench.counts() == {62: 240, 79: 1}
     assert [r.getMessage() for r in caplog.records] == [
-        "gpu GPU-0: XID 62 (hardware), by the kernel's log",
-        "gpu GPU-0: XID 62 (hardware), by the kernel's log, 120 times since the last line",
-        "gpu GPU-0: XID 79 (hardware), by the kernel's log",
-        "gpu GPU-0: XID 62 (hardware), by the kernel's log, 119 times since the last line",
+        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log",
+        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 120 times since the last line",
+        "gpu GPU-0: XID 79 (hardware), reported by the kernel's log",
+        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 119 times since the last line",
     ]
 
 
-def test_records_that_are_overwritten_all_the_time_are_logged_once_a_minute(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_records_are_logged_at_most_once_a_minute(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     path = bench.loop._path
     for _ in range(121):
         bench.overwrite()
@@ -166,7 +168,7 @@ def test_records_that_are_overwritten_all_the_time_are_logged_once_a_minute(
     ]
 
 
-def test_a_flood_does_not_grow_what_waits(bench: Bench) -> None:
+def test_the_number_of_waiting_lines_is_limited(bench: Bench) -> None:
     for _ in range(WAITING_MAX + 5):
         bench.line(62)
     while bench.loop.look(bench.log):
@@ -177,8 +179,8 @@ def test_a_flood_does_not_grow_what_waits(bench: Bench) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(("line", "event")), st.integers(0, 20)), max_size=20))
-def test_every_event_counts_and_a_line_where_no_event_was_near(steps: list[tuple[str, int]]) -> None:
-    """Looked at each quarter of a second: exactly the lines without an event within two seconds count beside events."""
+def test_every_event_counts_and_every_line_without_a_near_event(steps: list[tuple[str, int]]) -> None:
+    """With a look every quarter of a second, exactly the lines without an event within two seconds count additionally."""
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory) / "kmsg")
         lines: list[float] = []
@@ -197,12 +199,12 @@ def test_every_event_counts_and_a_line_where_no_event_was_near(steps: list[tuple
             bench.look(0.25)
         bench.log.close()
     alone = [line for line in lines if all(abs(line - event) > SAME_S for event in events)]
-    # At exactly two seconds it depends on which of the two comes first, the look or the event.
+    # At exactly two seconds the result depends on whether the look or the event comes first.
     near = [line for line in lines if all(abs(line - event) >= SAME_S for event in events)]
     assert len(events) + len(alone) <= bench.counts().get(79, 0) <= len(events) + len(near)
 
 
-def test_a_log_that_cannot_be_read_is_said_once_with_the_remedy_and_tried_again(
+def test_an_unreadable_kernel_log_is_reported_once_with_a_remedy_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernel_log, "RETRY_S", 0.01)
@@ -226,12 +228,12 @@ def test_a_log_that_cannot_be_read_is_said_once_with_the_remedy_and_tried_again(
     (record,) = caplog.records
     assert record.getMessage().startswith(f"cannot read {path} as uid ")
     assert record.getMessage().endswith(
-        ": No such file or directory; XIDs without an NVML event are not counted; give CAP_SYSLOG, in a container "
-        "privileges and the device, or leave --collector.xid.kmsg out"
+        ": No such file or directory; XIDs without an NVML event are not counted; grant CAP_SYSLOG, in a container "
+        "privileges and the device, or omit --collector.xid.kmsg"
     )
 
 
-def test_a_gpu_off_the_bus_is_one_xid_however_it_is_told(bench: Bench) -> None:
+def test_a_gpu_that_fell_off_the_bus_is_one_xid_in_every_format(bench: Bench) -> None:
     told = b"4,1,1,-;NVRM: GPU 0000:86:00.0: GPU has fallen off the bus.\n"
     bench._records += [told, told]
     bench.line(79)
@@ -239,13 +241,13 @@ def test_a_gpu_off_the_bus_is_one_xid_however_it_is_told(bench: Bench) -> None:
     bench.look()
     bench.look(SAME_S)
     assert bench.counts() == {79: 1}
-    bench._records.append(told)  # without any number: some drivers say no more
+    bench._records.append(told)  # without a number, as some drivers write it
     bench.look(60.0)
     bench.look(SAME_S)
     assert bench.counts() == {79: 2}
 
 
-def test_what_the_text_says_of_an_error_of_nvlink_is_its_class(bench: Bench) -> None:
+def test_the_class_of_an_nvlink_error_is_the_severity_in_its_text(bench: Bench) -> None:
     for word in ("Nonfatal", "Fatal", "Nonfatal"):
         bench._records.append(f"4,1,1,-;NVRM: Xid (PCI:0000:86:00): 145, RLW_RXPIPE {word} XC0\n".encode())
         bench.look(60.0)
@@ -255,7 +257,7 @@ def test_what_the_text_says_of_an_error_of_nvlink_is_its_class(bench: Bench) -> 
     assert [code[:3] for code in counts.codes] == [(145, "hardware", 1), (145, "information", 2)]
 
 
-def test_each_probe_that_fails_is_told(tmp_path: Path) -> None:
+def test_each_failed_probe_is_reported(tmp_path: Path) -> None:
     told: list[frozenset[str]] = []
     bench = Bench(tmp_path / "kmsg")
     bench.loop._note_probes = told.append

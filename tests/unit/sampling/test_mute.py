@@ -1,4 +1,4 @@
-"""A GPU that answers nothing is down, however its driver says so, and for how long."""
+"""A GPU that answers no call is down, for every error of the driver and for any length of time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, device_error
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.sampling.loop import DeviceLoop
+from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 OPENS = ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion")
 
 
 class Mute(Boards):
-    """From `begins` on every call fails with `error`, those of OPENS so many seconds later."""
+    """From `begins` on every call fails with `error`; the calls of OPENS fail `opens_s` seconds later."""
 
     def __init__(self, clock: ManualClock, error: str, opens_s: float) -> None:
         super().__init__(healthy())
         self._clock, self._error, self._opens_s = clock, error, opens_s
         self.begins = float("inf")
         self.denied = ""
-        self.keeps: frozenset[str] = frozenset()  # errors that the driver goes on to give
+        self.keeps: frozenset[str] = frozenset()  # errors that the driver continues to return
 
     def ask(self, call: str, *arguments: object) -> object:  # type: ignore[override]
         since = self._clock.monotonic() - self.begins
@@ -48,10 +48,10 @@ class Mute(Boards):
 @pytest.mark.parametrize("opens_s", [-1.0, 7.0, 20.0, 1e9])
 @pytest.mark.parametrize("interval_s", [0.25, 1.0])
 @pytest.mark.parametrize("error", ["NVML_ERROR_UNKNOWN", "NVML_ERROR_TIMEOUT", "NVML_ERROR_NO_PERMISSION"])
-def test_a_mute_gpu_stays_down(
+def test_a_mute_gpu_remains_down(
     error: str, interval_s: float, opens_s: float, answers_first: bool, keeps: frozenset[str]
 ) -> None:
-    """`keeps`: an old board, which supports little, goes on to say so while everything else fails."""
+    """`keeps`: an old board with few supported calls still returns these errors while every other call fails."""
     clock = ManualClock()
     boards = Mute(clock, error, opens_s)
     boards.keeps = keeps
@@ -70,9 +70,7 @@ def test_a_mute_gpu_stays_down(
         clock,
         interval_s,
         10.0,
-        snapshots.append,
-        lambda reason: None,
-        lambda: None,
+        LoopEvents(snapshots.append, lambda reason: None, lambda: None),
     )
     for _ in range(5 if answers_first else 0):
         loop._cycle()
@@ -83,13 +81,15 @@ def test_a_mute_gpu_stays_down(
         loop._cycle()
         clock.advance(interval_s)
     assert up == [True] * len(up)
-    expected_up = error == "NVML_ERROR_NO_PERMISSION" and not answers_first  # nobody may ask: no fault of the GPU
+    expected_up = (
+        error == "NVML_ERROR_NO_PERMISSION" and not answers_first
+    )  # missing permission: not a fault of the GPU
     if not expected_up:
         assert not any(each.up for each in snapshots[len(up) :])
 
 
-def test_a_board_with_little_to_answer_and_one_call_that_fails_is_up() -> None:
-    """As Jetson boards and vGPU guests: slow questions are not asked in each cycle."""
+def test_a_board_with_few_supported_calls_and_one_failing_call_is_up() -> None:
+    """As Jetson boards and vGPU guests: slow questions are not asked in every cycle."""
     refused = {call: "NVML_ERROR_NOT_SUPPORTED" for call in healthy().answers if call != "nvmlDeviceGetUUID"}
     kept = {call: healthy().answers[call] for call in ("nvmlDeviceGetName", "nvmlDeviceGetEnforcedPowerLimit")}
     board = Board({**healthy().answers, **refused, **kept, "nvmlDeviceGetMinorNumber": "NVML_ERROR_UNKNOWN"})
@@ -100,11 +100,11 @@ def test_a_board_with_little_to_answer_and_one_call_that_fails_is_up() -> None:
     for _ in range(60):
         up.append(sampler.sample().up)
         clock.advance(1.0)
-    assert up.count(False) <= 3, "while the one call is still asked in each cycle"
+    assert up.count(False) <= 3, "only while the failing call is still asked in every cycle"
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"])
-def test_a_permission_that_is_missing_hides_no_mute_gpu(call: str) -> None:
+def test_a_missing_permission_hides_no_mute_gpu(call: str) -> None:
     clock = ManualClock()
     boards = Mute(clock, "NVML_ERROR_UNKNOWN", 1e9)
     boards.begins = 0.0

@@ -1,4 +1,4 @@
-"""What single processes did: periods end to end, and no entry that cannot be true."""
+"""Per-process utilization: consecutive periods, without implausible entries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device, ProcessUtilization
 from gpu_exporter.model.readings import ProcessPeriod, ProcessShare
-from gpu_exporter.sampling.process_periods import LEAST, TOO_LONG, UNSUPPORTED, ProcessPeriods
+from gpu_exporter.sampling.activity.process_periods import LEAST, TOO_LONG, UNSUPPORTED, ProcessPeriods
 
 WALL = 1_700_000_000.0  # at monotonic 0
 
 
 class Told(Device):
-    """A device that says this of its processes."""
+    """A device with scripted process utilization."""
 
     def __init__(self) -> None:
         self.entries: Sequence[ProcessUtilization] | DeviceError = ()
@@ -57,7 +57,7 @@ def entry(pid: int, at: float, ratio: float = 0.5, is_active: bool = True) -> Pr
     return ProcessUtilization(pid, WALL + at, ratio, is_active)
 
 
-def test_periods_lie_end_to_end_as_far_as_the_ring_has_told(told: Told, reader: Reader) -> None:
+def test_process_periods_are_consecutive_up_to_the_newest_ring_entry(told: Told, reader: Reader) -> None:
     assert reader.read(10.0) is None
     told.entries = [entry(7, 14.5)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(7, 0.5, 14.5),))
@@ -72,11 +72,11 @@ def test_periods_lie_end_to_end_as_far_as_the_ring_has_told(told: Told, reader: 
     [
         entry(0, 14.0),
         entry(2_000_000_007, 14.0),
-        entry(7, 10.0),  # told before
+        entry(7, 10.0),  # reported before
         entry(7, 9.0),
     ],
 )
-def test_an_entry_that_cannot_be_true_is_none(told: Told, reader: Reader, wrong: ProcessUtilization) -> None:
+def test_an_implausible_entry_of_a_process_is_discarded(told: Told, reader: Reader, wrong: ProcessUtilization) -> None:
     reader.read(10.0)
     told.entries = [wrong] * 50 + [entry(8, 15.5)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(8, 0.5, 15.5),))
@@ -85,35 +85,35 @@ def test_an_entry_that_cannot_be_true_is_none(told: Told, reader: Reader, wrong:
 @pytest.mark.parametrize(
     "wrong", [entry(7, 14.0, 42_949_672.95), entry(7, 14.0, 1.01), entry(7, 14.0, -0.5), entry(7, 16.5)]
 )
-def test_a_process_whose_number_cannot_be_true_was_listed_all_the_same(
+def test_a_process_with_an_implausible_share_still_counts_as_listed(
     told: Told, reader: Reader, wrong: ProcessUtilization
 ) -> None:
-    """It did something, so its holder is not idle beside the others."""
+    """The process worked, so its holder is not idle."""
     reader.read(10.0)
     told.entries = [wrong] * 50 + [entry(8, 15.5)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(8, 0.5, 15.5), ProcessShare(7, LEAST, 15.0)))
 
 
-def test_a_process_that_is_listed_with_nothing_but_zeros_has_no_share(told: Told, reader: Reader) -> None:
-    """The driver is to list those alone that worked: what this one did is not known."""
+def test_a_process_that_is_listed_with_zeros_only_has_no_share(told: Told, reader: Reader) -> None:
+    """The driver should list only processes that worked: the work of this one is unknown."""
     reader.read(10.0)
     told.entries = [entry(7, 14.0, 0.0, is_active=False), entry(8, 15.0, 0.0, is_active=False), entry(8, 14.0)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(7, None, 14.0), ProcessShare(8, 0.25, 15.0)))
 
 
-def test_a_process_that_is_listed_has_worked_however_little(told: Told, reader: Reader) -> None:
+def test_a_listed_process_has_worked_even_if_its_share_rounds_to_zero(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     told.entries = [entry(7, 12.0, 0.0)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(7, LEAST, 12.0),))
 
 
-def test_several_entries_of_a_process_are_their_mean(told: Told, reader: Reader) -> None:
+def test_the_share_of_a_process_with_several_entries_is_their_mean(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     told.entries = [entry(7, 12.0, 0.25), entry(7, 14.0, 0.75)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(7, 0.5, 14.0),))
 
 
-def test_what_the_driver_does_not_tell_is_said(told: Told, reader: Reader) -> None:
+def test_the_reason_for_missing_process_utilization_is_reported(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     told.entries = NotSupported("nvmlDeviceGetProcessUtilization", "NVML_ERROR_NOT_SUPPORTED")
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, problem=UNSUPPORTED)
@@ -126,21 +126,21 @@ def test_what_the_driver_does_not_tell_is_said(told: Told, reader: Reader) -> No
         reader.read(25.0)
 
 
-def test_a_period_that_is_longer_than_what_the_driver_keeps_is_not_known(told: Told, reader: Reader) -> None:
+def test_a_period_longer_than_the_drivers_buffer_is_unknown(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     assert reader.read(25.5) == ProcessPeriod(10.0, 25.5, problem=TOO_LONG)
     assert told.asked == []
     assert reader.read(40.5) is not None and told.asked == [25.5]
 
 
-def test_after_a_pause_the_first_period_begins_anew(told: Told, reader: Reader) -> None:
+def test_after_a_pause_a_new_process_period_begins(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     reader.periods.forget()
     assert reader.read(15.0) is None
     assert reader.read(20.0) == ProcessPeriod(15.0, 20.0)
 
 
-def test_a_wall_clock_that_was_set_back_begins_anew(told: Told, reader: Reader) -> None:
+def test_after_the_wall_clock_was_set_back_a_new_process_period_begins(told: Told, reader: Reader) -> None:
     reader.read(10.0)
     assert reader.read(15.0, wall=WALL - 3600) is None
     assert reader.read(20.0, wall=WALL - 3600) == ProcessPeriod(15.0, 20.0)

@@ -1,4 +1,4 @@
-"""`--once` reads each GPU in a thread of its own: what goes wrong with one costs that one, and is said."""
+"""`--once` reads each GPU in its own thread: an error of one GPU affects only this GPU, and is reported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.sampling.reader import Reader, Readers
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 LOST = {**GPU, "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}
@@ -21,12 +21,12 @@ WITHIN_S = 20.0
 
 
 def read(gpus: list[dict[str, object]], broken: int | None = None) -> list[Reader]:
-    """A reader for each GPU, ended. `broken`: position of one whose reading raises what nobody foresaw."""
+    """A reader for each GPU, after its end. `broken`: position of a GPU whose reading raises an unforeseen error."""
     clock = SystemClock()
 
     def make_sampler(device: Device) -> DeviceSampler:
         if device.identity.index == broken:
-            raise TypeError("a driver's answer that nobody thought of")
+            raise TypeError("an unforeseen answer of the driver")
         return DeviceSampler(device, registry.ALL, clock, ActivityRules(1.0, 3, 0.3, 0.25))
 
     backend = SimulatedBackend(ScenarioTime(parse_scenario({"gpus": gpus}), clock))
@@ -36,7 +36,7 @@ def read(gpus: list[dict[str, object]], broken: int | None = None) -> list[Reade
     return readers
 
 
-def test_a_fault_of_ours_costs_one_gpu_and_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_exporter_affects_one_gpu_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     unseen: list[object] = []
     monkeypatch.setattr(threading, "excepthook", unseen.append)
     first, second, third = read([GPU, GPU, GPU], broken=1)
@@ -45,7 +45,7 @@ def test_a_fault_of_ours_costs_one_gpu_and_has_a_name(monkeypatch: pytest.Monkey
     assert (second.snapshot, second.error, unseen) == (None, "unforeseen TypeError", [])
 
 
-def test_a_lost_gpu_costs_itself_and_is_counted() -> None:
+def test_a_lost_gpu_affects_no_other_gpu_and_is_counted() -> None:
     lost, other = read([LOST, GPU])
     assert other.snapshot is not None and other.snapshot.up
     assert lost.snapshot is None or not lost.snapshot.up

@@ -1,4 +1,4 @@
-"""Every repetition is in exactly one line, and no subject has two lines within a minute."""
+"""Every repetition is counted in exactly one line, and no subject has two lines within a minute."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.sampling.repeats import MAX_SUBJECTS, QUIET_S, Repeats
+from gpu_exporter.sampling.activity.repeats import MAX_SUBJECTS, QUIET_S, Repeats
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 90)), max_size=60))
-def test_each_repetition_is_in_one_line_and_lines_are_a_minute_apart(happened: list[tuple[str, int]]) -> None:
+def test_each_repetition_is_counted_in_one_line_and_lines_are_a_minute_apart(happened: list[tuple[str, int]]) -> None:
     clock = ManualClock()
     repeats: Repeats[str] = Repeats(clock)
     lines: dict[str, list[float]] = {"a": [], "b": []}
@@ -38,7 +38,7 @@ def test_each_repetition_is_in_one_line_and_lines_are_a_minute_apart(happened: l
         assert all(later - earlier >= QUIET_S for earlier, later in pairwise(at))
 
 
-def test_the_first_time_is_logged_at_once_and_again_after_a_quiet_minute() -> None:
+def test_a_subject_is_logged_at_once_and_again_after_a_quiet_minute() -> None:
     clock = ManualClock()
     repeats: Repeats[str] = Repeats(clock)
     assert repeats.is_due("a")
@@ -50,7 +50,7 @@ def test_the_first_time_is_logged_at_once_and_again_after_a_quiet_minute() -> No
     assert repeats.is_due("a")
 
 
-def test_a_flood_of_subjects_is_bounded() -> None:
+def test_the_number_of_logged_subjects_is_limited() -> None:
     clock = ManualClock()
     repeats: Repeats[int] = Repeats(clock)
     assert sum(repeats.is_due(subject) for subject in range(3 * MAX_SUBJECTS)) == MAX_SUBJECTS

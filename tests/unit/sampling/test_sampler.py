@@ -1,4 +1,4 @@
-"""One cycle over one device: failures cost the smallest part."""
+"""One cycle over one device: a failure affects as little as possible."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess
-from gpu_exporter.sampling.loop import DeviceLoop
+from gpu_exporter.sampling.activity.witnesses import ActivityRules
+from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.sampling.reader import GPM_WINDOW_S
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
 
@@ -30,7 +30,7 @@ def make(faults: list[dict], clock: ManualClock | SystemClock, **gpu: object) ->
     return DeviceSampler(SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), registry.ALL, clock, RULES)
 
 
-def test_a_failed_call_costs_its_field_and_is_counted() -> None:
+def test_a_failed_call_affects_only_its_field_and_is_counted() -> None:
     clock = ManualClock()
     sampler = make([{"at": 0, "call": "nvmlDeviceGetTemperature", "error": "NVML_ERROR_UNKNOWN"}], clock)
     clock.advance(5)
@@ -43,7 +43,7 @@ def test_a_failed_call_costs_its_field_and_is_counted() -> None:
     assert {o.name for o in snapshot.outcomes if not o.success} == {"thermal"}
 
 
-def test_what_the_hardware_does_not_tell_is_absent_and_no_error() -> None:
+def test_a_value_that_the_hardware_does_not_report_is_absent_without_an_error() -> None:
     clock = ManualClock()
     sampler = make(
         [{"at": 0, "call": "nvmlDeviceGetTotalEnergyConsumption", "error": "NVML_ERROR_NOT_SUPPORTED"}], clock
@@ -55,7 +55,7 @@ def test_what_the_hardware_does_not_tell_is_absent_and_no_error() -> None:
     assert all(outcome.success for outcome in snapshot.outcomes)
 
 
-def test_failed_utilization_is_no_activity_and_never_zero() -> None:
+def test_a_failed_utilization_is_unknown_activity_and_never_zero() -> None:
     clock = ManualClock()
     faults = [
         {"at": 10, "call": call, "error": "NVML_ERROR_UNKNOWN"}
@@ -67,13 +67,13 @@ def test_failed_utilization_is_no_activity_and_never_zero() -> None:
     clock.advance(6)
     snapshot = sampler.sample()
     assert value(snapshot, "gpu_utilization_ratio") is None
-    assert snapshot.activity is not None  # the power draw still shows that it lives, which books no time
+    assert snapshot.activity is not None  # the power draw still shows activity, but books no time
     assert snapshot.activity.witnesses == 0
     assert all(span.start == span.end and span.other for span in snapshot.activity.spans)
 
 
-def test_a_rate_that_is_no_share_is_no_measurement_and_contradicts_zeros() -> None:
-    """Seen with zombie processes: 255 percent, while the ring says 0."""
+def test_an_invalid_rate_is_discarded_and_contradicts_zeros() -> None:
+    """Seen with zombie processes: 255 percent, while the ring reads 0."""
     clock = ManualClock()
     sampler = make([], clock, load={"kind": "constant", "value": 0})
     sampler.device.read_utilization = lambda: Rates(2.55, None)  # type: ignore[method-assign]
@@ -86,7 +86,7 @@ def test_a_rate_that_is_no_share_is_no_measurement_and_contradicts_zeros() -> No
     assert sampler.error_counts["nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE"] == 5
 
 
-def test_a_lost_gpu_gives_nothing_but_its_identity_and_comes_back() -> None:
+def test_a_lost_gpu_has_only_its_identity_until_it_comes_back() -> None:
     clock = ManualClock()
     sampler = make([{"at": 10, "for": 10, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}], clock)
     clock.advance(5)
@@ -99,7 +99,7 @@ def test_a_lost_gpu_gives_nothing_but_its_identity_and_comes_back() -> None:
     assert sampler.sample().up
 
 
-def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists() -> None:
+def test_mig_instances_have_no_values_of_the_board_and_the_board_has_no_utilization() -> None:
     clock = ManualClock()
     sampler = make([], clock, mig=[{"profile": "3g.40gb", "load": {"kind": "constant", "value": 0.5}}])
     clock.advance(5)
@@ -107,7 +107,7 @@ def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists(
     clock.advance(1)
     snapshot = sampler.sample()
     assert value(snapshot, "gpu_utilization_ratio") is None
-    assert snapshot.activity is not None  # GPM tells of the board that it lives; that books no time for the board
+    assert snapshot.activity is not None  # GPM shows activity of the board, but books no time for the board
     assert snapshot.activity.witnesses == 0
     assert all(span.start == span.end for span in snapshot.activity.spans)
     (instance,) = snapshot.instances
@@ -147,17 +147,17 @@ def make_loop(
     deadline_s: float,
     deliver: Callable[[DeviceSnapshot], None],
 ) -> tuple[DeviceLoop, threading.Event]:
-    """A loop, and what it sets when its first cycle has ended."""
+    """A loop, and the event that it sets after its first cycle."""
 
     def changed(reason: str) -> None:
         raise AssertionError(reason)
 
     first = threading.Event()
-    rest = (clock, interval_s, deadline_s, deliver, changed, first.set)
-    return DeviceLoop(0, lambda _: sampler.device, lambda _: sampler, *rest), first
+    events = LoopEvents(deliver, changed, first.set)
+    return DeviceLoop(0, lambda _: sampler.device, lambda _: sampler, clock, interval_s, deadline_s, events), first
 
 
-def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> None:
+def test_a_hung_call_is_reported_while_it_hangs_and_the_loop_continues_after_it() -> None:
     clock = SystemClock()
     sampler = make([{"at": 0, "for": 0.2, "call": "nvmlDeviceGetPowerUsage", "hang_ms": 600}], clock)
     seen: list[DeviceSnapshot] = []
@@ -183,8 +183,8 @@ def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> N
     assert loop.join(2.0)
 
 
-def test_the_second_cycle_follows_at_once_and_the_rest_as_the_device_allows() -> None:
-    """GPM compares two moments: so the first scrapes have it."""
+def test_the_second_cycle_follows_at_once_and_later_cycles_as_the_device_allows() -> None:
+    """GPM compares two moments, so the first scrapes have GPM values."""
     begun: list[float] = []
     clock = ManualClock()
     sampler = make([], clock)
@@ -207,7 +207,7 @@ def test_the_second_cycle_follows_at_once_and_the_rest_as_the_device_allows() ->
     assert [round(later - earlier, 3) for earlier, later in pairwise(begun)] == [GPM_WINDOW_S, 2.0, 2.0, 5.0, 5.0]
 
 
-def test_a_fault_of_ours_does_not_end_the_loop() -> None:
+def test_a_bug_in_the_exporter_does_not_end_the_sampling_loop() -> None:
     clock = SystemClock()
     sampler = make([], clock)
     broken = [True]
@@ -229,7 +229,7 @@ def test_a_fault_of_ours_does_not_end_the_loop() -> None:
     assert sampler.error_counts["cycle", "ZeroDivisionError"] == 1
 
 
-def test_the_list_of_processes_stands_with_its_time_until_the_next_and_ends_with_a_failure() -> None:
+def test_a_process_list_is_kept_with_its_time_until_the_next_list_or_a_failure() -> None:
     clock = ManualClock()
     answers: list[Processes | DeviceError] = [
         Processes(1, 0, (GpuProcess(4711),)),

@@ -1,4 +1,4 @@
-"""A utilization that stands at 100 % at rest is no evidence; a GPU that works is believed, whatever its clocks."""
+"""A utilization of 100 % at rest is no evidence; the utilization of a working GPU is valid at any clock speed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.sampling.activity.stuck import LASTS_S
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.stuck import LASTS_S
 
 STUCK: dict[str, Any] = {
     "nvmlDeviceGetUtilizationRates": [100, 1],
@@ -37,11 +37,13 @@ def last(seconds: float, **changes: Any) -> DeviceSnapshot:
     return snapshot
 
 
-def test_a_counter_that_is_stuck_says_nothing_after_a_minute() -> None:
+def test_a_stuck_utilization_counter_is_ignored_after_a_minute() -> None:
     before = last(LASTS_S - 2)
     assert before.contradiction == "" and before.activity is not None and before.activity.spans
     after = last(LASTS_S + 6)
-    assert after.contradiction == "the driver says 100 % at rest (P8, 8 W) and lists no process: the counter is stuck"
+    assert (
+        after.contradiction == "the driver reports 100 % at rest (P8, 8 W) and lists no process: the counter is stuck"
+    )
     assert after.activity is None and after.up
 
 
@@ -50,14 +52,14 @@ def test_a_counter_that_is_stuck_says_nothing_after_a_minute() -> None:
     [
         {"nvmlDeviceGetComputeRunningProcesses_v3": 1},
         {"nvmlDeviceGetGraphicsRunningProcesses_v3": 1},
-        {"nvmlDeviceGetComputeRunningProcesses_v3": "NVML_ERROR_UNKNOWN"},  # none is not known
+        {"nvmlDeviceGetComputeRunningProcesses_v3": "NVML_ERROR_UNKNOWN"},  # it is unknown whether there is a process
         {"nvmlDeviceGetPowerUsage": 60000},
         {"nvmlDeviceGetPerformanceState": 0},
         {"nvmlDeviceGetPerformanceState": "NVML_ERROR_NOT_SUPPORTED"},
         {"nvmlDeviceGetUtilizationRates": [60, 1]},
     ],
 )
-def test_a_gpu_that_may_work_is_believed(changes: dict[str, Any]) -> None:
+def test_the_utilization_of_a_gpu_that_may_work_is_used(changes: dict[str, Any]) -> None:
     snapshot = last(LASTS_S + 10, **changes)
     assert snapshot.contradiction == ""
     assert snapshot.activity is not None and snapshot.activity.spans

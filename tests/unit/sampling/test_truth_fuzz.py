@@ -1,9 +1,9 @@
-"""From the truth of a device to the ledger's books, through a driver and clocks that misbehave.
+"""Compares the ledger's books with the truth of a device, although driver and clocks misbehave.
 
-Each run draws a board, a driver with its faults, and some minutes of work; the real sampler and the real ledger book
-it. Two claims: idle time never overlaps true work by more than BOUND a piece of work, and a board that rests is found
-idle again once the faults are over. The seed is fresh in each run and printed; GPU_EXPORTER_FUZZ_SEED repeats one,
-GPU_EXPORTER_FUZZ_RUNS sets how many.
+Each run draws a board, a driver with faults, and some minutes of work; the real sampler and the real ledger book the
+work. Two claims: idle time overlaps true work by at most BOUND per piece of work, and after the faults are over, a
+resting board is found idle again. Every run prints its new seed; GPU_EXPORTER_FUZZ_SEED repeats a run, and
+GPU_EXPORTER_FUZZ_RUNS sets the number of runs.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.model.metrics import Sample
 from gpu_exporter.model.readings import Activity
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.driver_ring import LATENESS, UNWATCHED_MAX_S
-from gpu_exporter.sampling.gpm_trust import APART_MAX_S
+from gpu_exporter.sampling.activity.driver_ring import LATENESS, UNWATCHED_MAX_S
+from gpu_exporter.sampling.activity.gpm_trust import APART_MAX_S
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 SEED = int(os.environ.get("GPU_EXPORTER_FUZZ_SEED", "0")) or secrets.randbits(32)
 RUNS = int(os.environ.get("GPU_EXPORTER_FUZZ_RUNS", "96"))
-REST_S = 170.0  # at the end, without faults: more than the two minutes in which a ring is not believed after a clock went back
-JUDGED_S = 40.0  # of that rest
-STEP_S = 0.05  # how finely time passes for the driver
+REST_S = 170.0  # at the end, without faults: more than the two minutes for which a ring is ignored after a clock was set back
+JUDGED_S = 40.0  # the last part of that rest
+STEP_S = 0.05  # time step of the driver
 
 
 def bound(driver: Driver, kind: str) -> float:
     """How much idle time may overlap one piece of work of this kind, in seconds (docs/decisions/0010)."""
     clocks = 2 * (abs(driver.clock_lead_s) + driver.stamp_jitter_s + UNWATCHED_MAX_S)
     if driver.source == "mig":
-        # GPM compares what it says it does. Where it lies, the mean power of a second has to become clear: a third of
-        # it at each end, and what a slow cycle leaves between the two.
+        # GPM's own work time is compared. If GPM lies, the mean power of a second must become clear: a third of it at
+        # each end, and the rest of a slow cycle between the two.
         return 0.6 + APART_MAX_S if driver.gpm_lies == "zero" else clocks
-    late = 2 * (LATENESS - 1.0)  # periods, engines and cycles that come a tenth late, at each end
-    percent = 0.02  # what is less than a percent of a period reads 0, at each end
+    late = 2 * (LATENESS - 1.0)  # periods, engines and cycles may come a tenth late, at each end
+    percent = 0.02  # less than a percent of a period reads 0, at each end
     if driver.source == "ring" and not driver.clock_goes_back:
         return clocks + (late + percent) * (driver.period_s if kind == "kernel" else 1.0)
-    # A rate may stand for up to 1 s, and the driver does not say for which. A clock that went back leaves only that.
+    # A rate covers up to 1 s, but the driver does not report which. After a clock was set back, only the rate is left.
     return clocks + 2 * LATENESS + late
 
 
@@ -98,10 +98,10 @@ def draw_driver(random: Random, calm_from: float) -> Driver:
     )
 
 
-# Every other run has one fault for certain, on a board where nothing else gives the work away.
+# Every second run has one certain fault, on a board where no other value shows the work.
 BARE = {"has_gpm": False, "has_energy": False, "kernels_draw_power": False, "gpm_lies": "", "lies": ()}
 MIG = {"source": "mig", "has_gpm": True, "lies": ((20.0, 55.0),)}
-# A driver that keeps everything: one cycle each five seconds.
+# A driver that buffers everything: one cycle every five seconds.
 LONG_CYCLES = {
     **BARE,
     "source": "ring",
@@ -126,7 +126,7 @@ FOCUS: tuple[dict[str, object], ...] = (
 
 @dataclass
 class Books:
-    """What the ledger books as idle, with where it lies."""
+    """The time that the ledger books as idle, with its position."""
 
     ledger: Ledger
     idle: list[tuple[float, float]] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Books:
 
 
 def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDevice, Books, list[str], float]:
-    """One run: the device, the books, GPM zeros that were published in the middle of work, the share of long cycles."""
+    """One run: the device, the books, GPM zeros published during work, and the share of long cycles."""
     calm_from = random.uniform(60.0, 150.0)
     driver = draw_driver(random, calm_from)._replace(**(focus or {}))  # type: ignore[arg-type]
     clock, settings = ManualClock(), Settings()
@@ -170,11 +170,11 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
         return answer(call, value)
 
     device._answer = slow_answer  # type: ignore[method-assign]
-    end: float | None = None  # a step of the clock, or a gap, of before the rest is seen by its first reading
+    end: float | None = None  # the first reading of the rest still sees an earlier clock step or gap
     while end is None or device.now() < end:
         if device.chance(0.02):
             steps = (-3600.0, -7.0, -1.5) if driver.clock_goes_back else ()
-            clock.step_wall(random.choice((1.5, 7.0, 3600.0, *steps)))  # less than a second is not seen as a step
+            clock.step_wall(random.choice((1.5, 7.0, 3600.0, *steps)))  # less than a second is not detected as a step
         gap = device.chance(0.02)
         pass_time(random.uniform(2.0, 70.0) if gap else random.uniform(0.85, 1.15) * sampler.interval_s)
         device.gpm_windows.clear()
@@ -194,7 +194,7 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
 
 
 def published_zeros(device: TrueDevice, *groups: Sequence[Sample]) -> list[str]:
-    """GPM ratios of 0 of a window within lasting work that draws power, so that another witness is sure to show it."""
+    """GPM ratios of 0 for a window within lasting work that draws power, so that another witness certainly shows it."""
     windows = {
         f"gpu_{'mig_' if subject else ''}graphics_active_ratio": window
         for subject, window in device.gpm_windows.items()

@@ -1,4 +1,4 @@
-"""Idleness rests on witnesses: each alone denies it, and one that cannot be read is not counted."""
+"""Witnesses of idleness: each witness alone can contradict it, and a witness that cannot be read is not counted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import UnitTotals
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.activity import ActivityReader, instance_activity
+from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
+from gpu_exporter.sampling.activity.witnesses import Moment, Witnesses, active_names
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import Moment, Witnesses, active_names
 
 ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")
 WITNESSES = (*ENGINES, "gpm_graphics", "gpm_sm", "pcie", "nvlink", "power")
-# Calls without which a witness is mute, and how many are left.
+# Calls that a witness needs, and the number of witnesses left without them.
 MUTE = {
     "encoder": (["nvmlDeviceGetEncoderUtilization"], 9),
     "decoder": (["nvmlDeviceGetDecoderUtilization"], 9),
@@ -40,7 +40,7 @@ MUTE = {
 
 
 def run(**gpu: Any) -> UnitTotals:
-    """A minute of an H100 at utilization 0, read each second."""
+    """The totals of a minute of an H100 at utilization 0, read every second."""
     clock, settings = ManualClock(), Settings()
     scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
@@ -54,14 +54,14 @@ def run(**gpu: Any) -> UnitTotals:
     return totals
 
 
-def test_with_every_witness_quiet_the_time_is_idle() -> None:
+def test_if_every_witness_is_quiet_the_time_is_idle() -> None:
     totals = run()
     assert totals.witnesses == ALL_WITNESSES
     assert totals.idle_s == totals.observed_s > 55.0
 
 
-def test_memory_that_stays_used_is_no_witness() -> None:
-    """On GH200 the operating system keeps pages in the GPU's memory when the program has gone."""
+def test_memory_that_remains_used_is_not_a_witness() -> None:
+    """On GH200 the operating system keeps pages in the GPU's memory after the program has ended."""
     totals = run(model="GH200", kept_gib=20)
     assert totals.idle_s == totals.observed_s > 55.0
 
@@ -83,8 +83,8 @@ def test_a_witness_that_cannot_be_read_is_not_counted(witness: str) -> None:
     assert run(faults=faults).witnesses == left
 
 
-# Noise below the floors: a thousandth of the time, a trickle over the links, a few watts. Engines have none: they are
-# reported in whole percent, and any is work.
+# Noise below the floors: a thousandth of the time, a little traffic over the links, a few watts. Engines have no noise:
+# they are reported in whole percent, and any value above 0 is work.
 NOISE = {
     "graphics": 0.0008,
     "sm": 0.0008,
@@ -95,14 +95,14 @@ NOISE = {
 
 
 @pytest.mark.parametrize("witness", NOISE)
-def test_what_a_board_at_rest_does_is_no_activity(witness: str) -> None:
+def test_the_noise_of_a_board_at_rest_is_no_activity(witness: str) -> None:
     totals = run(**{witness: {"kind": "constant", "value": NOISE[witness]}})
     assert totals.other_s == {}
     assert totals.idle_s == totals.observed_s > 55.0
 
 
-def test_memory_that_is_read_while_nobody_uses_the_board_does_not_keep_it_from_being_idle() -> None:
-    """NVIDIA/DCGM#65: a positive value for ever. Of an instance it counts, which has no witness besides GPM."""
+def test_a_lasting_gpm_value_of_unused_memory_does_not_prevent_idleness() -> None:
+    """NVIDIA/DCGM#65: the value remains above 0. On an instance it counts, since GPM is its only witness."""
     witnesses = Witnesses(RULES)
     reading = QUIET._replace(tensor=0.2, dram=0.3, engines=0.2)
     assert active_names(witnesses.observe(Moment(reading))) == ()
@@ -118,10 +118,10 @@ def test_memory_that_is_read_while_nobody_uses_the_board_does_not_keep_it_from_b
     [("gpm_graphics", 0.002), ("gpm_sm", 0.002), ("pcie", 20e6), ("nvlink", 2e6)],
 )
 @pytest.mark.parametrize("span_s", [0.1, 1.0, 5.0])
-def test_what_was_done_in_one_second_of_a_long_cycle_is_seen_in_its_mean(
+def test_work_of_one_second_in_a_long_cycle_is_detected_in_the_mean(
     witness: str, of_a_second: float, span_s: float
 ) -> None:
-    """A longer window thins short work out below the floors; a shorter one says no more than it saw."""
+    """A longer window thins short work out below the floors; a shorter window is used as it is."""
     field = witness.removeprefix("gpm_")
     for work, seen in ((of_a_second, (witness,)), (of_a_second / 4, ())):
         mean = work / max(1.0, span_s)
@@ -134,7 +134,7 @@ QUIET = Gpm(1.0, graphics=0.0, sm=0.0, occupancy=0.0, tensor=0.0, dram=0.0, pcie
 RULES = activity_rules(Settings())
 
 
-def test_an_instance_with_every_witness_quiet_is_idle() -> None:
+def test_an_instance_is_idle_if_every_witness_is_quiet() -> None:
     assert instance_activity(UNIT, QUIET, 100.0, RULES, Witnesses(RULES)) == Activity(
         UNIT, (Span(99.0, 100.0, 0.0),), 7
     )
@@ -154,29 +154,35 @@ def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
         (
             QUIET._replace(graphics=0.9, span_s=40.0),
             (Span(100.0, 100.0, 0.9, ("gpm_graphics",)),),
-        ),  # too long, yet a sign of life
+        ),  # too long, but still a sign of activity
         (QUIET._replace(span_s=40.0), ()),
         (QUIET._replace(graphics=None, sm=0.9), (Span(100.0, 100.0, 0.0, ("gpm_sm",)),)),
         (QUIET._replace(graphics=None), ()),
-        (QUIET._replace(missing=True), ()),  # quiet, but one of them was not reported
+        (QUIET._replace(missing=True), ()),  # quiet, but one value was not reported
         (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5),)),
-        (QUIET._replace(dram=0.5, missing=True), (Span(99.0, 100.0, 0.0, ("gpm_dram",)),)),  # one that works is enough
+        (
+            QUIET._replace(dram=0.5, missing=True),
+            (Span(99.0, 100.0, 0.0, ("gpm_dram",)),),
+        ),  # one active witness is enough
         (QUIET._replace(span_s=3.0), (Span(97.0, 100.0, 0.0),)),
         (QUIET._replace(graphics=0.0008), (Span(99.0, 100.0, 0.0),)),  # noise
-        (QUIET._replace(graphics=0.001, pcie=10e6, nvlink=1e6), (Span(99.0, 100.0, 0.0),)),  # the last of it
+        (
+            QUIET._replace(graphics=0.001, pcie=10e6, nvlink=1e6),
+            (Span(99.0, 100.0, 0.0),),
+        ),  # the highest value that is still noise
     ],
 )
-def test_what_a_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
+def test_the_spans_that_a_gpm_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
     assert instance_activity(UNIT, gpm, 100.0, RULES, Witnesses(RULES)).spans == spans
 
 
-def test_without_the_share_of_the_engine_nothing_counts_as_witness() -> None:
+def test_without_graphics_activity_an_instance_has_no_witnesses() -> None:
     assert instance_activity(UNIT, QUIET._replace(graphics=None, sm=0.9), 100.0, RULES, Witnesses(RULES)).witnesses == 0
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "jpeg", "ofa"])
 def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
-    """Through the sampler, with the engines that GPM tells of instances alone."""
+    """Runs the sampler, with engine values that only GPM reports for instances."""
     instance = {"profile": "1g.10gb", part: {"kind": "constant", "value": 0.3}}
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [instance]}]})
@@ -189,8 +195,8 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
     assert [(span.ratio, span.other) for span in reading.activity.spans] == [(0.0, ("gpm_engines",))]
 
 
-def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
-    """The sample may be of the call's beginning: work that began since would fall into a window called quiet."""
+def test_a_gpm_window_with_a_slow_read_proves_no_idleness() -> None:
+    """The sample may be from the beginning of the call: work that began later would count as part of a quiet window."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]})
     stage = ScenarioTime(scenario, clock)
@@ -199,7 +205,7 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
 
     def read_gpm(*arguments: Any, **more: Any) -> Gpm | None:
         gpm = original(*arguments, **more)
-        clock.advance(0.9 if slow and more else 0.0)  # of the instance alone
+        clock.advance(0.9 if slow and more else 0.0)  # only for the instance
         return gpm
 
     stage.read_gpm = read_gpm  # type: ignore[method-assign]
@@ -210,10 +216,10 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
         (reading,) = sampler.sample().instances
         assert reading.activity is not None or step == 0
         quiet.append(bool(reading.activity and reading.activity.spans))
-    assert quiet == [False, True, True, True, False, False, True]  # the fifth reaches back into the slow call
+    assert quiet == [False, True, True, True, False, False, True]  # the fifth window begins during the slow call
 
 
-# A witness that failed for a while, although it is available otherwise: the time is unknown, and never idle.
+# A witness that is normally available fails for a while: the time is unknown, and never idle.
 @pytest.mark.parametrize(
     "call",
     [
@@ -231,15 +237,15 @@ def test_a_witness_that_fails_makes_the_time_unknown(call: str) -> None:
     assert 5.0 < totals.idle_s < 10.0
 
 
-def test_a_call_that_never_worked_here_is_no_witness() -> None:
-    """Else one wrong answer of a driver would keep a healthy GPU from ever being idle."""
+def test_a_call_that_never_worked_here_is_not_a_witness() -> None:
+    """Otherwise one wrong answer of a driver would prevent a healthy GPU from ever being idle."""
     totals = run(faults=[{"at": 0, "call": "nvmlDeviceGetOfaUtilization", "error": "NVML_ERROR_UNKNOWN"}])
     assert totals.idle_s > 55.0
     assert totals.witnesses == ALL_WITNESSES - 1
 
 
-def test_a_ring_that_delivers_late_is_judged_by_what_was_seen_at_its_time() -> None:
-    """The driver hands out five seconds of zeros at once; the decoder worked in four of them."""
+def test_late_ring_entries_are_judged_by_the_witnesses_of_their_time() -> None:
+    """The driver delivers five seconds of zeros at once; the decoder worked in four of them."""
     reader = ActivityReader(UnitId("GPU-0"), RULES)
     wall, spans = 1_700_000_000.0, []
     for second in range(1, 21):
@@ -253,13 +259,15 @@ def test_a_ring_that_delivers_late_is_judged_by_what_was_seen_at_its_time() -> N
         activity = reader.read(cycle, float(second), wall + second)
         spans += [span for span in activity.spans if span.end > span.start] if activity else []
     idle = [span for span in spans if not span.other and span.ratio == 0.0]
-    assert 3.0 < sum(span.end - span.start for span in idle) <= 4.0  # the last second of each five, not of the first
+    assert (
+        3.0 < sum(span.end - span.start for span in idle) <= 4.0
+    )  # the last second of every five, except of the first five
     assert all((span.start + 0.01) % 5 >= 4.0 for span in idle)
     assert sum(span.end - span.start for span in spans if span.other) > 10.0
 
 
-def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
-    """A call that took long: the witnesses before it and after it speak of different times."""
+def test_a_slow_cycle_proves_no_idleness() -> None:
+    """After a slow call, the witnesses before it and after it cover different times."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100"}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
@@ -280,7 +288,7 @@ def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
     assert not idle[5]
 
 
-def test_what_is_read_after_the_last_witness_may_take_long() -> None:
+def test_reads_after_the_last_witness_may_take_long() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
@@ -320,7 +328,7 @@ def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
     assert f"the wall clock was stepped by {step:+.0f} s" in record.getMessage()
 
 
-def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
+def test_a_mute_gpu_is_down_even_if_values_are_remembered() -> None:
     clock = ManualClock()
     faults = [{"at": 5, "call": "*", "error": "NVML_ERROR_UNKNOWN"}]
     scenario = parse_scenario({"gpus": [{"model": "T4", "faults": faults}]})
@@ -336,8 +344,8 @@ def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
 @pytest.mark.parametrize(
     ("lead", "period"), [(0.0, 1 / 6), (-0.2, 1 / 6), (0.1, 1 / 6), (0.2, 1 / 6), (0.2, 1.0), (0.2, 0.2)]
 )
-def test_a_resting_gpu_is_idle_whatever_the_drivers_clock_says(lead: float, period: float) -> None:
-    """Ten minutes with cycles of unequal length; stamps of the ring lag or lead."""
+def test_a_resting_gpu_is_idle_for_any_offset_of_the_drivers_clock(lead: float, period: float) -> None:
+    """Ten minutes with cycles of different lengths; the stamps of the ring lag or lead."""
     reader, wall, idle, now, previous = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0, 0.0, 100.0, 0.0
     ring = [wall + lead + i * period for i in range(int(700 / period))]
     for step in range(600):
@@ -369,16 +377,16 @@ def test_a_reported_rate_of_work_contradicts_a_whole_ring_of_zeros() -> None:
     assert idle == 0.0
 
 
-def test_after_a_clock_that_went_back_old_zeros_are_not_read_again() -> None:
+def test_after_a_clock_was_set_back_old_zeros_are_not_read_again() -> None:
     reader, base = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0
     ring: list[UtilizationSample] = []
     idle = 0.0
     for second in range(1, 40):
-        wall = base + second - (10.0 if second >= 20 else 0.0)  # at 20 the clock goes back, and work begins
+        wall = base + second - (10.0 if second >= 20 else 0.0)  # at 20 the clock is set back, and work begins
         busy = 1.0 if second >= 20 else 0.0
         ring += [UtilizationSample(wall - 1 + i / 5, busy) for i in range(1, 6)]
         cycle = Cycle(None, {}, lambda: 0.0, Totals())  # type: ignore[arg-type]
-        cycle.utilization_at = float(second)  # and no reported rate that would contradict
+        cycle.utilization_at = float(second)  # without a reported rate that would contradict
         cycle.driver_samples = sorted(s for s in ring if s.wall > reader.samples_since.get("utilization", 0.0))
         activity = reader.read(cycle, float(second), wall)
         for span in activity.spans if activity and second >= 20 else ():

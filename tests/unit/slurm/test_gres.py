@@ -30,12 +30,12 @@ from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
         ("gpu:4(IDX:0-3),nic:2(IDX:0,2),nic:(null):0(IDX:N/A)", Gres((0, 1, 2, 3))),
         ("craynetwork:2,gpu:h100:1(IDX:3)", Gres((3,))),
         ("gpu:h100:2,gpu:a100:3,gpu:v100:1(IDX:5)", Gres((5,), 5)),
-        ("gpu", Gres((), 1)),  # a count that is left out is one, as Slurm reads it
+        ("gpu", Gres((), 1)),  # a missing count means one, as in Slurm
         ("gpu:h100,gpu:a100(IDX:1)", Gres((1,), 1)),
         ("shard", Gres((), 0, (), "shard")),
     ],
 )
-def test_gres_lists(text: str, expected: Gres) -> None:
+def test_gres_lists_are_read(text: str, expected: Gres) -> None:
     assert parse_gres(text) == expected
 
 
@@ -70,5 +70,5 @@ def test_any_gres_text_gives_numbers_or_a_value_error(text: str) -> None:
         (["gpu:1(IDX:0)", "shard:2"], None),
     ],
 )
-def test_a_job_has_as_many_gpus_as_it_has_devices(texts: list[str], devices: int | None) -> None:
+def test_the_number_of_a_jobs_gpus_is_its_number_of_devices(texts: list[str], devices: int | None) -> None:
     assert add_devices(map(parse_gres, texts)) == devices

@@ -21,20 +21,20 @@ from gpu_exporter.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges
         ("/dev/nvidia[2-3],/dev/nvidia0", ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0"]),
     ],
 )
-def test_names_in_their_order(text: str, expected: list[str]) -> None:
+def test_names_are_listed_in_their_order(text: str, expected: list[str]) -> None:
     assert parse_names(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["n[0-2", "n0-2]", "n[[0]]", "n[a]", "n[3-1]", "n[]", "n[0-99999999]", "n[0-999]m[0-999]"]
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_names(text)
 
 
 @given(st.text(alphabet="n[]0123456789,-/ \\", max_size=60))
-def test_any_text_gives_a_bounded_list_or_a_value_error(text: str) -> None:
+def test_any_text_gives_a_list_of_limited_size_or_a_value_error(text: str) -> None:
     try:
         names = parse_names(text)
     except ValueError:
@@ -44,7 +44,7 @@ def test_any_text_gives_a_bounded_list_or_a_value_error(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, unique=True))
-def test_ranges_read_back(numbers: list[int]) -> None:
+def test_rendered_ranges_are_read_back(numbers: list[int]) -> None:
     assert parse_ranges(",".join(map(str, numbers))) == numbers
 
 
@@ -64,13 +64,13 @@ def test_ranges_read_back(numbers: list[int]) -> None:
         ),
     ],
 )
-def test_each_bound_and_fault_is_named(text: str, error: str) -> None:
+def test_the_error_names_the_exceeded_limit_or_the_fault(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_names(text)
     assert str(caught.value) == error
 
 
-def test_as_many_names_as_the_bound_are_a_list() -> None:
+def test_a_list_may_have_as_many_names_as_the_limit() -> None:
     assert len(parse_names(f"n[0-{MAX_NAMES - 1}]")) == MAX_NAMES
     assert len(parse_names("n[0-255]m[0-255]")) == MAX_NAMES
     assert parse_names(f"n[{MAX_NAMES}-{MAX_NAMES + 1}]") == [f"n{MAX_NAMES}", f"n{MAX_NAMES + 1}"]

@@ -1,4 +1,4 @@
-"""What `top` reads of nodes: addresses, answers, and answers that are none."""
+"""`top` reads nodes: addresses, answers, and malformed answers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ STATUS = {"rows": [ROW], "driver_up": True, "driver_error": "", "attribution": [
         ("http://ada:secret@gpu-1:9836", "http://ada:secret@gpu-1:9836/api/v1/status", "gpu-1"),
     ],
 )
-def test_a_node_is_named_as_people_do(text: str, url: str, name: str) -> None:
+def test_a_node_is_named_by_its_host_and_an_unusual_port(text: str, url: str, name: str) -> None:
     assert (complete(text), name_of(complete(text))) == (url, name)
 
 
 @pytest.mark.parametrize("text", ["", "ftp://x", "http://", "gpu-1:port"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         complete(text)
 
 
-def test_a_node_that_does_not_answer_costs_no_other_its_rows() -> None:
+def test_a_silent_node_does_not_affect_the_rows_of_others() -> None:
     def fetch(url: str, **_: Any) -> str:
         if "b" in url.split("/")[2]:
             raise FetchError("connection refused")
@@ -60,13 +60,13 @@ def test_a_node_that_does_not_answer_costs_no_other_its_rows() -> None:
     assert reading.problems["a1"] == "no driver; slurm: slurmctld is silent"
 
 
-def test_null_is_not_known_and_not_zero() -> None:
+def test_null_means_unknown_and_not_zero() -> None:
     ((row,), problem) = parse(json.dumps(STATUS))
     assert (row.power_w, row.idle_s, row.utilization, problem) == (None, None, 0.5, "")
 
 
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])
-def test_a_number_that_cannot_be_is_a_problem_of_its_node_alone(number: str) -> None:
+def test_an_impossible_number_affects_only_its_node(number: str) -> None:
     text = json.dumps({**STATUS, "rows": [{**ROW, "idle_seconds": 12321}]}).replace("12321", number)
     reading = read_nodes([complete("a"), complete("b")], lambda url, **_: text if "//a" in url else json.dumps(STATUS))
     assert ([each.node for each in reading.rows], list(reading.problems)) == (["b"], ["a"])
@@ -82,14 +82,14 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from([*STATUS, *ROW]))
-def test_a_strange_answer_is_a_problem_of_its_node(strange: Any, key: str) -> None:
+def test_a_malformed_answer_affects_only_its_node(strange: Any, key: str) -> None:
     answer = {**STATUS, key: strange} if key in STATUS else {**STATUS, "rows": [{**ROW, key: strange}]}
     reading = read_nodes([complete("a")], lambda url, **_: json.dumps(answer))
     assert reading.answered + (not reading.answered and bool(reading.problems)) == 1
 
 
-def test_a_name_of_megabytes_is_one_cell_of_a_table() -> None:
-    """Every row is as wide as the widest: two hundred rows beside a name of 3 MB were 600 MB."""
+def test_a_name_of_megabytes_is_shortened_to_one_cell() -> None:
+    """Every row is as wide as the widest: two hundred rows and a name of 3 MB would be 600 MB."""
     huge = {**ROW, "holder": "x" * 3_000_000, "why": "y" * 100_000}
     rows, problem = parse(json.dumps({**STATUS, "rows": [huge, *[ROW] * 200], "attribution": [
         {"source": "s" * 10_000, "error": "e" * 10_000}
@@ -99,6 +99,6 @@ def test_a_name_of_megabytes_is_one_cell_of_a_table() -> None:
     assert rows[0].holder.startswith("xxx") and rows[1].holder == "job 7"
 
 
-def test_rows_without_end_are_a_problem_of_their_node() -> None:
+def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError):
         parse(json.dumps({**STATUS, "rows": [ROW] * 5_000}))

@@ -1,4 +1,4 @@
-"""The screen of `top`: orders, words, and that it never leaves its window."""
+"""The screen of `top`: sort orders, filter words, and the size of the window."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def places(wish: Wish) -> list[str]:
     return [f"{each.node}/{each.row.gpu}" for each in choose(ROWS, wish)]
 
 
-def test_the_longest_idle_comes_first_and_what_is_not_known_is_not_idle() -> None:
+def test_the_longest_idle_row_is_first_and_unknown_rows_do_not_count_as_idle() -> None:
     assert places(Wish())[:2] == ["n2/0", "n1/1"]
     assert places(Wish("util"))[0] == "n2/6:1/0"
     assert places(Wish("util"))[-1] == "n2/1"
@@ -57,31 +57,33 @@ def test_the_longest_idle_comes_first_and_what_is_not_known_is_not_idle() -> Non
     ("words", "found"),
     [("ADA", ["n2/1"]), ("n1 idle", ["n1/1"]), ("1g.10gb", ["n2/6:1/0"]), ("n1 n2", []), ("  ", 7)],
 )
-def test_a_row_has_all_words(words: str, found: list[str] | int) -> None:
+def test_a_shown_row_contains_all_words(words: str, found: list[str] | int) -> None:
     assert len(places(Wish(words=words))) == found if isinstance(found, int) else places(Wish(words=words)) == found
 
 
-def test_the_summary_counts_each_gpu_once_and_its_power_too() -> None:
+def test_the_summary_counts_each_gpu_and_its_power_once() -> None:
     said = summary(READING, 2)
     assert said == "2 of 2 nodes, 6 GPUs and instances, 5 held, 2 idle, 1 free, 1 unknown, 1.8 kW"
     assert summary(Reading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
 
 
-def test_the_node_is_shown_where_there_are_several() -> None:
+def test_the_node_is_shown_if_there_are_several_nodes() -> None:
     assert table(ROWS, with_node=True)[0].startswith("NODE  GPU")
     assert table(ROWS, with_node=False)[0].startswith("GPU")
 
 
-def test_what_does_not_fit_is_counted_and_can_be_scrolled_to() -> None:
+def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to() -> None:
     lines = draw(READING, Wish("gpu"), 2, 6, 200)
     assert lines[0].startswith("2 of 2 nodes") and lines[1].startswith("NODE") and lines[2].split()[:2] == ["n1", "0"]
     assert lines[-1].endswith("4 more")
     assert draw(READING, Wish("gpu", skip=2), 2, 6, 200)[2].split()[:2] == ["n1", "2"]
-    assert draw(READING, Wish("gpu", skip=99), 2, 6, 200)[4].split()[:2] == ["n2", "6:1/0"], "no further than the end"
+    assert draw(READING, Wish("gpu", skip=99), 2, 6, 200)[4].split()[:2] == ["n2", "6:1/0"], (
+        "scrolling stops at the end"
+    )
     assert "with 'ml'" in draw(READING, Wish(words="ml"), 2, 30, 200)[-1]
 
 
-def test_nodes_that_do_not_answer_are_named_and_leave_room_for_the_rest() -> None:
+def test_silent_nodes_are_named_and_leave_room_for_the_table() -> None:
     problems = {f"n{i}": "connection refused\x1b[2J" for i in range(40)}
     lines = draw(Reading(ROWS, 2, problems), Wish(), 42, 24, 200)
     assert lines[1].startswith("n0: connection refused") and "\x1b" not in "".join(lines)
@@ -90,6 +92,6 @@ def test_nodes_that_do_not_answer_are_named_and_leave_room_for_the_rest() -> Non
 
 
 @given(st.integers(1, 60), st.integers(1, 200), st.sampled_from(list(ORDERS)), st.text(max_size=9), st.integers(0, 99))
-def test_it_never_leaves_its_window(height: int, width: int, order: str, words: str, skip: int) -> None:
+def test_the_screen_never_exceeds_its_window(height: int, width: int, order: str, words: str, skip: int) -> None:
     lines = draw(Reading(ROWS, 1, {"n3": "x" * 300}), Wish(order, words, skip), 3, height, width)
     assert len(lines) <= max(height, 1) and all(len(line) <= width and line.isprintable() for line in lines)

@@ -1,4 +1,4 @@
-"""`top` printed: what a hostile node says does not reach the terminal as it is."""
+"""`top --once`: texts of a hostile node reach the terminal only without control characters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_exporter.top import terminal as top
 from gpu_exporter.top.nodes import Reading
 
 
-def test_the_words_of_a_node_are_printed_without_their_escapes(
+def test_control_characters_from_a_node_are_not_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(top, "read_nodes", lambda _: Reading([], 0, {"n\x1b1": "down\x1b]0;pwn\x07\nnext"}))

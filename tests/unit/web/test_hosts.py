@@ -1,4 +1,4 @@
-"""By which names the page may be asked, so that no foreign page in a browser can read it under its own name."""
+"""Host names that the exporter accepts, so that no foreign page in a browser can read its page under another name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resolver(tmp_path: Path) -> Path:
         "Gpus.Example.Org:443",
     ],
 )
-def test_the_machine_and_what_the_site_calls_it(host: str, resolver: Path) -> None:
+def test_names_of_the_machine_and_of_the_site_are_accepted(host: str, resolver: Path) -> None:
     assert is_expected(host, ["gpus.example.org", *own_names("gpu07", resolver)])
 
 
@@ -52,9 +52,9 @@ def test_the_machine_and_what_the_site_calls_it(host: str, resolver: Path) -> No
         "\u00e9.example",
     ],
 )
-def test_the_name_of_somebody_else(host: str, resolver: Path) -> None:
+def test_foreign_names_are_refused(host: str, resolver: Path) -> None:
     assert not is_expected(host, ["gpus.example.org", *own_names("gpu07", resolver)])
 
 
-def test_without_a_resolver_it_has_its_own_name(tmp_path: Path) -> None:
+def test_without_a_resolver_the_machine_has_only_its_own_name(tmp_path: Path) -> None:
     assert own_names("GPU07.example.org", tmp_path / "none") == {"gpu07.example.org"}

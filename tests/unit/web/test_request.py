@@ -1,4 +1,4 @@
-"""Heads of requests: what is understood, and what is refused."""
+"""Request heads: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def head(*headers: str, first: str = "GET / HTTP/1.1") -> Request:
         ("application/openmetrics-text;q=oops;q=0", False),
     ],
 )
-def test_accept(accept: str, expected: bool) -> None:
+def test_the_accept_header_decides_the_metrics_format(accept: str, expected: bool) -> None:
     assert head(f"Accept: {accept}").takes_openmetrics() is expected
 
 
@@ -44,7 +44,7 @@ def test_accept(accept: str, expected: bool) -> None:
         ("gzip;q=nonsense", False),
     ],
 )
-def test_encodings(encodings: str, expected: bool) -> None:
+def test_gzip_is_used_only_if_the_client_accepts_it(encodings: str, expected: bool) -> None:
     assert head(f"Accept-Encoding: {encodings}").takes_gzip() is expected
     assert not head().takes_gzip()
 
@@ -58,11 +58,11 @@ def test_encodings(encodings: str, expected: bool) -> None:
         ("GET / HTTP/1.0", "Keep-Alive", True),
     ],
 )
-def test_whether_the_connection_stays(first: str, wish: str | None, keeps: bool) -> None:
+def test_version_and_header_decide_whether_the_connection_stays_open(first: str, wish: str | None, keeps: bool) -> None:
     assert head(*([f"Connection: {wish}"] if wish else []), first=first).keeps is keeps
 
 
-def test_the_query_names_families() -> None:
+def test_the_query_selects_families() -> None:
     request = head(first="GET /metrics?name[]=gpu_up&name%5B%5D=gpu_%70ower_watts&x=%ff HTTP/1.1")
     assert request.path == "/metrics"
     assert request.names() == {"gpu_up", "gpu_power_watts"}
@@ -85,7 +85,7 @@ def test_the_query_names_families() -> None:
         ("POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
     ],
 )
-def test_what_is_refused(text: str, status: int) -> None:
+def test_malformed_or_unsupported_requests_are_refused(text: str, status: int) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_head(text.encode("latin-1"))
     assert caught.value.status == status
@@ -100,7 +100,7 @@ def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
     request.names(), request.takes_gzip(), request.takes_openmetrics()
 
 
-def test_listen_addresses() -> None:
+def test_listen_addresses_are_parsed() -> None:
     assert parse_listen_address(":9836") == ("", 9836)
     assert parse_listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert parse_listen_address("[::1]:9836") == ("::1", 9836)

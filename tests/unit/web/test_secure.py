@@ -1,4 +1,4 @@
-"""The file that says how a port is secured: nothing in it is left out in silence."""
+"""The file with the security settings of a port: no setting is silently ignored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load(directory: Path, text: str) -> Security:
             "tls_server_config: {cert_file: a, key_file: b, cipher_suites: c}",
             "tls_server_config.cipher_suites is not sup",
         ),
-        ("tls_server_config: {cert_file: server.crt}", "cert_file and key_file are needed"),
+        ("tls_server_config: {cert_file: server.crt}", "cert_file and key_file are required"),
         ("tls_server_config: {cert_file: server.crt, key_file: ca.key}", "server.crt.*: .*mismatch"),
         ("tls_server_config: {cert_file: gone.crt, key_file: server.key}", "gone.crt.*No such file"),
         (
@@ -52,26 +52,29 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "a client_ca_file goes with a client_auth_type that verifies|client_ca_file goes with",
+            "client_ca_file and a client_auth_type that verifies must be set together",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "client_ca_file goes with a client_auth_type that verifies",
+            "client_ca_file and a client_auth_type that verifies must be set together",
         ),
-        ("basic_auth_users: {ada: plain}", "basic_auth_users.ada: no bcrypt hash, as `htpasswd -nBC 10 ada` makes"),
-        ("basic_auth_users: [ada]", "basic_auth_users: expected keys with a text each"),
-        ("basic_auth_users: {ada: 7}", "basic_auth_users: expected keys with a text each"),
-        ("[]", "expected tls_server_config and basic_auth_users"),
+        (
+            "basic_auth_users: {ada: plain}",
+            "basic_auth_users.ada: not a bcrypt hash: create one with `htpasswd -nBC 10 ada`",
+        ),
+        ("basic_auth_users: [ada]", "basic_auth_users: expected a mapping of names to texts"),
+        ("basic_auth_users: {ada: 7}", "basic_auth_users: expected a mapping of names to texts"),
+        ("[]", "expected a mapping with tls_server_config and basic_auth_users"),
         ("{", "web.yaml"),
         ("[" * 5000, "web.yaml"),
     ],
 )
-def test_what_is_wrong_or_not_supported_is_named(pki: Path, text: str, fault: str) -> None:
+def test_an_invalid_or_unsupported_setting_is_named(pki: Path, text: str, fault: str) -> None:
     with pytest.raises(WebConfigError, match=f"web.yaml.*{fault}" if "web.yaml" not in fault else fault):
         load(pki, text)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match="gone.yaml"):
         Security(tmp_path / "gone.yaml")
 
@@ -99,7 +102,7 @@ def test_an_empty_file_secures_nothing(tmp_path: Path) -> None:
         ("Basic \u00e9", False),
     ],
 )
-def test_who_is_admitted(tmp_path: Path, given: str, admitted: bool) -> None:
+def test_only_a_known_user_with_the_correct_password_is_admitted(tmp_path: Path, given: str, admitted: bool) -> None:
     security = load(tmp_path, f"basic_auth_users: {{ada: {HASH}}}")
     assert security.wants_password
     assert not security.recall(given)
@@ -107,7 +110,7 @@ def test_who_is_admitted(tmp_path: Path, given: str, admitted: bool) -> None:
     assert security.recall(given) is admitted
 
 
-def test_what_is_remembered_of_passwords_is_bounded(tmp_path: Path) -> None:
+def test_the_number_of_remembered_passwords_is_limited(tmp_path: Path) -> None:
     users = {f"u{i}": HASH for i in range(TRIED_MAX + 1)}
     security = load(tmp_path, f"basic_auth_users: {users}")
     for user in users:
@@ -118,7 +121,7 @@ def test_what_is_remembered_of_passwords_is_bounded(tmp_path: Path) -> None:
         assert not security.admits(basic(f"u1:{number}"))
     assert security.recall(basic("u1:0")) is None
     assert security.recall(basic("u1:1")) is False
-    assert security.recall(basic("u1:pass:word")) is True, "wrong ones cost a right one nothing"
+    assert security.recall(basic("u1:pass:word")) is True, "wrong passwords displace no correct one"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_what_is_remembered_of_passwords_is_bounded(tmp_path: Path) -> None:
         ("basic_auth_users: {}", True),
     ],
 )
-def test_who_may_read_a_port(pki: Path, text: str, is_open: bool) -> None:
+def test_a_port_is_open_without_a_password_or_a_required_certificate(pki: Path, text: str, is_open: bool) -> None:
     assert load(pki, text).is_open is is_open
 
 
@@ -158,7 +161,7 @@ def test_the_stamp_changes_with_every_file(pki: Path, name: str) -> None:
     ("name", "mode"),
     [("VerifyClientCertIfGiven", ssl.CERT_OPTIONAL), ("RequireAndVerifyClientCert", ssl.CERT_REQUIRED)],
 )
-def test_client_certificates_are_asked_for(pki: Path, name: str, mode: ssl.VerifyMode) -> None:
+def test_client_certificates_are_requested_as_configured(pki: Path, name: str, mode: ssl.VerifyMode) -> None:
     text = (
         "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: %s}"
     )

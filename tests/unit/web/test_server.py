@@ -32,7 +32,7 @@ HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
 
 class Site:
-    """A probe, a large page that is ready, one that takes its time."""
+    """A probe, a large page that is ready, and a slow page."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -46,7 +46,7 @@ class Site:
     def answer(self, request: Request) -> Reply:
         self.asked += 1
         if request.path == "/fault":
-            raise ValueError("a secret of ours")
+            raise ValueError("an internal secret")
         self.go_on.wait(20)
         return Reply(200, TEXT, b"slow\n")
 
@@ -85,7 +85,7 @@ def until(condition: object, within_s: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def test_several_requests_on_one_connection(server: HttpServer) -> None:
+def test_one_connection_serves_several_requests(server: HttpServer) -> None:
     client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0)
     with contextlib.closing(client):
         for method, path, size in (("GET", "/page", len(PAGE)), ("HEAD", "/page", 0), ("GET", "/-/healthy", 8)):
@@ -112,7 +112,9 @@ def test_requests_in_one_packet_are_answered_in_order(server: HttpServer) -> Non
         (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
     ],
 )
-def test_what_is_refused_is_answered_once_and_ends(server: HttpServer, request_: bytes, status: int) -> None:
+def test_a_refused_request_gets_one_reply_and_its_connection_is_closed(
+    server: HttpServer, request_: bytes, status: int
+) -> None:
     with connect(server, HONEST) as client:
         client.sendall(request_)
         whole = b""
@@ -123,12 +125,12 @@ def test_what_is_refused_is_answered_once_and_ends(server: HttpServer, request_:
     assert whole.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_fault_is_told_without_its_words(server: HttpServer) -> None:
-    assert get(server, "/fault") == (500, b"an error of the exporter: see its log\n")
+def test_an_internal_error_is_reported_without_its_text(server: HttpServer) -> None:
+    assert get(server, "/fault") == (500, b"internal error: see the log of the exporter\n")
 
 
-def test_probes_and_scrapes_are_answered_while_hostile_clients_take_all_they_can(server: HttpServer) -> None:
-    """64 clients ask for large pages and read nothing, 24 say nothing, 8 send half a head; all of them come again."""
+def test_probes_and_scrapes_are_answered_during_an_attack(server: HttpServer) -> None:
+    """64 clients request large pages and read nothing, 24 send nothing, 8 send half a head. All of them reconnect."""
     stop = threading.Event()
     kinds = [b"GET /page HTTP/1.1\r\n\r\n" * 50] * 64 + [b""] * 24 + [b"GET /page HT"] * 8
 
@@ -142,7 +144,7 @@ def test_probes_and_scrapes_are_answered_while_hostile_clients_take_all_they_can
     attackers = [threading.Thread(target=attack, args=(sent,)) for sent in kinds]
     for attacker in attackers:
         attacker.start()
-    time.sleep(0.3)  # the attack is under way; what is measured below holds before, too
+    time.sleep(0.3)  # the attack has begun; the measurements below would also hold before it
     probes: list[float] = []
     scrapes: list[int] = []
 
@@ -166,8 +168,8 @@ def test_probes_and_scrapes_are_answered_while_hostile_clients_take_all_they_can
 
 
 @pytest.mark.parametrize("late", [1, 40])
-def test_clients_that_come_as_the_server_ends_are_closed(site: Site, late: int) -> None:
-    """They and its end are seen in one turn of the loop."""
+def test_clients_that_connect_while_the_server_stops_are_closed(site: Site, late: int) -> None:
+    """The loop sees the new clients and the stop in the same iteration."""
     busy, go_on, called = threading.Event(), threading.Event(), threading.Event()
 
     def hold(request: Request) -> Reply:
@@ -198,7 +200,7 @@ def test_clients_that_come_as_the_server_ends_are_closed(site: Site, late: int) 
         assert [str(each.message) for each in seen if "unclosed" in str(each.message)] == []
 
 
-def test_without_file_descriptors_it_waits_and_then_answers(
+def test_without_file_descriptors_the_server_waits_and_then_answers(
     server: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger=web.log.name)
@@ -213,7 +215,7 @@ def test_without_file_descriptors_it_waits_and_then_answers(
                 stack.callback(os.close, os.dup(client.fileno()))
         client.connect(("127.0.0.1", server.port))
         until(lambda: len(caplog.records) >= 3)
-        time.sleep(0.2)  # a server that spins would show it here
+        time.sleep(0.2)  # a server that spins would log more here
         assert len(caplog.records) < 60
         assert "Too many open files" in caplog.text
     with contextlib.closing(connect(server, HONEST)) as late:
@@ -221,7 +223,7 @@ def test_without_file_descriptors_it_waits_and_then_answers(
         assert late.recv(65536).endswith(b"healthy\n")
 
 
-def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServer, site: Site) -> None:
+def test_requests_get_503_if_all_workers_are_busy_and_the_queue_is_full(server: HttpServer, site: Site) -> None:
     answers: list[int] = []
     askers = [
         threading.Thread(target=lambda i=i: answers.append(get(server, "/slow", f"127.0.0.{10 + i % 4}")[0]))
@@ -237,7 +239,7 @@ def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServe
     assert (answers.count(200), answers.count(503)) == (web.WAITING_MAX, 5)
 
 
-def test_one_address_has_so_many_connections_and_the_oldest_idle_one_gives_way(server: HttpServer) -> None:
+def test_at_the_limit_of_an_address_its_oldest_idle_connection_is_closed(server: HttpServer) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.ADDRESS_MAX + 3)]
         for client in clients[:3]:
@@ -249,13 +251,13 @@ def test_one_address_has_so_many_connections_and_the_oldest_idle_one_gives_way(s
             assert client.recv(65536).endswith(b"healthy\n")
 
 
-def test_where_none_may_give_way_a_newcomer_is_answered_as_a_probe_only(server: HttpServer, site: Site) -> None:
+def test_if_no_connection_may_be_closed_a_new_one_gets_only_probes(server: HttpServer, site: Site) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.ADDRESS_MAX)]
         for client in clients:
             client.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         until(lambda: site.asked == web.WORKERS)
-        time.sleep(0.1)  # the others are heard too
+        time.sleep(0.1)  # the other requests arrive too
         assert get(server, "/slow", HOSTILE)[0] == 503
         assert get(server, "/-/healthy", HOSTILE) == (200, b"healthy\n")
         site.go_on.set()
@@ -272,7 +274,7 @@ def test_where_none_may_give_way_a_newcomer_is_answered_as_a_probe_only(server: 
         ("WRITE_S", b"GET /page HTTP/1.1\r\n\r\n" * 30),
     ],
 )
-def test_nobody_is_waited_for_beyond_the_limit(
+def test_no_client_is_waited_for_beyond_the_limit(
     site: Site, monkeypatch: pytest.MonkeyPatch, limit: str, sent: bytes
 ) -> None:
     monkeypatch.setattr(web, limit, 0.2)
@@ -282,7 +284,7 @@ def test_nobody_is_waited_for_beyond_the_limit(
         with connect(server, HOSTILE) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(sent)
-            time.sleep(0.6 if limit == "WRITE_S" else 0.0)  # the client that does not read
+            time.sleep(0.6 if limit == "WRITE_S" else 0.0)  # this client does not read
             began = time.monotonic()
             with contextlib.suppress(ConnectionResetError):
                 while client.recv(1 << 20):
@@ -292,7 +294,7 @@ def test_nobody_is_waited_for_beyond_the_limit(
         server.stop()
 
 
-def test_the_end_waits_for_no_client(site: Site) -> None:
+def test_stopping_the_server_waits_for_no_client(site: Site) -> None:
     server = HttpServer("127.0.0.1:0", site)
     server.start()
     with connect(server, HOSTILE) as idle, connect(server, HOSTILE) as greedy:
@@ -305,7 +307,7 @@ def test_the_end_waits_for_no_client(site: Site) -> None:
             assert idle.recv(1) == b""
 
 
-def test_a_unix_socket_is_served_too_and_goes_with_the_server(site: Site, tmp_path: Path) -> None:
+def test_a_unix_socket_is_served_too_and_removed_with_the_server(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     server = HttpServer("127.0.0.1:0", site, path, 0o600)
     server.start()
@@ -322,7 +324,7 @@ def test_an_address_in_use_is_named(server: HttpServer, site: Site) -> None:
         HttpServer(f"127.0.0.1:{server.port}", site)
 
 
-def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_path: Path) -> None:
+def test_clients_that_never_complete_the_handshake_are_closed_for_new_ones(site: Site, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue("server", "agent")
     config = tmp_path / "web.yaml"
@@ -345,7 +347,7 @@ def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_
 
 
 class Door:
-    """A server with a password, and who knocks."""
+    """A server with a password, and requests to it."""
 
     def __init__(self, site: Site, directory: Path, rounds: int = 9) -> None:
         config = directory / "web.yaml"
@@ -364,7 +366,7 @@ class Door:
 
 @pytest.fixture
 def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[int]]]:
-    """Twelve clients of one address that guess without end, and the answers that they get."""
+    """Twelve clients of one address that guess passwords without end, and the statuses that they get."""
     monkeypatch.setattr(door_keeper, "DELAY_S", 0.02)
     door, answers, stop = Door(site, tmp_path), list[int](), threading.Event()
 
@@ -372,7 +374,7 @@ def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         for number in itertools.count():
             if stop.is_set():
                 return
-            with contextlib.suppress(OSError, http.client.HTTPException):  # as the server ends
+            with contextlib.suppress(OSError, http.client.HTTPException):  # while the server stops
                 answers.append(door.ask(f"{seed}-{number}", HOSTILE))
 
     attackers = [threading.Thread(target=guess, args=(seed,)) for seed in range(12)]
@@ -388,13 +390,13 @@ def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             attacker.join()
 
 
-def test_wrong_passwords_of_one_address_keep_no_other_waiting(knocking: tuple[Door, list[int]]) -> None:
+def test_wrong_passwords_of_one_address_do_not_delay_other_addresses(knocking: tuple[Door, list[int]]) -> None:
     door, answers = knocking
     assert door.ask("right", HONEST) == 200
     assert set(answers) <= {401, 429}
 
 
-def test_who_shares_the_address_of_somebody_who_guesses_gets_a_turn(
+def test_a_client_that_shares_the_address_of_an_attacker_is_admitted(
     knocking: tuple[Door, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door_keeper, "DELAY_MAX_S", 0.1)
@@ -402,12 +404,10 @@ def test_who_shares_the_address_of_somebody_who_guesses_gets_a_turn(
     until(lambda: door.ask("right", HOSTILE) == 200, 30.0)
     began = time.monotonic()
     assert door.ask("right", HOSTILE) == 200
-    assert time.monotonic() - began < 1.0, "it is known from now on"
+    assert time.monotonic() - began < 1.0, "its password is remembered from now on"
 
 
-def test_a_password_that_was_wrong_is_not_checked_again(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_password_is_not_checked_again(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[bytes] = []
     check = bcrypt.checkpw
     monkeypatch.setattr(bcrypt, "checkpw", lambda word, hashed: checked.append(word) or check(word, hashed))
@@ -421,8 +421,8 @@ def test_a_password_that_was_wrong_is_not_checked_again(
         door.server.stop()
 
 
-def test_passwords_take_a_share_of_a_core_whoever_tries(site: Site, tmp_path: Path) -> None:
-    """From forty addresses at once, each of which has guessed wrong never before."""
+def test_password_checks_use_a_limited_share_of_a_core(site: Site, tmp_path: Path) -> None:
+    """From forty addresses at once, none of which has sent a wrong password before."""
     door = Door(site, tmp_path, rounds=10)
     spent: list[float] = []
     real = door_keeper._check
@@ -447,8 +447,10 @@ def test_passwords_take_a_share_of_a_core_whoever_tries(site: Site, tmp_path: Pa
     assert sum(spent) <= door_keeper.BURST_S + door_keeper.SHARE * took_s + one
 
 
-def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before their time for writing is over: all of one address are at it, and a newcomer is heard in full."""
+def test_clients_that_read_no_reply_are_closed_for_new_ones(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the limit for writing is over: all connections of the address are stalled, and a new one gets full service."""
     monkeypatch.setattr(crowd, "STALLED_S", 0.1)
     made: list[crowd.Connection] = []
     begin = crowd.Connection.__init__
@@ -459,18 +461,18 @@ def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monk
             client.sendall(b"GET /page HTTP/1.1\r\n\r\n" * 50)
             assert client.recv(1) == b"H"
         until(lambda: all(each.is_writing and time.monotonic() - each.since > 0.2 for each in made))
-        assert get(server, "/fault", HOSTILE)[0] == 500  # where none gives way, it is 503
+        assert get(server, "/fault", HOSTILE)[0] == 500  # 503 if no connection was closed
 
 
-def test_an_end_that_a_client_does_not_take_is_waited_for_within_the_limit(
+def test_a_client_that_does_not_read_the_end_is_closed_within_the_limit(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left for it fits into the server's buffer, so nothing is written any more; it must count all the same."""
+    """The rest of the reply fits into the server's buffer, so nothing more is written. The limit must apply nevertheless."""
     monkeypatch.setattr(web, "WRITE_S", 0.5)
     begin, made = crowd.Connection.__init__, list[crowd.Connection]()
 
     def begin_small(self: crowd.Connection, client: socket.socket, address: str) -> None:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel's own would take all of it
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel's default buffer would take all of it
         begin(self, client, address)
         made.append(self)
 
@@ -492,10 +494,10 @@ def test_an_end_that_a_client_does_not_take_is_waited_for_within_the_limit(
 
 
 @pytest.mark.parametrize("tls", [True, False])
-def test_a_connection_from_before_a_reload_ends_with_it(
+def test_connections_from_before_a_reload_are_closed(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
-    """It was let in without the certificate or password that is asked for now."""
+    """They were admitted without the certificate or password that is required now."""
     monkeypatch.setattr(web, "RELOAD_S", 0.05)
     authority = Authority(tmp_path)
     authority.issue("server", "agent")

@@ -1,1 +1,1 @@
-"""The commands of the reconciler, put together from its parts."""
+"""The commands of the reconciler, built from its parts."""

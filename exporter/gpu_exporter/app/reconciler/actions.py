@@ -1,4 +1,4 @@
-"""What acts on underused holders, as the settings and flags ask for it."""
+"""Builds the parts that act on underused holders, as the settings and flags request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NONE, ACT = "none", "act"
 
 
 class ProofPlaces(NamedTuple):
-    """Where proofs are asked for. `filters`: matchers of Alertmanager's alerts."""
+    """The servers that are asked for proofs. `filters`: matchers of Alertmanager's alerts."""
 
     prometheus: str
     matcher: str
@@ -38,7 +38,7 @@ class ProofPlaces(NamedTuple):
 
 
 def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, keeps_texts: bool) -> None:
-    """Raise ValueError when actions are asked for and cannot be proven or accounted for."""
+    """Raise ValueError if the settings request actions that cannot be proven or recorded."""
     actions = settings.actions
     if actions.mode == NONE:
         return
@@ -60,17 +60,19 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
     if urlsplit(places.alertmanager).scheme not in ("http", "https"):
         raise ValueError(f"--alertmanager.url {places.alertmanager!r}: write it as http://HOST:9093")
     if not actions.kinds:
-        raise ValueError(f"actions.mode is {actions.mode}, but actions.kinds is empty: list the kinds of action that are allowed")
+        raise ValueError(
+            f"actions.mode is {actions.mode}, but actions.kinds is empty: list the kinds of action that are allowed"
+        )
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Whether two addresses are of one server, which may then be given the same credentials."""
+    """Whether two addresses belong to one server, so that both may get the same credentials."""
     first, second = urlsplit(one), urlsplit(other)
     return (first.scheme, first.hostname, first.port) == (second.scheme, second.hostname, second.port)
 
 
 class ActionPlan(NamedTuple):
-    """What is done with underused holders, by settings and flags. `clients`: of the PromQL API and of Alertmanager.
+    """What is done with underused holders, by settings and flags. `clients`: for the PromQL API and for Alertmanager.
     `texts`: where the journal is kept, which mode act needs.
     """
 
@@ -88,7 +90,9 @@ class ActionPlan(NamedTuple):
         audit: AuditLog | None,
         may_write: Callable[[], bool],
     ) -> ActionRunner | None:
-        """What acts, None where nothing is done. `may_write`: whether this process may write now. Raises MarkError."""
+        """The runner of the actions, None in mode none. `may_write`: whether this process may write now. Raises
+        MarkError.
+        """
         actions, policy, places = self.settings.actions, self.settings.policy, self.places
         if actions.mode == NONE:
             return None
@@ -115,7 +119,7 @@ class ActionPlan(NamedTuple):
 
 
 def _actor(marker: Marker, policy: Policy) -> Actor:
-    """What acts on what this marker marks."""
+    """The actor for the objects that this marker marks."""
     if isinstance(marker, JobMarker):
         return JobActor(marker, policy)
     from gpu_exporter.reconciler.kubernetes.actor import PodActor

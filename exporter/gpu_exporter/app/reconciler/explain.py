@@ -1,4 +1,4 @@
-"""`explain`: why one holder has its stage, now or at a time in the past, and what became of its marks."""
+"""`explain`: why one holder has its stage, now or in the past, and the history of its marks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NO_ACTIONS = Actions()
 
 
 class ExplainRequest(NamedTuple):
-    """What is explained: a holder, or the holders of a GPU or MIG instance (UUID). `form`: table or json. `audit`: file
-    that says what became of their marks, None for none.
+    """The holder to explain, or the GPU or MIG instance (UUID) whose holders to explain. `form`: table or json.
+    `audit`: file with the history of marks, None for no history.
     """
 
     holder: str
@@ -42,7 +42,9 @@ class ExplainRequest(NamedTuple):
 
 
 def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
-    """As of `at_wall` (Unix seconds), whose live objects are no longer known; the exit code. Raises OSError."""
+    """Explain as of `at_wall` (Unix seconds), for which live objects are no longer known. Returns the exit code. Raises
+    OSError.
+    """
     return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
 
 
@@ -55,9 +57,9 @@ def explain_once(
     clock: Clock = SYSTEM_CLOCK,
     actions: Actions = NO_ACTIONS,
 ) -> int:
-    """Print every number behind the stage of the holders that are asked about; the exit code. Raises OSError.
+    """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
 
-    `preview`: what is known of live objects, None for a time in the past; `clock`: says which time.
+    `preview`: knows the live objects, None for a time in the past. `clock`: the time to explain.
     """
     holder, gpu = question.holder, question.gpu
     try:
@@ -84,7 +86,9 @@ def explain_once(
     if not chosen:
         print(f"{', '.join(map(str, names))}: not in the evidence; its earlier marks:")  # noqa: T201
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
-    for notice in preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]:
+    for notice in (
+        preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
+    ):
         complain(notice)
     if question.form == "json":
         sys.stdout.write(decisions_json(chosen, evidence, outlooks))
@@ -112,5 +116,5 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def complain(text: str) -> None:
-    """Say on standard error what is missing from what is printed."""
+    """Print on standard error what is missing from the output."""
     print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""`reconcile`: read evidence, decide, print what would be written; with --apply write it."""
+"""`reconcile`: read evidence, decide, and print the marks that would be written. With --apply, write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
@@ -31,7 +31,7 @@ from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.web.server import HttpServer, Site
 
 if TYPE_CHECKING:
-    from gpu_exporter.reconciler.kubernetes.lease import Lease
+    from gpu_exporter.reconciler.kubernetes.client.lease import Lease
 
 
 def reconcile_once(
@@ -58,8 +58,8 @@ def reconcile_once(
 def serve_telemetry(
     address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
 ) -> None:
-    """Serve /metrics and probes at `[host]:port` from threads of their own; `collects`: and what
-    slurm-collector serves. Raises OSError, ValueError.
+    """Serve /metrics and probes at `[host]:port` from separate threads. `collects`: also serve what slurm-collector
+    serves. Raises OSError, ValueError.
     """
     site: Site = ReconcilerSite(telemetry, interval_s)
     if not collects:
@@ -75,7 +75,7 @@ def serve_telemetry(
 
 
 class Reconciler(NamedTuple):
-    """What decides, again and again. `demand`: asks Slurm for pending jobs, None without Slurm."""
+    """The parts that decide in every cycle. `demand`: asks Slurm for pending jobs, None without Slurm."""
 
     source: EvidenceSource
     book: Rulebook
@@ -87,8 +87,8 @@ class Reconciler(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """What writes decisions. `lease`: of several reconcilers, who holds it writes. `actions`: what is done with
-    underused holders.
+    """The parts that write decisions. `lease`: of several reconcilers, only its owner writes. `actions`: what is done
+    with underused holders.
     """
 
     markers: Sequence[Marker]
@@ -106,28 +106,26 @@ def _cycle_until_signal(
 ) -> None:
     def tick_and_ask() -> None:
         tick()
-        if parts.demand is not None and not rests():  # one replica asks, and publishes the answer
+        if parts.demand is not None and not rests():  # one replica asks Slurm, and publishes the answer
             parts.telemetry.note_demand(parts.demand.read() if leads() else None)
 
     repeat_aside(tick_and_ask, parts.interval_s, stop)
 
 
 def apply_forever(parts: Reconciler, writing: Writing) -> int:
-    """Cycle and write until a signal; where there is a lease, while this process holds it."""
+    """Run cycles that write until a signal. With a lease, write only while this process holds it."""
     lease, telemetry, record = writing.lease, parts.telemetry, parts.record
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
     pauses = parts.pauses if lease is None else [*parts.pauses, lease]
     judge = judge_of(parts.source, writing.markers, parts.book, SYSTEM_CLOCK, pauses, record)
     actions = writing.actions.build(writing.markers, judge, record, telemetry, writing.audit, may_write)
-    cycle = Cycle(
+    cycle = ReconcileCycle(
         judge,
         writing.markers,
         parts.book.site,
         telemetry,
         SYSTEM_CLOCK,
-        may_write=may_write,
-        audit=writing.audit,
-        act=actions.run if actions is not None else None,
+        CycleHooks(may_write=may_write, audit=writing.audit, act=actions.run if actions is not None else None),
     )
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, parts.interval_s, record.forget)
     if lease is not None:
@@ -146,14 +144,18 @@ def apply_once(
     audit: AuditLog | None,
     pauses: Sequence[PauseSource],
 ) -> int:
-    """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
+    """Run one cycle that writes. Returns the exit code. Marks without evidence are removed at once, because a single
+    cycle cannot wait for evidence.
+    """
     judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses)
-    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, once=True, audit=audit)
+    cycle = ReconcileCycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, CycleHooks(audit=audit), once=True)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
 def remove_all(markers: Sequence[Marker], apply: bool) -> int:
-    """Print every mark, withdraw it with `apply`; the exit code. Raises MarkError when they cannot be listed."""
+    """Print every mark and, with `apply`, withdraw it. Returns the exit code. Raises MarkError if the marks cannot be
+    listed.
+    """
     code: int = Exit.DONE
     for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply):
         print(line)  # noqa: T201
@@ -162,7 +164,7 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
 
 
 def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
-    """Cycle until a signal; log each change of what --apply would write or refuse."""
+    """Run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
     judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
     dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, parts, stop_on_signal())

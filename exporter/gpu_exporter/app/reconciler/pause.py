@@ -1,4 +1,4 @@
-"""`pause`: begin, prolong, end or show the pause of a reconciler."""
+"""`pause`: begin, extend, end or show the pause of a reconciler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpu_exporter.reconciler.pause import PauseNote, PausePlace, PauseUnreadable
 
 
 def start_pause(place: PausePlace, lasts_s: float, reason: str) -> int:
-    """A pause from now, in place of any other; the exit code. Raises OSError, MarkError."""
+    """Start a pause now, in place of any other pause. Returns the exit code. Raises OSError, MarkError."""
     return _write(place, PauseNote(SYSTEM_CLOCK.wall() + lasts_s, reason))
 
 
 def end_pause(place: PausePlace) -> int:
-    """End the pause now; the exit code. Raises OSError, MarkError."""
+    """End the pause now. Returns the exit code. Raises OSError, MarkError."""
     now = SYSTEM_CLOCK.wall()
     try:
         note = place.read_pause()
@@ -25,7 +25,7 @@ def end_pause(place: PausePlace) -> int:
 
 
 def show_pause(place: PausePlace) -> int:
-    """Say whether there is a pause; the exit code."""
+    """Print whether there is a pause. Returns the exit code."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:

@@ -1,4 +1,4 @@
-"""Where the reconciler reads evidence, and where it reads and marks pods and jobs, as the flags ask for it."""
+"""Builds, from the flags, where the reconciler reads evidence and where it reads and marks pods and jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.evidence.client import Client
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
-from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import ExplainingSource, HostLimits
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.pause import PauseFile, PausePlace
@@ -25,24 +25,31 @@ from gpu_exporter.reconciler.texts import TextFiles
 from gpu_exporter.vendor import NVIDIA
 
 if TYPE_CHECKING:
-    from gpu_exporter.reconciler.kubernetes.lease import Lease
+    from gpu_exporter.reconciler.kubernetes.client.lease import Lease
 
 
 def build_source(
     prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client, at: float | None = None
 ) -> ExplainingSource:
-    """The PromQL API when one is given, else the exporters; `at`: a past time (Unix seconds). Raises ValueError."""
+    """The PromQL API if its address is given, otherwise the exporters. `at`: a past time (Unix seconds). Raises
+    ValueError.
+    """
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
-        windows = book.loosest.candidate_after, book.site.underused_after
-        pauses, asks = Pauses(book.site.pause_when, book.longest_s), book.asks_models
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
-        host = HostLimits(book.site.host_busy_ratio, book.site.host_busy_io) if book.site.host_delay_max else None
-        peaks = Peaks(book.site.sharing_below, book.site.sharing_window, clock) if at is None else None
-        return PromQLSource(
-            prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, host=host, peaks=peaks, at=at
+        site = book.site
+        options = PromQLOptions(
+            prometheus,
+            book.loosest.candidate_after,
+            site.underused_after,
+            matcher,
+            asks_models=book.asks_models,
+            host=HostLimits(site.host_busy_ratio, site.host_busy_io) if site.host_delay_max else None,
+            at=at,
         )
+        peaks = Peaks(site.sharing_below, site.sharing_window, clock) if at is None else None
+        return PromQLSource(options, clock, client, Pauses(site.pause_when, book.longest_s), peaks)
     if at is not None:
         raise ValueError("--at needs --source.prometheus: an exporter keeps no past values")
     if book.site.pause_when:
@@ -51,10 +58,10 @@ def build_source(
 
 
 class Targets(NamedTuple):
-    """Where pods and jobs are read and marked: None means wherever there is such a place.
+    """Where pods and jobs are read and marked. None: use Kubernetes or Slurm if it is found here.
 
-    `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
-    beside their label. `field`: of jobs, which one carries marks, as --slurm.field.
+    `resources`: regular expressions of further pod resources whose devices are GPUs. `condition`: whether pods get a
+    condition beside their label. `field`: the field of a job that carries marks, as --slurm.field.
     """
 
     kubernetes: bool | None = None
@@ -66,12 +73,12 @@ class Targets(NamedTuple):
 
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
-    """By scheduler, what makes its marker. Raises ValueError when one that was asked for cannot be had."""
+    """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is unavailable."""
     known = NVIDIA.resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if targets.kubernetes is not False:
         try:
-            from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
+            from gpu_exporter.reconciler.kubernetes.client.api import connect, is_in_cluster
             from gpu_exporter.reconciler.kubernetes.marker import PodMarker
         except ModuleNotFoundError as exc:
             if targets.kubernetes or targets.kubeconfig:
@@ -88,17 +95,20 @@ def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Mark
 
 
 def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
-    """Where marks go. Raises ValueError when there is no such place, MarkError."""
+    """The markers to write with. Raises ValueError if there is no scheduler to mark for, and MarkError."""
     markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
-        raise ValueError("--apply finds nothing to mark: set --kubernetes.kubeconfig, or run in a pod with a service account or on a host with squeue and scontrol")
+        raise ValueError(
+            "--apply finds nothing to mark: set --kubernetes.kubeconfig, or run in a pod with a service account or on "
+            "a host with squeue and scontrol"
+        )
     return markers
 
 
 def build_preview(policy: Policy, targets: Targets) -> Preview:
-    """For a dry run: the markers where there are any, only read from.
+    """For a dry run: the markers that are available. They are only read from.
 
-    Raises ValueError and MarkError for a way that was asked for and cannot be gone.
+    Raises ValueError and MarkError if a requested scheduler is unavailable.
     """
     makers = find_makers(policy, targets)
     asked = {"kubernetes": bool(targets.kubernetes or targets.kubeconfig), "slurm": bool(targets.slurm)}
@@ -106,39 +116,39 @@ def build_preview(policy: Policy, targets: Targets) -> Preview:
 
 
 def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:
-    """What asks for pending jobs; None where there is no Slurm."""
+    """The reader of pending jobs, None without Slurm."""
     if not (slurm or (slurm is None and JobMarker.is_present())):
         return None
     return SlurmDemand(run_slurm, alerts.demand_pod_max, alerts.demand_tenant_max)
 
 
 def build_lease(kubeconfig: str, place: str) -> Lease:
-    """The Lease at NAMESPACE/NAME, for a reconciler that has the kubernetes client. Raises ValueError, MarkError."""
-    from gpu_exporter.reconciler.kubernetes.lease import open_lease
+    """The Lease at NAMESPACE/NAME. Needs the kubernetes client. Raises ValueError, MarkError."""
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_lease
 
     return open_lease(kubeconfig, place, SYSTEM_CLOCK)
 
 
 def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
-    """Where the record of decisions outlives this process: files of a directory, else a Lease beside the one at
-    NAMESPACE/NAME; None for neither. Raises ValueError, OSError, MarkError.
+    """Where the record of decisions survives a restart: files of a directory, otherwise a Lease beside the Lease at
+    NAMESPACE/NAME. None if neither is given. Raises ValueError, OSError, MarkError.
     """
     if directory is not None:
         return TextFiles(directory)
     if not lease:
         return None
-    from gpu_exporter.reconciler.kubernetes.lease import open_record
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_record
 
     return open_record(kubeconfig, lease)
 
 
 def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:
-    """Where a pause is kept: a file, or a Lease at NAMESPACE/NAME.
+    """The place of a pause: a file, or a Lease at NAMESPACE/NAME.
 
-    Raises ValueError, MarkError, and ModuleNotFoundError without the client of Kubernetes.
+    Raises ValueError, MarkError, and ModuleNotFoundError without the kubernetes client.
     """
     if path is not None:
         return PauseFile(path)
-    from gpu_exporter.reconciler.kubernetes.lease import open_pause
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_pause
 
     return open_pause(kubeconfig, lease)

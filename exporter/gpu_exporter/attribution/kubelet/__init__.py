@@ -1,1 +1,1 @@
-"""Pods by the kubelet: its PodResources API, and what the host knows of them."""
+"""Pods from the kubelet's PodResources API and from the host's files."""

@@ -1,10 +1,11 @@
-"""Which entries of PodResources consume their device: an administrator's claim only watches it.
+"""Which entries of PodResources consume their device. An administrator's claim only watches its device.
 
-A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitors: it takes nothing away from others, and
-NVIDIA's GPU operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not say which claims do.
-Two things say it: the namespace and name of their pods, which an administrator sets (a tenant may name a pod as it
-likes, but not put it into another's namespace); and the checkpoint file of the DRA driver, where that is mounted, which
-has the claims' allocations. Two claims on one device that neither of these tells apart are doubted later (resolve.py).
+A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitors: it takes nothing away from others. NVIDIA's
+GPU operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
+adminAccess. Two sources do. One is the namespace and name of the claim's pods, as the administrator configures them: a
+tenant may choose a pod's name, but cannot put a pod into another tenant's namespace. The other is the checkpoint file
+of the DRA driver, if it is mounted: it has the claims' allocations. If two claims have one device and neither source
+separates them, both are doubted later (resolve.py).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from gpu_exporter.outside import load_json
 log = logging.getLogger(__name__)
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CHECKPOINT = "checkpoint.json"  # in the folder of the driver's kubelet plugin
-CHECKPOINT_MAX = 8 * 1024 * 1024  # a node of 16 GPUs and 100 claims: some 300 KiB
-CLAIM_UID = re.compile(r".*=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.+")  # in the name of a CDI device of a claim
+CHECKPOINT_MAX = 8 * 1024 * 1024  # a node with 16 GPUs and 100 claims: about 300 KiB
+CLAIM_UID = re.compile(r".*=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.+")  # in the name of a claim's CDI device
 
 
-# By claim (its UID, or NAMESPACE/NAME) and device: by driver, whether it only watches. Two drivers may use one name.
+# By claim (its UID, or NAMESPACE/NAME) and device: by driver, whether the claim only watches. Two drivers may use one
+# name.
 Watches: TypeAlias = "dict[tuple[str, str], dict[str, bool]]"
 
 
@@ -51,31 +53,31 @@ def parse_monitor(text: str) -> Monitor:
 
 
 class Consumers:
-    """Tells entries that hold their device from those that watch it."""
+    """Separates entries that hold their device from entries that only watch it."""
 
     def __init__(self, monitors: Sequence[Monitor] = (), plugin: Path | None = None) -> None:
-        """`plugin`: folder of the DRA driver's kubelet plugin, None where it is not to be read."""
+        """`plugin`: folder of the DRA driver's kubelet plugin, None to leave it unread."""
         self._monitors = monitors
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """The entries that are not known to watch; `proven` says of a claim that it consumes its device."""
+        """The entries that are not known to watch. `proven` is true if the entry is known to consume its device."""
         if self._checkpoint is not None:
             self._checkpoint.refresh()
         judged = ((entry, self._consumes(entry)) for entry in entries)
         return [entry._replace(proven=bool(consumes)) for entry, consumes in judged if consumes is not False]
 
     def _consumes(self, entry: ContainerDevices) -> bool | None:
-        """None where nothing says it."""
+        """Whether the entry consumes its device, None if unknown."""
         if not entry.claimed:
-            return True  # a device plugin gives a device away
+            return True  # a device plugin gives each device away
         if any(entry.namespace == each.namespace and each.pod.fullmatch(entry.pod) for each in self._monitors):
             return False
         return self._checkpoint.consumes(entry) if self._checkpoint is not None else None
 
 
 class _Checkpoint:
-    """What the driver has written of the claims that it prepared, in the form of driver 25.8 (`v1`) or later (`v2`)."""
+    """The driver's record of the claims that it prepared, in the form of driver 25.8 (`v1`) or later (`v2`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -84,17 +86,17 @@ class _Checkpoint:
         self._problem = ""
 
     def consumes(self, entry: ContainerDevices) -> bool | None:
-        """Whether the claim takes the device; None where the file does not say."""
+        """Whether the claim takes the device, None if the file does not show it."""
         uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
         device = "".join(entry.device_ids[:1])
         known = [claim for claim in uids if (claim, device) in self._watches]
-        # A claim of the same name that was deleted may still be in the file: the UID comes first.
+        # The file may still have a deleted claim of the same name, so the UID is looked up first.
         drivers = [self._watches.get((claim, device), {}) for claim in known or [entry.claim]]
         said = {watches for each in drivers for driver, watches in each.items() if entry.resource in ("", driver)}
         return not said.pop() if len(said) == 1 else None
 
     def refresh(self) -> None:
-        """Read the file where it has changed. One that cannot be read says nothing of any claim."""
+        """Read the file if it has changed. If it cannot be read, no claim is known."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -106,7 +108,7 @@ class _Checkpoint:
                 raise ValueError(f"it has more than {CHECKPOINT_MAX} bytes")
             watches = _read_watches(load_json(data.decode("utf-8")))
         except FileNotFoundError:
-            self._stamp, self._watches, problem = None, {}, ""  # the driver has prepared nothing, or is not here
+            self._stamp, self._watches, problem = None, {}, ""  # the driver has prepared no claim, or does not run here
         except (OSError, ValueError, RecursionError) as exc:
             self._stamp, self._watches, problem = None, {}, str(exc)
         else:
@@ -117,7 +119,7 @@ class _Checkpoint:
 
 
 def _read_watches(data: Any) -> Watches:
-    """What each claim does, by UID, and by NAMESPACE/NAME where that is there.
+    """Whether each claim only watches, by UID, and by NAMESPACE/NAME if the file has these.
 
     `status` is the API's ResourceClaimStatus, whose allocation results have `adminAccess`. Raises ValueError.
     """
@@ -136,7 +138,7 @@ def _read_watches(data: Any) -> Watches:
             if isinstance(device, str) and (admin is None or isinstance(admin, bool)):
                 driver = driver if isinstance(driver, str) else ""
                 for each in names:
-                    # Two requests of one claim may name one device: taking it is what counts.
+                    # Two requests of one claim may name one device: a request that takes the device decides.
                     drivers = watches.setdefault((each, device), {})
                     drivers[driver] = bool(admin) and drivers.get(driver, True)
     return watches

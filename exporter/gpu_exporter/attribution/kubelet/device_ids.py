@@ -1,4 +1,4 @@
-"""Which device the kubelet means: from the ids of device plugins and the names of resource claims to grants. Pure."""
+"""Turns the ids of device plugins and the names of resource claims into grants. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNFAITHFUL = "its scheduler writes the chosen device on the pod, and the kubelet
 
 
 class DeviceIds:
-    """What one maker's devices are called in Kubernetes."""
+    """The names of one maker's devices in Kubernetes."""
 
     def __init__(self, vendor: Vendor, resources: Sequence[str] = ()) -> None:
         """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
@@ -21,16 +21,16 @@ class DeviceIds:
         self._resources = vendor.resources(resources)
 
     def device_of(self, device_id: str) -> str:
-        """The id of the device, without what names a replica or a part of it."""
+        """The id of the device, without the suffix for a replica or a part."""
         device = self._vendor.replica.sub("", device_id)
         match = self._vendor.unfaithful_id.fullmatch(device)
         return match["id"] if match is not None else device
 
     def select(self, entry: ContainerDevices) -> ContainerDevices | None:
-        """The entry with its GPUs alone, None when it has none, or comes from a resource claim.
+        """The entry with only its GPUs, None if it has no GPU or comes from a resource claim.
 
-        Numbers and other names are GPUs only of a GPU resource: network cards and other devices have numbers too. What
-        looks like an id of the driver is a GPU whatever its resource is called.
+        Numbers and other names count as GPUs only for a GPU resource, because network cards and other devices have
+        numbers too. An id in the driver's form is a GPU under any resource name.
         """
         if entry.claimed:
             return None
@@ -40,21 +40,21 @@ class DeviceIds:
         return entry._replace(device_ids=ids) if ids else None
 
     def has_gpus(self, entry: ContainerDevices) -> bool:
-        """Whether the entry may be of a GPU, by a device plugin or by a resource claim."""
+        """Whether the entry may contain a GPU, from a device plugin or from a resource claim."""
         return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
 
     def _is_driver_id(self, device_id: str) -> bool:
         return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
 
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Whether the claim is on GPUs, by its driver, else by the names of its CDI devices."""
+        """Whether the claim is on GPUs, by its driver, otherwise by the names of its CDI devices."""
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
     def grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
-        """The grant of a device of dynamic resource allocation, None when its name is not understood."""
+        """The grant of a device of dynamic resource allocation, None if its name is not understood."""
         device_id = "".join(entry.device_ids[:1])
         match = self._vendor.claim_device.fullmatch(device_id)
         if match is None:
@@ -62,14 +62,14 @@ class DeviceIds:
         number, share = f"{device_id} of claim {entry.claim}", "time_slice" if entry.is_share else ""
         claim = "" if entry.proven else entry.claim
         minor, profile, placed, plain = match.group("minor", "profile", "placed", "plain")
-        if placed or plain:  # PROFILEID-START behind the profile's name, PROFILEID-START-SIZE without it
+        if placed or plain:  # PROFILEID-START after the profile's name, PROFILEID-START-SIZE without the name
             profile_id, start = (placed or plain).split("-")[:2]
             device = f"{minor}/{profile or ''}/{profile_id}/{start}"
             return Grant("placement", device, holder, number=number, share=share, claim=claim)
         return Grant("minor", minor, holder, number=number, share=share, claim=claim)
 
     def grant(self, device_id: str, holder: Holder) -> Grant | None:
-        """The grant of a device id, None when it is not understood."""
+        """The grant of a device id, None if the id is not understood."""
         vendor = self._vendor
         share = "time_slice" if vendor.replica.search(device_id) else ""
         device = vendor.replica.sub("", device_id)

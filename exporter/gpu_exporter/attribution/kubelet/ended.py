@@ -1,10 +1,10 @@
-"""Pods that the kubelet still lists though they have ended: before 1.34 it lists terminated pods of the node too
-(kubernetes#119423, #132020), and two pods may then have one exclusive GPU.
+"""Pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated pods of the
+node (kubernetes#119423, #132020), so two pods may seem to have one exclusive GPU.
 
-What has ended has no process: of a pod that runs at least one is in its cgroup, the sandbox's or its program's. Where
-another pod with processes has the same device, it holds nothing. Else it keeps the device and is not judged: with a
-runtime that has no sandbox processes it may as well wait to be started again after a crash. Where the host's processes
-are not seen, nothing is said.
+A pod that has ended has no process. A running pod has at least one process in its cgroup: of the sandbox or of its
+program. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps the
+device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
+crash. If the host's processes are not visible, no pod counts as ended.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from collections.abc import Callable, Sequence, Set
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.model.holders import Grant
 
-LOOK_S = 60.0  # a look at every process of the host takes some 30 us for each
+LOOK_S = 60.0  # a look at every process of the host takes about 30 us for each process
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WHY = "no process of the pod runs: the pod has ended, or waits for a restart"
 
 
 class EndedPods:
-    """Remembers what the last looks at the host's processes showed."""
+    """Remembers the results of the last looks at the host's processes."""
 
     def __init__(self, list_pods: Callable[[], Set[str] | None]) -> None:
-        """`list_pods`: UIDs of the pods that have a process, None where they are not seen."""
+        """`list_pods`: UIDs of the pods that have a process, None if processes are not visible."""
         self._list_pods = list_pods
         self._looked: float | None = None
-        self._without: Set[str] = frozenset()  # seen without a process at the last look
+        self._without: Set[str] = frozenset()  # pods without a process at the last look
         self._ended: Set[str] = (
             frozenset()
-        )  # ... and at the one before it: a container that starts has none for a moment
+        )  # ... and at the look before it: a container that starts has no process for a moment
 
     def apply(self, grants: Sequence[Grant], owners: Owners, now: float) -> Sequence[Grant]:
-        """The grants without those of pods that hold nothing; others that may have ended are marked as not running.
+        """The grants without the grants of pods that hold nothing. Other pods that may have ended are marked as not
+        running.
 
-        `owners` of the processes on each unit; `now`: monotonic seconds.
+        `owners`: the owners of the processes on each unit. `now`: monotonic seconds.
         """
         working = {uid for seen in owners.values() for owner in seen.uses for uid in owner.pods}
         doubtful = {grant.holder.pod_uid for grant in grants if has_begun(grant)} - working
@@ -53,7 +54,7 @@ class EndedPods:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:
-            """Whether another pod has its device, and not beside it: by a replica, or by the same claim."""
+            """Whether another pod has the device, and does not share it by a replica or by the same claim."""
             claims = alive.get(_device(grant), set())
             return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
 
@@ -71,10 +72,10 @@ def _stopped(grant: Grant) -> Grant:
 
 
 def has_begun(grant: Grant) -> bool:
-    """Whether it is a pod's whose container has been started, so that it had a process once.
+    """Whether the grant belongs to a pod whose container has started, so that it had a process once.
 
-    A static pod's UID is a hash for the kubelet, or whatever its manifest says, and others may have it from the API
-    server: only a UUID is surely the name of its cgroup.
+    A static pod's UID for the kubelet is a hash, or any text in its manifest, and the API server may give the pod
+    another UID. Only a UUID is certainly the name of its cgroup.
     """
     return (
         UUID.fullmatch(grant.holder.pod_uid) is not None

@@ -1,7 +1,7 @@
-"""What the folders under /var/log/pods say of pods: their UIDs, and when their containers began.
+"""Reads the folders below /var/log/pods: UIDs of pods, and when their containers started.
 
-The kubelet makes a folder for each pod, NAMESPACE_POD_UID, and the container runtime CONTAINER/N.log in it for start
-number N. Read at each poll for hundreds of containers, hence os and texts in place of paths.
+The kubelet makes a folder for each pod, NAMESPACE_POD_UID. The container runtime writes CONTAINER/N.log in it for start
+number N. Every poll reads the folders of hundreds of containers, so this module uses os and texts in place of paths.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpu_exporter.outside import need_whole
 
 LOG = re.compile(r"([0-9]{1,9})\.log")
 MAX_STARTS = 4096
-SETTLED_S = 2.0  # a folder that has changed more lately may change again within one tick of the file system's clock
+SETTLED_S = 2.0  # a folder that changed more recently may change again within one tick of the file system's clock
 PodName = tuple[str, str]  # namespace, pod
 
 
 class Start(NamedTuple):
-    """The present start of a container: its number, and its time in Unix seconds, infinite while it has not begun.
+    """The present start of a container: its number, and its time in Unix seconds, infinite while it has not started.
 
-    `why` it has not, `obstacle` in one word; `changed_ns`: the folder's change at which this was read, 0 to read it
-    again.
+    `why`: the reason why it has not started, `obstacle`: the same in one word. `changed_ns`: change time of the folder
+    when this was read, 0 to read it again.
     """
 
     number: int
@@ -43,15 +43,15 @@ class PodLogs:
         self._directory = str(directory)
         self._clock = clock
         self._uids: dict[PodName, str] = {}
-        self._left: set[str] = set()  # UIDs of pods that were replaced: their folders stay for a while
+        self._left: set[str] = set()  # UIDs of replaced pods: their folders remain for a while
         self._starts: dict[tuple[str, str], Start] = {}  # by UID and container
         self._seen: dict[tuple[str, str], Start] = {}  # in this poll
 
     def begin_poll(self, listed: Set[PodName], gone: Set[PodName]) -> dict[PodName, str]:
-        """UID of each listed pod: of several folders under one name the newest, but never one that was left.
+        """UID of each listed pod: of several folders with one name the newest, but never the folder of a replaced pod.
 
-        `gone`: pods that are no longer listed. One that returns under its name is another pod, though the folder of the
-        one before is still there.
+        `gone`: pods that are no longer listed. A pod that returns under the same name is another pod, even if the
+        folder of the previous pod is still there.
         """
         self._starts = dict(list(self._seen.items())[-MAX_STARTS:])
         self._seen = {}
@@ -59,7 +59,7 @@ class PodLogs:
         try:
             entries = os.listdir(self._directory)  # noqa: PTH208
         except OSError:
-            return {}  # not mounted: identity by name, marked as such
+            return {}  # not mounted: pods are identified by name, and marked so
         found: dict[PodName, list[str]] = {}
         there: set[str] = set()
         for entry in entries:
@@ -75,25 +75,27 @@ class PodLogs:
                 chosen[name] = fresh[0] if len(fresh) == 1 else max((self._date(name, uid), uid) for uid in fresh)[1]
         replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
         self._left = (self._left | replaced) & there
-        # Kept while the pod's folder is there, so that one that returns under its name is known as another.
+        # Kept while the pod's folder exists, so that a pod that returns under its name is known as another pod.
         self._uids = {name: uid for name, uid in self._uids.items() if uid in there} | chosen
         return chosen
 
     def _date(self, name: PodName, uid: str) -> float:
-        """When a pod's folder was last changed, 0 when the kubelet has just removed it."""
+        """When a pod's folder was last changed, 0 if the kubelet has just removed it."""
         try:
             return os.stat(f"{self._directory}/{name[0]}_{name[1]}_{uid}").st_mtime  # noqa: PTH116
         except OSError:
             return 0.0
 
     def read_start(self, name: PodName, uid: str, container: str) -> Start:
-        """The container's present start; `uid` is "" while the pod's is not known.
+        """The container's present start. `uid` is "" while the pod's UID is unknown.
 
-        The folder's time is that of the start when it is first seen. It moves when a log is rotated, so it is read once
-        for each start; a rotation before makes the start later, which only shortens an idle run.
+        When the folder is first seen, its time is the time of the start. A log rotation changes the folder's time, so
+        it is read once for each start. A rotation before that makes the start later, which only shortens an idle run.
         """
         if not uid:
-            return Start(-1, math.inf, f"the start of its container is unknown: mount {self._directory}", "start_unknown")
+            return Start(
+                -1, math.inf, f"the start of its container is unknown: mount {self._directory}", "start_unknown"
+            )
         folder = f"{self._directory}/{name[0]}_{name[1]}_{uid}/{container}"
         known = self._starts.get((uid, container))
         try:

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.attribution.kubelet.protobuf import ProtobufError, read_fields, read_text
 
 LIST = "/v1.PodResourcesLister/List"
-ENTRIES_MAX = 20_000  # a kubelet has 110 pods by default; an answer of many small entries takes twenty times its size
-POD_ENTRIES_MAX = 2_048  # of one pod, or one device
+# a kubelet has 110 pods by default; in memory, an answer of many small entries takes twenty times its size
+ENTRIES_MAX = 20_000
+POD_ENTRIES_MAX = 2_048  # entries of one pod, or of one device
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 PodName: TypeAlias = tuple[str, str]
 """Namespace and name."""
@@ -22,9 +23,10 @@ PodName: TypeAlias = tuple[str, str]
 class ContainerDevices(NamedTuple):
     """One resource of one container as PodResources lists it.
 
-    `claimed`: by a claim of dynamic resource allocation; then `resource` is the driver's name and there is one device,
-    `claim` its claim (NAMESPACE/NAME), `cdi` the names for the container runtime, and `is_share` says that others may
-    have a part of it too. Kubelets before 1.34 name no driver and no device, and give the CDI names as `device_ids`.
+    `claimed`: the resource comes from a claim of dynamic resource allocation. Then `resource` is the driver's name,
+    there is one device, `claim` is its claim (NAMESPACE/NAME), `cdi` has the names for the container runtime, and
+    `is_share` means that others may have a part of the device too. Kubelets before 1.34 report no driver and no device,
+    and give the CDI names as `device_ids`.
     """
 
     namespace: str
@@ -40,16 +42,16 @@ class ContainerDevices(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """One field of an answer: whose it is, None for nobody's, and what is in it."""
+    """One field of an answer: its pod, None for a field without a pod, and its entries."""
 
     pod: PodName | None
     entries: tuple[ContainerDevices, ...]
 
 
 class Reader:
-    """Reads one answer after the other, and of each only what was not in the one before, byte for byte.
+    """Reads successive answers. A field that was in the previous answer, byte for byte, is not parsed again.
 
-    A kubelet lists its pods in another order each time, and each of them in the same bytes as long as it lives.
+    A kubelet lists its pods in another order each time, but each pod in the same bytes while the pod lives.
     """
 
     def __init__(
@@ -58,21 +60,21 @@ class Reader:
         device_of: Callable[[str], str] = lambda device_id: device_id,
         wants: Callable[[ContainerDevices], bool] = lambda entry: True,
     ) -> None:
-        """`parse`: what is in one field of the answer. `device_of`: the device of an id. Of the replicas of a device
-        that one container has, only the first counts, before any limit: a plugin may offer thousands of them. So may
-        plugins of other devices: entries that nobody `wants` do not count either.
+        """`parse`: parses one field of the answer. `device_of`: the device of an id. If one container has several
+        replicas of a device, only the first counts, before any limit is applied: a plugin may offer thousands of
+        replicas. `wants`: whether an entry counts; plugins of other devices may also offer thousands.
         """
         self._parse = parse
         self._wants = wants
         self._device_of = device_of
         self.odd = 0
-        """How many pods, or devices, of the last answer were left out, since they are not understood or too many."""
+        """How many pods, or devices, of the last answer were left out, because they are not understood or too many."""
         self.pods: frozenset[PodName] = frozenset()
-        """Every pod of the last answer that was understood, also without devices."""
+        """Every pod of the last answer that was understood, including pods without devices."""
         self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """Everything that the answer lists; a pod that is not understood costs itself. Raises ProtobufError."""
+        """All entries of the answer. A pod that is not understood is left out. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, _Parsed] = {}
@@ -85,7 +87,7 @@ class Reader:
                 self.odd += 1
                 continue
             known[payload] = found
-            # What is offered comes in a field for each replica.
+            # An answer of ALLOCATABLE has one field for each replica.
             entries += found.entries if found.pod else self._collapse(found.entries, offered)
             if len(entries) > ENTRIES_MAX:
                 raise ProtobufError(f"more than {ENTRIES_MAX} lists of devices")
@@ -94,7 +96,7 @@ class Reader:
         return entries
 
     def _read_field(self, payload: bytes) -> _Parsed | None:
-        """None for a field that is not understood, or has too much in it."""
+        """None for a field that is not understood, or has too many entries."""
         try:
             pod, entries = self._parse(payload)
             found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))
@@ -103,7 +105,7 @@ class Reader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """The wanted entries with one id for each device; `seen`: containers and devices that were there before."""
+        """The wanted entries with one id for each device. `seen`: containers and devices that were listed before."""
         for entry in entries:
             if not self._wants(entry):
                 continue
@@ -123,12 +125,12 @@ class Reader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> Reader:
-    """For answers of LIST: the devices of containers, of device plugins and of dynamic resource allocation."""
+    """A reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
     return Reader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> Reader:
-    """For answers of ALLOCATABLE: devices without a pod, those of device plugins that are healthy."""
+    """A reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
     return Reader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 

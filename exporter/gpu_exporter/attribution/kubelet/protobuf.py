@@ -1,6 +1,6 @@
-"""Just enough protobuf to read PodResources: fields of a message, by number.
+"""The part of protobuf that PodResources needs: the fields of a message, by number.
 
-Wire format: protobuf.dev/programming-guides/encoding. Groups (wire types 3 and 4) are long gone and refused.
+Wire format: protobuf.dev/programming-guides/encoding. Groups (wire types 3 and 4) are obsolete and refused.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Length-delimited fields (number, payload) in order; numbers of other types are skipped over."""
+    """Length-delimited fields (number, payload) in order. Fields of other types are skipped."""
     position, end = 0, len(data)
     while position < end:
         tag, position = data[position], position + 1
-        if tag > 0x7F:  # nearly every tag and length is one byte
+        if tag > 0x7F:  # nearly every tag and length is one byte long
             tag, position = _read_varint(data, position - 1)
         kind = tag & 7
         if kind == VARINT:

@@ -1,15 +1,14 @@
-"""Pods by the kubelet's PodResources API, v1.
+"""Pods from the kubelet's PodResources API, v1.
 
-The API (podresources.py) names no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
-pod that still pulls an image or runs its init containers holds its GPUs, but nothing that could use them runs.
-A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
-so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
-after a second such answer only (docs/decisions/0005).
-GetAllocatableResources lists the devices that it may give to pods: a GPU that is missing there is not free, even while
-no pod holds it.
+The API (podresources.py) reports no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
+pod that still pulls an image or runs its init containers holds its GPUs, but no program that could use them runs. A
+restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured). So
+two kinds of answer count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks
+pods seen before, and an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the
+kubelet may give to pods. A GPU that is missing there is not free, even if no pod holds it.
 
-Listed is not held. Of each entry is asked, in this order: does its pod live (alive.py), does it consume the device or
-only watch it (consumers.py), and which device is it (device_ids.py, resolve.py)?
+A listed device is not always held. For each entry the source checks, in this order: does its pod live (alive.py), does
+it consume the device or only watch it (consumers.py), and which device is it (device_ids.py, resolve.py)?
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from gpu_exporter.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
-SETTLED_S = 900.0  # after a start of the node every pod has its cgroup, or none any more
+SETTLED_S = 900.0  # after this time since the start of the node, every pod has its cgroup, or has lost it
 ID_MAX = 80  # characters of an id in a text
 
 
@@ -70,8 +69,8 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None where every entry holds its device. `lives`: None where pods that have ended are not told
-        apart. Raises ValueError.
+        """`consumers`: None if every entry holds its device. `lives`: None if ended pods cannot be detected. Raises
+        ValueError.
         """
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
@@ -85,10 +84,12 @@ class KubeletSource:
         self._timeout_s = options.timeout_s
         self._empty_confirm_s = options.empty_confirm_s
         self._uids: Mapping[PodName, str] = {}
-        self._held: set[PodName] = set()  # pods with GPUs in the last answer that was believed
-        self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
-        self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
-        self._has_offered = False  # once a device plugin has offered a GPU, no offer means that it is down
+        self._held: set[PodName] = set()  # pods with GPUs in the last accepted answer
+        self._kubelet: tuple[int, int] | None = None  # which kubelet gave that answer
+        # since when pods are missing, and in which kubelet's answers
+        self._lacking: tuple[float, tuple[int, int] | None] | None = None
+        # after a device plugin has offered a GPU, a missing offer means that the plugin is down
+        self._has_offered = False
 
     def poll(self) -> Answer:
         listed = self._list()
@@ -101,7 +102,8 @@ class KubeletSource:
         grants, odd = self._grant(self._consumers.select(entries), uids)
         if self._pods.odd:
             odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is reported as free")
-        # The kubelet's order varies, so the first by name is named. It does not know what is left for resource claims.
+        # The kubelet's order varies, so the message names the first odd entry by name. The kubelet does not know which
+        # devices are left for resource claims.
         return Answer(
             self._note_ended(grants, set(uids.values())),
             min(odd, default=""),
@@ -127,15 +129,15 @@ class KubeletSource:
                     odd.add(_describe_odd(entry, device_id))
                     continue
                 devices.setdefault(name, set()).add((grant.kind, grant.device))
-                if grant.kind == "index":  # the runtime looks the index up at each start of the container
+                if grant.kind == "index":  # the runtime looks up the index at each start of the container
                     grant = grant._replace(number=f"device {device_id}, start {start.number}" if not start.why else "")
                 grants.append(grant._replace(working_wall=start.wall, why=start.why, obstacle=start.obstacle))
         counts = {name: len(several) for name, several in devices.items()}
         return [_count_units(grant, counts) for grant in grants], odd
 
     def _note_ended(self, grants: Sequence[Grant], listed: set[str]) -> list[Grant]:
-        """The grants, those of pods that have ended marked as such. `listed`: UIDs of all pods in the list."""
-        # The logs of a pod outlive a start of the node, after which its cgroup comes late.
+        """The grants, with the grants of ended pods marked as ended. `listed`: UIDs of all pods in the list."""
+        # A pod's logs survive a start of the node, and its cgroup appears later.
         is_settled = self._clock.wall() - self._boot_wall > SETTLED_S
         begun = {
             grant.holder.pod_uid
@@ -146,7 +148,7 @@ class KubeletSource:
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
-        """None before a device plugin has offered a GPU, and while it offers one with an id that is not understood."""
+        """The offered GPUs. None before a device plugin has offered a GPU, or if an offered id is not understood."""
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
             return None
@@ -159,7 +161,7 @@ class KubeletSource:
         try:
             return self._pods.read(call(str(self._socket), LIST, b"", self._timeout_s))
         except (CallError, ProtobufError) as exc:
-            self._lacking = None  # two answers in a row are asked for
+            self._lacking = None  # the two answers must follow each other
             hint = ""
             if isinstance(exc.__cause__, PermissionError):
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
@@ -183,9 +185,10 @@ class KubeletSource:
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _knows_static_pods_only(self, missing: set[PodName]) -> bool:
-        """Whether a new kubelet has not reached the API server yet: pods whose cgroups are there only seem gone.
+        """Whether a new kubelet has not reached the API server yet. Then missing pods whose cgroups exist only seem to
+        be gone.
 
-        A pod of the API server has a UUID: one in the list shows that it is reached.
+        A pod of the API server has a UUID: a listed UUID shows that the kubelet reached the API server.
         """
         has_api = any(UUID.fullmatch(self._uids.get(name, "")) for name in self._pods.pods)
         if self._lives is None or has_api:
@@ -193,7 +196,7 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """The socket's inode and time: every start of a kubelet makes a new one."""
+        """The socket's inode and time: each start of a kubelet makes a new socket."""
         try:
             status = self._socket.stat()
         except OSError:
@@ -229,6 +232,7 @@ def _describe_odd(entry: ContainerDevices, device_id: str) -> str:
     holder, named = f"{entry.namespace}/{entry.pod}/{entry.container}", repr(device_id[:ID_MAX])
     if entry.claimed:
         return (
-            f"{holder} has GPUs of a resource claim, but {named} is not a device of this node, so no GPU is reported as free"
+            f"{holder} has GPUs of a resource claim, but {named} is not a device of this node, so no GPU is reported "
+            "as free"
         )
     return f"device id {named} of {holder} is not understood, so no GPU is reported as free"

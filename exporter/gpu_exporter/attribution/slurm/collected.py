@@ -1,4 +1,4 @@
-"""What slurmctld has answered to the collector of the cluster about this node."""
+"""Reads the answer of slurmctld about this node from the collector of the cluster."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import FetchError, fetch_text, shorten
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-READ_MAX = 4 * 1024 * 1024  # a node with 5,000 jobs
+READ_MAX = 4 * 1024 * 1024  # bytes; enough for a node with 5,000 jobs
 AGE_MAX_S = 300.0  # as attribution.keep_last
-ANSWERS = "/api/v1/slurm/nodes/"  # where a collector serves them, by name of the node
+ANSWERS = "/api/v1/slurm/nodes/"  # path on a collector, followed by the name of the node
 HINT = "check that `gpu-exporter slurm-collector` runs, and that this node has GPUs in slurm.conf"
-AHEAD_MAX_S = 30.0  # of the collector's clock; such a picture counts as new
+AHEAD_MAX_S = 30.0  # how far the collector's clock may be ahead; such an answer counts as new
 
 
 class Collected:
-    """Takes the place of Controller and reads the collector's answer for one node."""
+    """Replaces Controller: reads the collector's answer for one node."""
 
     def __init__(self, node: str, place: str, timeout_s: float, clock: Clock) -> None:
         """`place`: the collector's directory, or its address (http:// or https://).
 
-        Raises ValueError for a name that no node can have.
+        Raises ValueError for an invalid NodeName.
         """
         if not NODE_NAME.fullmatch(node):
             raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
@@ -38,11 +38,11 @@ class Collected:
         self._clock = clock
 
     def look(self, here: Collection[str], renew: bool = False) -> Look:
-        """Raises SourceError for an answer that is missing, too old, or that others may have written."""
-        del here, renew  # each picture has all that is known of the node
+        """Raises SourceError if the answer is missing or too old, or if other users may have written it."""
+        del here, renew  # each answer has all that is known about the node
         try:
             picture = parse_picture(self._read())
-        except FetchError as exc:  # which says where
+        except FetchError as exc:  # the error contains the address
             raise SourceError(f"{exc}; {HINT}") from exc
         except FileNotFoundError as exc:
             raise SourceError(f"{self._shown}: no such file; {HINT}") from exc
@@ -50,7 +50,9 @@ class Collected:
             raise SourceError(f"{self._shown}: {getattr(exc, 'strerror', None) or exc}") from exc
         age_s = self._clock.wall() - picture.asked_wall
         if age_s < -AHEAD_MAX_S:
-            raise SourceError(f"{self._shown}: from {-age_s:.0f} s in the future: check that the clocks of the nodes agree")
+            raise SourceError(
+                f"{self._shown}: from {-age_s:.0f} s in the future: check that the clocks of the nodes agree"
+            )
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
             raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)

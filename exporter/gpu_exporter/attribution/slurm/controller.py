@@ -1,15 +1,17 @@
-"""What slurmctld says of one node, in as few and as small questions as can be.
+"""Asks slurmctld about one node, with as few and as small questions as possible.
 
-Three questions, none of which a job's owner can shape an answer to (docs/decisions/0001):
-- what is in use at all: `GresUsed` of `sinfo -n NODE`, 3 kB. A GPU in use that no known job has is held by a job that
-  is new or hidden from us; one that is not in use is held by none. "Free" rests on this alone. (`scontrol show node
-  NODE` says more, and is filtered by the client: 350 kB in a cluster of 1,000 nodes. So that is asked once an hour,
-  and when gres.conf does not fit it);
-- who: `squeue` with columns that only Slurm and its administrators fill. `squeue -j JOB` is one job, while `squeue -w
-  NODE` is filtered by the client, after all jobs and nodes of the cluster were sent (2 MB with 3,000 jobs): so that is
-  asked only when GPUs are in use that no job with a step here explains;
-- which positions (IDX): `scontrol show job JOB --json`, on Slurm before 23.02 in plain text, and where a job has made
-  that ambiguous `squeue --json`. Asked again when a job was resized, when the node contradicts it, and now and then.
+Three questions, whose answers a job's owner cannot change (docs/decisions/0001):
+
+- Which GPUs are in use: `GresUsed` of `sinfo -n NODE`, 3 kB. If a GPU is in use and no known job has it, a new or
+  hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
+  NODE` reports more, but the client filters it: 350 kB in a cluster of 1,000 nodes. So it is asked once an hour, and
+  when gres.conf does not fit it.)
+- Who uses them: `squeue` with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one job.
+  `squeue -w NODE` is filtered by the client after all jobs and nodes of the cluster were sent (2 MB with 3,000 jobs),
+  so it is asked only if GPUs are in use that no job with a step here explains.
+- Which positions (IDX) a job has: `scontrol show job JOB --json`, on Slurm before 23.02 in plain text, and `squeue
+  --json` if a job has made the text ambiguous. Asked again when a job was resized, when the node contradicts it, and
+  from time to time.
 """
 
 from __future__ import annotations
@@ -39,27 +41,28 @@ from gpu_exporter.attribution.source import SlowSource, SourceError
 from gpu_exporter.clock import Clock
 
 log = logging.getLogger(__name__)
-# A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
+# A COMPLETING job has already given its GPUs back, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
-CONFIG_EACH_S = 3600.0  # what `scontrol show config` says, and of a node its configuration, changes rarely
-JOB_EACH_S = 300.0  # a resize is seen within this time
-LIST_EACH_S = 600.0  # GPUs in use by jobs that squeue does not list are asked about again this often
-LOOK_TIMEOUTS = 2  # a look has this many times the timeout of one command
-DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often
-SINGLES_MAX = 8  # more jobs than that are asked for at once
-GONE = "Invalid job id"  # what squeue ends with for a job that Slurm has forgotten, or hides
+# how often `scontrol show config` and the node's configuration are read again; both change rarely
+CONFIG_EACH_S = 3600.0
+JOB_EACH_S = 300.0  # a resize is detected within this time
+LIST_EACH_S = 600.0  # how often GPUs in use by jobs that squeue does not list are asked about again
+LOOK_TIMEOUTS = 2  # a look may take this many times the timeout of one command
+DOUBT_EACH_S = 30.0  # how often the jobs are asked again while node and jobs disagree
+SINGLES_MAX = 8  # if more jobs are due, one question asks for all of them
+GONE = "Invalid job id"  # squeue's error text for a job that Slurm has forgotten, or hides
 WITHOUT_JSON = re.compile(r"unrecognized option '--json'|serializer|data_parser", re.IGNORECASE)
-AHEAD_MAX_S = 300.0  # munge's default time to live of a credential
+AHEAD_MAX_S = 300.0  # default time to live of a munge credential
 Run = Callable[[Sequence[str], float], str]
 Bounds = tuple[float, float]
 
 
 class OutOfTime(SourceError):
-    """Slurm is slow, which is no fault of the job that was asked about."""
+    """Slurm is slow. The job that was asked about did not cause this."""
 
 
 class Known(NamedTuple):
-    """A job of this node: its row of squeue, its GPUs (None while they are not known), and when each was asked for."""
+    """A job of this node: its row of squeue, its GPUs (None while unknown), and when each of these was asked for."""
 
     job: Job
     asked: float
@@ -68,11 +71,10 @@ class Known(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What Slurm says of a node, from `asked` on (monotonic seconds); `jobs` by job id, each with its GPUs.
+    """Slurm's report about a node, true from `asked` on (monotonic seconds). `jobs`: by job id, each with its GPUs.
 
-    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if it is
-    of one of them, else 0. `clock`: bounds of slurmctld's clock less our monotonic one,
-    None where they are not known.
+    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if a
+    collector asked, else 0. `clock`: bounds of slurmctld's clock minus the exporter's monotonic clock, None if unknown.
     """
 
     asked: float
@@ -84,7 +86,7 @@ class Look(NamedTuple):
     clock: Bounds | None = None
 
     def gpus(self) -> Iterator[JobGpus]:
-        """Of each job."""
+        """The GPUs of each job."""
         return (known.gpus for known in self.jobs.values() if known.gpus is not None)
 
     def claimed(self) -> set[int]:
@@ -92,23 +94,23 @@ class Look(NamedTuple):
         return {index for gpus in self.gpus() for index in gpus.positions()}
 
     def in_use(self) -> set[int]:
-        """Every position that is in use as the node says, or where it names none, as its jobs say."""
+        """Every position in use according to the node, or, if the node names no positions, according to its jobs."""
         used = self.node.used
         return self.claimed() if used.unnamed else {*used.indexes, *(index for index, _ in used.shared)}
 
     def surplus(self) -> int:
-        """By how many GPUs the jobs exceed what the node has in use, where it names no positions."""
+        """By how many GPUs the jobs exceed the node's number in use, if the node names no positions."""
         return sum(len(gpus.indexes) + gpus.unnamed for gpus in self.gpus()) - self.node.used.unnamed
 
     def doubt(self) -> tuple[int, ...]:
-        """Where jobs and node disagree: positions, or the jobs' surplus of GPUs where positions are not named."""
+        """Where jobs and node disagree: positions, or the jobs' surplus of GPUs if positions are not named."""
         if self.node.used.unnamed:
             surplus = self.surplus()
             return (surplus,) if surplus else ()
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """What is in use and no job has: positions, or their number below 0, or a share of no position."""
+        """Positions or shares in use that no job has. If positions are not named: how many, as a negative number."""
         if self.node.used.unnamed:
             return (self.surplus(),) if self.surplus() < 0 else ()
         share = self.node.used.unnamed_share
@@ -117,7 +119,7 @@ class Look(NamedTuple):
 
 
 class Controller:
-    """Remembers what it was told of the jobs of one node."""
+    """Remembers the answers about the jobs of one node."""
 
     def __init__(self, node: str, timeout_s: float, run: Run, clock: Clock) -> None:
         self.node = node
@@ -133,17 +135,17 @@ class Controller:
         self._doubt_before: tuple[int, ...] = ()
         self._listed_at = -math.inf
         self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
-        self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
-        self._slow: set[str] = set()  # jobs at whose last question Slurm was too slow
+        self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are not asked
+        self._slow: set[str] = set()  # jobs for which Slurm was too slow at their last question
         self._has_json = True
         self._all_refused_until = -math.inf
         self._until = 0.0
 
     def look(self, here: Collection[str], renew: bool = False) -> Look:
-        """`here`: the jobs that have a step on this node, as far as is known. `renew`: what was said of the node's
-        configuration does not fit.
+        """`here`: the jobs that have a step on this node, as far as known. `renew`: the known configuration of the node
+        does not fit.
 
-        Raises SourceError; takes LOOK_TIMEOUTS timeouts at most, however many jobs there are.
+        Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
         """
         self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
         config = self._read_config()
@@ -152,7 +154,7 @@ class Controller:
         look = self._look(config, here)
         doubt = look.doubt()
         if doubt and doubt != self._doubt_before and not look.problem:
-            # A job may have begun or ended between the questions.
+            # A job may have started or ended between the questions.
             look = self._look(config, here)
         self._doubt_before = look.doubt()
         return look
@@ -167,7 +169,7 @@ class Controller:
         problem = ""
         try:
             self._learn(lambda: self._picture(now, config, node), here, now)
-        except OutOfTime as exc:  # what is in use and has no job by now is held without a name
+        except OutOfTime as exc:  # GPUs in use that have no job by now are held without a name
             problem = str(exc)
         return self._picture(now, config, node)._replace(problem=problem)
 
@@ -176,9 +178,9 @@ class Controller:
         return Look(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], Look], here: Collection[str], now: float) -> None:
-        """Ask about the jobs that are not known or may have changed. Raises SourceError."""
+        """Ask about jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
-        # A job that holds nothing here is remembered as such for as long as it has a step here.
+        # A job that holds nothing here is remembered so while it has a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
         holding = {job: known for job, known in self._known.items() if _may_hold(known)}
         due = {
@@ -187,13 +189,13 @@ class Controller:
             if job not in here or known.job.state != "RUNNING" or now - known.asked >= JOB_EACH_S
         }
         self._ask(due, now)
-        # The last look may have run out of time before it had asked for some of these.
+        # The last look may have run out of time before it asked for some of these jobs.
         never = {job for job, known in self._known.items() if known.gpus_asked == -math.inf}
         self._ask_gpus(never | {job for job in holding if holding[job].gpus is not None}, now, again=False)
         if picture().unexplained():
             new = set(here) - self._known.keys()
             self._ask(new, now)
-            # What squeue does not show, though it has a step here, is ending or hidden from us.
+            # A job with a step here that squeue does not show is ending, or is hidden from the exporter.
             self._refused.update((job, now + JOB_EACH_S) for job in new - self._known.keys() - self._refused.keys())
         doubt, unexplained = picture().doubt(), picture().unexplained()
         if doubt and now - self._doubted_at >= DOUBT_EACH_S:
@@ -205,14 +207,14 @@ class Controller:
             self._listed_for, self._listed_at = picture().unexplained(), now
 
     def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
-        """Rows and GPUs of these jobs; one that has ended is forgotten. `again`: what is known is in doubt."""
+        """Ask for rows and GPUs of these jobs. Ended jobs are forgotten. `again`: the known GPUs are in doubt."""
         self._refused = {job: until for job, until in self._refused.items() if now < until}
         jobs = jobs - self._refused.keys()
         if len(jobs) > SINGLES_MAX:
             return self._list(now, again)
         for job in sorted(jobs):
             try:
-                rows = parse_squeue(self._squeue("-j", job))  # of an array or het job more than the one
+                rows = parse_squeue(self._squeue("-j", job))  # for an array or het job, more jobs than the one
             except SourceError as exc:
                 if self._is_slurms_fault(job, exc):
                     raise OutOfTime(str(exc)) from exc
@@ -227,7 +229,7 @@ class Controller:
         return None
 
     def _list(self, now: float, again: bool = False) -> None:
-        """Rows of all jobs of this node, and the GPUs of those that are new or were resized."""
+        """Ask for rows of all jobs of this node, and for the GPUs of new or resized jobs."""
         rows = parse_squeue(self._squeue("-w", self.node))
         self._take(rows, now)
         listed = {row.job_id for row in rows}
@@ -248,9 +250,9 @@ class Controller:
                 self._known[job.job_id] = before._replace(job=job, asked=now, gpus_asked=asked)
 
     def _ask_gpus(self, jobs: Iterable[str], now: float, again: bool) -> None:
-        """What is not answered stays as it was known; a job that was never known stays unknown.
+        """Ask for the GPUs of these jobs. Without an answer, a job's GPUs remain as they were known, or unknown.
 
-        A job that cannot be asked about costs no other job its answer: the node's record makes its GPUs held.
+        A job that cannot be asked about does not affect other jobs: the node's record makes its GPUs held.
         """
         everything: dict[str, JobGpus] | None = None  # of the whole cluster, asked for once
         for job in sorted(jobs):
@@ -260,7 +262,7 @@ class Controller:
             if known.gpus is not None and now - known.gpus_asked < JOB_EACH_S and not again:
                 continue
             if self._clock.monotonic() - now > self._timeout_s:
-                return  # the rest at the next look: Slurm is slow, and the source must answer
+                return  # the next look asks the rest: Slurm is slow, and the source must answer
             try:
                 gpus = self._ask_one(job)
                 if gpus is None and not self._has_json:
@@ -275,10 +277,11 @@ class Controller:
                 self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
 
     def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
-        """Whether Slurm is slow and it may be by chance that it was so at this job, which the next look asks about.
+        """Whether Slurm is slow, and this may be by chance at this job. Then the next look asks about the job again.
 
-        slurmctld 24.11.5 takes 5 s for an answer now and then, and left a job without its GPUs for DOUBT_EACH_S. A job
-        at whose question it is slow twice is left alone, so that it does not keep the others waiting.
+        slurmctld 24.11.5 sometimes takes 5 s for an answer, which left a job without its GPUs for DOUBT_EACH_S. If
+        Slurm is slow twice at the same job, that job is not asked about for a while, so that it does not delay the
+        others.
         """
         if isinstance(reason, OutOfTime):
             return True
@@ -292,7 +295,7 @@ class Controller:
         log.info("job %s: its GPUs are unknown until Slurm answers: %s", job, reason)
 
     def _ask_one(self, job: str) -> JobGpus | None:
-        """The GPUs of one job, None while they are not known. Raises SourceError."""
+        """The GPUs of one job, None while they are unknown. Raises SourceError."""
         if self._has_json:
             try:
                 return parse_job_gpus(self._run("scontrol", "show", "job", job, "--json"), self.node).get(job)
@@ -303,9 +306,10 @@ class Controller:
         return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
 
     def _ask_all(self, now: float) -> dict[str, JobGpus]:
-        """The GPUs on this node of every job, by job id: 22.05 has JSON for all jobs only, and some builds for none.
+        """The GPUs on this node of every job, by job id. 22.05 has JSON for all jobs only, and some builds have no
+        JSON.
 
-        Raises SourceError; where that was no use it is not tried again for a while, since it is the largest answer.
+        Raises SourceError. After a failure it is not tried again for a while, because this is the largest answer.
         """
         if now < self._all_refused_until:
             return {}
@@ -334,18 +338,20 @@ class Controller:
 
 
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
-    """Bounds of slurmctld's clock less our monotonic one, which a step of our own clock does not change.
+    """Bounds of slurmctld's clock minus the exporter's monotonic clock, which a step of the system clock does not
+    change.
 
-    `told`: whole seconds, by slurmctld, of a moment between `before` and `after` (monotonic seconds).
+    `told`: slurmctld's time in whole seconds, at a moment between `before` and `after` (monotonic seconds).
     """
     return None if told is None else (told - after, told + 1.0 - before)
 
 
 def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
-    """By how many seconds our clock is ahead of slurmctld's. `now`: monotonic seconds, `wall`: Unix seconds of then.
+    """By how many seconds the exporter's clock is ahead of slurmctld's. `now`: monotonic seconds, `wall`: Unix seconds
+    of the same moment.
 
-    0 where it need not be: clocks that are kept by NTP agree, and what cannot be seen is not corrected. 0 also beyond
-    AHEAD_MAX_S, where munge would let no job start: then one of the clocks was just stepped, and dates of before prove
+    0 if the bounds allow 0: clocks with NTP agree, and an invisible difference is not corrected. Also 0 beyond
+    AHEAD_MAX_S, where munge would let no job start: then one of the clocks was just stepped, and earlier dates prove
     nothing.
     """
     if clock is None:
@@ -356,5 +362,5 @@ def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
 
 
 def _may_hold(known: Known) -> bool:
-    """Whether the job has GPUs or shares of them here, or may have."""
+    """Whether the job has GPUs or shares of GPUs here, or may have."""
     return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

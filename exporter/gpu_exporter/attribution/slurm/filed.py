@@ -1,9 +1,9 @@
-"""Jobs by the files of the prolog alone: what began, ended and is held is known without a question to slurmctld.
+"""Jobs known from the prolog's files alone: starts, ends and GPUs are known without asking slurmctld.
 
-A file is believed by itself where it says everything that is needed: whose job it is, which run of it began when, and
-which positions (IDX) it has of one node. It does not say whether they are parts of GPUs, so on a node that shares GPUs
-(shard, mps) no file is. No release of Slurm tells a prolog the QoS and the ids of an array: slurmctld adds them to a
-job that has run for FILL_S.
+A file counts without slurmctld if it contains everything that is needed: the owner of the job, which run of the job
+started when, and its positions (IDX) on one node. It does not show whether the positions are parts of GPUs, so on a
+node that shares GPUs (shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array:
+slurmctld adds them to a job that has run for FILL_S.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpu_exporter.attribution.slurm.parse import Job, JobGpus
 from gpu_exporter.attribution.slurm.presence import Present
 from gpu_exporter.outside import WHOLE_MAX, whole
 
-FILL_S = 300.0  # a job that has run for so long is worth a question; the shortest policy waits longer
-PROMPT_S = 2.0  # a prolog that ran so soon ran at once; both dates are whole seconds
+FILL_S = 300.0  # a job that has run for this time is worth a question; the shortest policy waits longer
+PROMPT_S = 2.0  # a prolog that ran within this time of the start ran at once; both dates are whole seconds
 
 
 class Merged(NamedTuple):
-    """A look with what the files add to it. `disputed`: jobs of files that claim what another job has, which a question
-    to slurmctld settles.
+    """A look, completed by the files. `disputed`: jobs whose files claim GPUs of another job; slurmctld is asked to
+    decide.
     """
 
     look: Look
@@ -31,9 +31,9 @@ class Merged(NamedTuple):
 
 
 class _Spoken(NamedTuple):
-    """A run of a job whose file was believed: its restart count, and when that was so last (monotonic seconds).
+    """A run of a job whose file counted: its restart count, and when the file last counted (monotonic seconds).
 
-    `is_over`: the epilog has told of its end.
+    `is_over`: the epilog has reported its end.
     """
 
     restarts: str
@@ -42,23 +42,23 @@ class _Spoken(NamedTuple):
 
 
 class FiledJobs:
-    """Which files are believed by themselves. One thread at a time."""
+    """Decides which files count without slurmctld. Not thread-safe."""
 
     def __init__(self) -> None:
         self.is_on = False
-        """Whether gres.conf says that no GPU of this node is shared."""
+        """Whether gres.conf proves that no GPU of this node is shared."""
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
 
     def find(self, look: Look, present: Present) -> dict[str, JobFile]:
-        """The files that are believed by themselves, by job."""
+        """The files that count without slurmctld, by job."""
         used = look.node.used
         if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
             return {}
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: Look, present: Present, wall: float) -> set[str]:
-        """Jobs whose files leave nothing to ask slurmctld yet. `wall`: Unix seconds."""
+        """Jobs whose files need no question to slurmctld yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
@@ -66,9 +66,9 @@ class FiledJobs:
         }
 
     def list_lost(self, look: Look, present: Present) -> set[str]:
-        """Jobs that only their files told of, which cannot be believed now, and of which slurmctld has not told since.
+        """Jobs that only their files reported, whose files do not count now, and that slurmctld has not reported since.
 
-        A job whose file has gone has ended, but not while it has a step or may have one, and not where the epilog has
+        A job whose file is gone has ended, except while it has a step or may have one, and except if the epilog has
         left the file.
         """
         told = {job.job_id for job in present.ended}
@@ -84,7 +84,7 @@ class FiledJobs:
         }
 
     def merge(self, look: Look, present: Present, now: float) -> Merged:
-        """The look, less the jobs that have ended since, and with those that have begun, by their files. `now`:
+        """The look without the jobs that have ended since, and with the jobs that have started, by their files. `now`:
         monotonic seconds.
         """
         if not (self.is_on and present.is_complete):
@@ -96,7 +96,7 @@ class FiledJobs:
         freed = {index for job in gone | (look.jobs.keys() & new.keys()) for index in _positions(look.jobs[job])}
         taken = {index: job for job, known in jobs.items() for index in _positions(known)}
         disputed: dict[str, str] = {}
-        # Of two files that claim one GPU the one with a step is right, and else the newer one.
+        # If two files claim one GPU, the file of a job with a step is right, otherwise the newer file.
         for job in sorted(new, key=lambda job: (job not in present.steps.pids, -new[job].written_wall, job)):
             file = new[job]
             clash = next((index for index in file.indexes if index in taken), None)
@@ -112,7 +112,9 @@ class FiledJobs:
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
     def forget(self, look: Look, present: Present, ended: Set[str]) -> None:
-        """Jobs that slurmctld has told of since, and those whose end is known. `ended`: of this poll."""
+        """Forget jobs that slurmctld has reported since, and jobs whose end is known. `ended`: jobs that ended in this
+        poll.
+        """
         self._spoken = {
             job: run._replace(is_over=run.is_over or job in ended)
             for job, run in self._spoken.items()
@@ -120,7 +122,7 @@ class FiledJobs:
         }
 
     def _has_ended(self, look: Look, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
-        """Of a job that has neither step nor file. What slurmctld said later than its file was there counts more."""
+        """For a job without step and file. A report of slurmctld that is newer than the job's file takes precedence."""
         run = self._spoken.get(job)
         is_seen = not present.steps.unseen or (run is not None and run.is_over)
         is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
@@ -128,8 +130,8 @@ class FiledJobs:
 
 
 def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
-    """Whether a job that has neither step nor file lost its GPUs to one that began. With Contain each job that runs has
-    a step; of one that has just begun it may not be there yet, so that alone frees nothing.
+    """Whether a job without step and file lost its GPUs to a job that started. With Contain, each running job has a
+    step. A job that has just started may not have its step yet, so a missing step alone frees nothing.
     """
     claimed = {index for file in new.values() for index in file.indexes}
     is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
@@ -137,13 +139,13 @@ def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
 
 
 def is_whole(file: JobFile, look: Look) -> bool:
-    """Whether a file says all that is needed of a job of this node."""
+    """Whether a file contains everything that is needed about a job of this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
 
 def _is_known(look: Look, job: str, file: JobFile) -> bool:
-    """Whether slurmctld has told of this very run, or of a later one."""
+    """Whether slurmctld has reported this run, or a later run."""
     known = look.jobs.get(job)
     run = file.run
     if known is None or run is None:
@@ -159,18 +161,18 @@ def _positions(known: Known) -> tuple[int, ...]:
 
 
 def read_job(job: str, file: JobFile) -> Job:
-    """The job as its file tells of it, which is believed by itself."""
+    """The job as its file describes it. The file must be whole (is_whole)."""
     run = file.run
     assert run is not None
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
 
 
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
-    """When a job began by this host's clock, which is `ahead_s` ahead of slurmctld's; `start`: as its row has it.
+    """When a job started, by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
 
-    By the date of the prolog, if that ran at once: the epilog's comes from the same clock and is as late, so that their
-    difference is what slurmctld counts. A prolog may also run behind another one for minutes, in which the job has its
-    GPUs.
+    If the prolog ran at once, its date counts: the epilog's date comes from the same clock with the same delay, so the
+    difference is what slurmctld counts. A prolog may also run minutes later, behind another prolog, while the job
+    already has its GPUs.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

@@ -1,6 +1,6 @@
-"""What a position of a job (IDX) becomes: a grant of a device, with what speaks for it and against it.
+"""Turns a position of a job (IDX) into a grant of a device, with the evidence for and against it.
 
-Pure, but for the files that name MIG instances.
+Pure, except for the files that name MIG instances.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
 
 def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
-    """The grant of the GPU at this IDX; `why` it does not run and `obstacle` in one word, "" when it does.
+    """The grant of the GPU at this IDX. `why`: the reason why the job does not run, `obstacle`: the same in one word,
+    "" if it runs.
 
-    Where the order is not proven, only what was resolved before still counts.
+    If the order is not proven, only an earlier resolution still counts.
     """
     kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
     device, reason = str(index), order.problem
@@ -47,7 +48,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
 
 
 def why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
-    """Why a job does not run, for people and in one word; "" and "" when it does."""
+    """Why a job does not run, for people and in one word. "" and "" if it runs."""
     state = known.job.state
     if state != "RUNNING":
         return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
@@ -57,7 +58,9 @@ def why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
 
 
 def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
-    """Prolog and controller name other GPUs; a job that was resized may have fewer than it began with."""
+    """Why the grant is contradicted: prolog and slurmctld name different GPUs. A resized job may have fewer GPUs than
+    at its start.
+    """
     if not file.indexes or set(gpus.positions()) <= set(file.indexes):
         return ""
     sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
@@ -65,20 +68,22 @@ def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
 
 
 def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
-    """What shows that the job is here. `is_told`: by slurmctld."""
+    """The evidence that the job is here. `is_told`: slurmctld reported it."""
     own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
     return ", ".join((*own, *["slurmctld"] * is_told))
 
 
 def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
-    """The grant of a MIG instance by the files that gres.conf names for it."""
+    """The grant of a MIG instance, by the capability files that gres.conf names for it."""
     caps = order.caps[index] if index < len(order.caps) else ()
     instance = find_instance(caps, read_caps(procfs)) if caps else ""
     return grant._replace(kind="instance", device=instance) if instance else grant
 
 
 def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
-    """A grant whose position proves nothing, by the UUID that the prolog wrote; as it was where it wrote none."""
+    """A grant whose position is not proven, resolved by the UUID from the prolog. Unchanged if the prolog wrote no
+    UUID.
+    """
     if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
         return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
     if not file.indexes and len(file.uuids) == len(gpus.positions()):

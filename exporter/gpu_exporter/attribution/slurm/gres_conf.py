@@ -4,13 +4,14 @@ IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.
 several types and with fake_gpus.conf; gres.conf(5)):
 
 - AutoDetect off: the `File=` entries, by type in the order of the node's Gres in slurm.conf, within a type in the order
-  of the file. So IDX leads to /dev/nvidiaN, whose N is NVML's minor number;
-- AutoDetect=nvml: the order of NVML, whatever order `File=` has: of the listed GPUs, or of all without `File=`.
+  of the file. So IDX means /dev/nvidiaN, and N is NVML's minor number.
+- AutoDetect=nvml: the order of NVML, for any order of `File=`: of the listed GPUs, or of all GPUs without `File=`.
 
-Everything else proves no order, and then IDX is not resolved: a guess would give a job another job's GPU.
+Every other configuration proves no order, and IDX is then not resolved: a guess could give a job another job's GPU.
 
-Grammar: keys and values `Key=Value` or `Key="Value"`, keys in any case, `#` begins a comment, a backslash at the end of
-a line continues it, `Include FILE` reads another file. A line is about the nodes of its NodeName, else about all.
+Grammar: keys and values are `Key=Value` or `Key="Value"`, keys in any case. `#` begins a comment, a backslash at the
+end of a line continues the line, `Include FILE` reads another file. A line applies to the nodes of its NodeName,
+otherwise to all nodes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
 OFF = ("", "off")
 MinorOf: TypeAlias = Callable[[str], "int | None"]
-# As the parser of slurmd has them, with its aliases.
+# The keys of slurmd's parser, with its aliases.
 KEYS = frozenset(
     ("autodetect", "name", "nodename", "type", "count", "file", "files", "multiplefiles", "flags", "cores", "cpus")
 ) | {"links", "link", "ignore"}
 
 
 class GresConfError(ValueError):
-    """The file is not understood. The text names file, line and what is wrong."""
+    """The file is not understood. The text contains file, line and the error."""
 
 
 class GresLine(NamedTuple):
@@ -47,12 +48,12 @@ class GresLine(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """What an IDX means. `minors` are texts.
+    """The meaning of an IDX. `minors` are texts.
 
-    kind "minor": position to minor number, "" where the entry is not a whole GPU; `caps` then has the minor numbers of
-    its capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's
-    order among `minors`, or among all GPUs when empty; only where NVML lists `total` of them. kind "unknown": `problem`
-    says why, with the remedy.
+    kind "minor": position to minor number, "" if the entry is not a whole GPU; `caps` then has the minor numbers of its
+    capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's order among `minors`, or among
+    all GPUs if `minors` is empty; valid only if NVML lists `total` of them. kind "unknown": `problem` contains the
+    reason and the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]
@@ -63,8 +64,8 @@ class GpuOrder(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """One GPU of the file: its type, its minor number ("" where it is a part of a GPU), where it stands, and of a part
-    its capability files.
+    """One GPU of the file: its type, its minor number ("" for a part of a GPU), its place in the file, and the
+    capability files of a part.
     """
 
     kind: str
@@ -74,9 +75,9 @@ class _Entry(NamedTuple):
 
 
 def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
-    """The lines of a gres.conf and of what it includes. `name` is its path, for messages.
+    """The lines of a gres.conf and of its included files. `name` is its path, for messages.
 
-    `read_file(path)` gives the text of an included file, and raises OSError. Raises GresConfError.
+    `read_file(path)` returns the text of an included file, and raises OSError. Raises GresConfError.
     """
     return list(_parse(text, name, read_file, MAX_INCLUDES))
 
@@ -100,7 +101,7 @@ def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: 
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments, continued ones as one, each with the number of its first line."""
+    """Lines without comments, each with the number of its first line. Continued lines are joined."""
     parts: list[str] = []
     first = 0
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -142,10 +143,10 @@ def order_of(
     vendor: Vendor = NVIDIA,
     minor_of: MinorOf = _nobody,
 ) -> GpuOrder:
-    """The order of the GPUs of `node`, whose record says that it has `configured`: (type, count), types in order.
+    """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
 
-    `minor_of`: the minor number of a device file that is there, for links and names of a site's own. Raises
-    GresConfError for a list or count that is not understood.
+    `minor_of`: the minor number of an existing device file, for links and a site's own names. Raises GresConfError for
+    a list or count that is not understood.
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
@@ -171,7 +172,7 @@ def order_of(
 
 
 def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
-    """Whether the node gives parts of GPUs. Raises GresConfError."""
+    """Whether the node gives out parts of GPUs. Raises GresConfError."""
     return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
 
 
@@ -180,12 +181,12 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_Entry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """slurmd takes the types in the order of slurm.conf and drops what that does not count."""
+    """slurmd takes the types in the order of slurm.conf and drops GPUs that slurm.conf does not count."""
     ordered: list[_Entry] = []
     for kind, count in configured:
         of_kind = [entry for entry in entries if entry.kind == kind]
         if len(configured) == 1 and not kind and len({entry.kind for entry in entries}) == 1:
-            of_kind = list(entries)  # one type in the file, which slurm.conf leaves out
+            of_kind = list(entries)  # one type in the file, which slurm.conf does not name
         if len(of_kind) != count:
             named = f"gpu:{kind}:{count}" if kind else f"gpu:{count}"
             return _unknown(f"{entries[0].place}: names {len(of_kind)} GPUs for the node's Gres={named} in slurm.conf")
@@ -223,7 +224,7 @@ def _is_about(line: GresLine, node: str) -> bool:
 
 
 def _autodetect(lines: list[GresLine]) -> str:
-    """A line with NodeName or Name overrides a line of its own, which is about every node."""
+    """A line with NodeName or Name overrides a line with AutoDetect alone, which applies to every node."""
     general = own = ""
     for line in lines:
         value = line.options.get("autodetect", "").lower()
@@ -237,7 +238,7 @@ def _autodetect(lines: list[GresLine]) -> str:
 
 
 def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
-    """Minor numbers of the line's GPUs, "" for an entry that is a part of one, with its capability files."""
+    """Minor numbers of the line's GPUs, "" for an entry that is a part of a GPU, with its capability files."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
@@ -260,7 +261,7 @@ def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str,
 
 
 def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
-    """The capability files of a MIG device; a file of another kind beside them says nothing."""
+    """The capability files of a MIG device. Files of other kinds are ignored."""
     try:
         files = parse_names(line.options["multiplefiles"])
     except ValueError as exc:

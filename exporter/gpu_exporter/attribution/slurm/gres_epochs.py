@@ -1,9 +1,9 @@
-"""Which order of GPUs was in force at what time: a job keeps the numbers that it was given when it began.
+"""Which order of GPUs applied at what time. A job keeps the numbers that it got when it started.
 
-slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and jobs outlive that. So
-what the file says now holds for jobs that began since, and of an older job only where the order of its time is
-remembered. A file that was touched, and says the same of this node, has changed nothing. Times are Unix seconds of the
-node's clock.
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and jobs run across this. So
+the present file applies to jobs that started since. For an older job, an order applies only if the order of its time is
+remembered. A file that was touched, but has the same content for this node, changes nothing. Times are Unix seconds of
+the node's clock.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from gpu_exporter.files import READABLE
 from gpu_exporter.outside import need_real, need_whole, need_wholes
 
 FILE = "slurm-orders.json"
-EPOCHS_MAX = 16  # orders of one node; sites change gres.conf some times a year
-SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's
-GAP_S = 600.0  # an order that is the same on both sides of a restart of slurmd was no other one for so long
-SAVE_EACH_S = 60.0  # that an order is still in force is written so often
+EPOCHS_MAX = 16  # orders of one node; sites change gres.conf a few times a year
+SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's clock
+# if the order is the same on both sides of a restart of slurmd, and the gap is at most this long, it did not change
+GAP_S = 600.0
+SAVE_EACH_S = 60.0  # how often the file records that an order still applies
 BEFORE = (
     "the job began before slurmd started with this gres.conf, and the earlier order of GPUs is unknown; "
     "IDX is resolved for jobs that begin from now on"
@@ -31,8 +32,9 @@ _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
 
 class Found(NamedTuple):
-    """What gres.conf says now. `since`: from when on slurmd goes by it, None where it may not: `changed` is then the
-    time of the change and `path` what was changed. `shares`: GPUs of this node may be given in parts (shard, mps).
+    """The present content of gres.conf. `since`: the time since which slurmd uses it, None if slurmd may not use it.
+    Then `changed` is the time of the change, and `path` the changed file. `shares`: GPUs of this node may be given out
+    in parts (shard, mps).
     """
 
     order: GpuOrder
@@ -43,7 +45,7 @@ class Found(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """`order` was in force from `since` to `seen`. `is_over`: another one may be since."""
+    """`order` applied from `since` to `seen`. `is_over`: another order may apply since then."""
 
     since: float
     seen: float
@@ -52,16 +54,16 @@ class Epoch(NamedTuple):
 
 
 class Epochs:
-    """The orders of one node, and their file when there is a directory. One thread at a time."""
+    """The orders of one node, and their file if there is a directory. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, *, writes: bool = True) -> None:
-        """`writes`: whether what is learned is kept."""
+        """`writes`: whether to write the file."""
         self._file = Remembered(directory, FILE, node, "the order of older jobs", writes=writes)
         self._epochs = self._read()
         self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
 
     def note(self, found: Found, slurmd_start: float | None, now: float) -> GpuOrder:
-        """The order in force now, of kind "unknown" where that is not proven."""
+        """The order that applies now. Its kind is "unknown" if the order is not proven."""
         if found.order.kind == "unknown":
             return found.order
         if slurmd_start is None:
@@ -92,7 +94,7 @@ class Epochs:
             self._epochs[-1] = last._replace(seen=max(last.seen, now))
             return found.order
         if not last.is_over:
-            # A date may lie ahead of the clock, where the file came from another host.
+            # A file from another host may have a date ahead of the clock.
             self._epochs[-1] = last._replace(seen=max(last.seen, min(found.changed, now)), is_over=True)
         return GpuOrder(
             "unknown",
@@ -101,7 +103,9 @@ class Epochs:
         )
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
-        """The order for a job that began at `start`, None where that is not known. `order`: of `note`, now."""
+        """The order for a job that started at `start`, None if the start is unknown. `order`: the present result of
+        `note`.
+        """
         if start is None:
             is_the_same = all(epoch.order == order for epoch in self._epochs)
             return order if is_the_same or order.kind == "unknown" else _UNKNOWN
@@ -124,7 +128,7 @@ class Epochs:
         self._epochs = [*self._epochs, epoch][-EPOCHS_MAX:]
 
     def _save(self, now: float) -> None:
-        """Write what is new, and now and then that nothing is."""
+        """Write a change, and from time to time that nothing has changed."""
         at, epochs = self._saved
         same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
         if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):
@@ -141,7 +145,7 @@ class Epochs:
 
 
 def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
-    """Whether it is the same order without a gap in which it may have been another."""
+    """Whether the order is the same, without a gap in which it may have been another order."""
     return last.order == order and not last.is_over and since <= last.seen + GAP_S
 
 

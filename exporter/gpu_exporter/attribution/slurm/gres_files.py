@@ -1,4 +1,4 @@
-"""Where slurmd has its gres.conf from, and whether what is there now is what it has read."""
+"""Finds the gres.conf of slurmd, and checks whether slurmd has read its present content."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gpu_exporter.attribution.slurm.gres_epochs import Found
 from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.vendor import NVIDIA, Vendor
 
-FETCHED = Path("/run/slurm/conf")  # where slurmd keeps the configuration that it has fetched, for commands
-SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within it, and not at the next one
-MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real ones have some kB
+FETCHED = Path("/run/slurm/conf")  # where slurmd keeps its fetched configuration for commands
+SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within that second
+MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real files have a few kB
 REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
 class Place(NamedTuple):
-    """A gres.conf that slurmd may have read; `fetched`: its own copy, which is what it goes by."""
+    """A gres.conf that slurmd may have read. `fetched`: slurmd's own copy, which slurmd uses."""
 
     path: Path
     fetched: bool = False
 
 
 def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Place]:
-    """Where slurmd may have its gres.conf from; `named`: the one that the site names, which excludes all others."""
+    """The possible places of slurmd's gres.conf. `named`: the file that the site names, which excludes all others."""
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
     copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
     beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
@@ -37,8 +37,8 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Plac
 
 
 def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> Found:
-    """What gres.conf says now of IDX on this node. Several files that are there must agree: which one slurmd read is
-    not known.
+    """The present meaning of IDX on this node, by gres.conf. If several files exist, they must agree, because it is
+    unknown which file slurmd read.
     """
     orders: dict[GpuOrder, Path] = {}
     since: float | None = record.slurmd_start
@@ -80,7 +80,7 @@ def _unknown(problem: str) -> Found:
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:
-    """The order that one file gives, the last change of it or of a file that it includes, and whether GPUs are shared.
+    """The order from one file, the last change of this file or of an included file, and whether GPUs are shared.
 
     Raises OSError, UnicodeDecodeError, GresConfError.
     """
@@ -92,7 +92,7 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """None for what is not here, as in a container, or is no device of this maker."""
+    """None if the file is not here, as in a container, or is not a device of this maker."""
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """The text of a file; its last change, of content or of anything else about it, goes to `dates`.
+    """The text of a file. Its last change, of content or of attributes, is added to `dates`.
 
     Raises OSError, UnicodeDecodeError, GresConfError.
     """

@@ -1,13 +1,14 @@
-"""Files that a site's prolog and epilog keep: which jobs hold GPUs of this node, without a question to anybody.
+"""Files of a site's prolog and epilog. They show which jobs hold GPUs of this node, without a question to slurmctld.
 
-Three layouts, told apart by what is in them:
-- ours (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
-  CUDA_VISIBLE_DEVICES, whose UUIDs count where it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and
-  what slurmd told the prolog of the job: user, uid, account, partition, cluster, restarts, start (since 23.02), nodes;
-- of plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with
-  `JOBID UID`;
-- of dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with a job id a line. A number there means an index of
-  the driver's at the time of the prolog, so only the UUIDs say which GPU it is; the job is here all the same.
+Three layouts are detected by their content:
+
+- gpu-exporter (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
+  CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and what
+  slurmd told the prolog about the job: user, uid, account, partition, cluster, restarts, start (since 23.02), nodes.
+- plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with `JOBID
+  UID`.
+- dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id a line. A number there is an index of the
+  driver at the time of the prolog, so only UUIDs show which GPU it is. A number still shows that the job is here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from gpu_exporter.outside import WHOLE_MAX, need_whole, whole
 from gpu_exporter.slurm.hostlist import parse_ranges
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
-FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog
-ENDED = ".ended"  # where our epilog keeps the files of the last jobs
+FILES_MAX = 1024  # jobs, or GPUs and instances, of a node; a prolog never writes more
+ENDED = ".ended"  # where gpu-exporter's epilog keeps the files of the last jobs
 Stamp: TypeAlias = "tuple[int, int]"
-"""A file and its state: inode, and when that was changed (ns)."""
+"""A file and its state: inode, and when the inode was changed (ns)."""
 READ_MAX = 4096  # bytes of one file
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
@@ -38,8 +39,9 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FiledRun(NamedTuple):
-    """Whose job it is, and which run of it, as slurmd told the prolog. `start`: Unix seconds, slurmctld's, None before
-    Slurm 23.02. `account` and `partition` may be ""; `nodes`: how many the job has.
+    """The owner of a job, and which run of the job it is, as slurmd told the prolog. `start`: Unix seconds of
+    slurmctld's clock, None before Slurm 23.02. `account` and `partition` may be "". `nodes`: how many nodes the job
+    has.
     """
 
     user: str
@@ -53,8 +55,8 @@ class FiledRun(NamedTuple):
 
 
 class JobFile(NamedTuple):
-    """What the prolog says of one job: positions (IDX) and UUIDs, as far as it knows them, in the same order. `run`:
-    None where it does not say all of that; `began_wall`: when the prolog ran.
+    """The prolog's record of one job: positions (IDX) and UUIDs, as far as the prolog knows them, in the same order.
+    `run`: None if the record is incomplete. `began_wall`: when the prolog ran.
     """
 
     indexes: tuple[int, ...] = ()
@@ -65,14 +67,14 @@ class JobFile(NamedTuple):
 
     @property
     def start_wall(self) -> float:
-        """When the job began, by slurmctld or else by its prolog; in whole seconds, as Slurm counts them."""
+        """When the job started, by slurmctld, otherwise by its prolog. In whole seconds, as Slurm counts them."""
         if self.run is not None and self.run.start is not None:
             return self.run.start
         return math.floor(self.written_wall) if self.began_wall is None else self.began_wall
 
 
 class EndedJob(NamedTuple):
-    """A job that has given its GPUs back at `end_wall` (Unix seconds), which is whole seconds, as Slurm's."""
+    """A job that gave its GPUs back at `end_wall` (Unix seconds, whole seconds as Slurm counts them)."""
 
     job_id: str
     file: JobFile
@@ -80,7 +82,7 @@ class EndedJob(NamedTuple):
 
 
 class Filed(NamedTuple):
-    """The jobs by id. `problem`: what was not understood, so that some may be missing."""
+    """The jobs by id. `problem`: a file that is not understood, so that some jobs may be missing."""
 
     jobs: dict[str, JobFile]
     problem: str = ""
@@ -89,7 +91,8 @@ class Filed(NamedTuple):
 def read_job_files(directory: Path) -> Filed:
     """The jobs that the files in `directory` name. Raises FileNotFoundError without a directory, else SourceError.
 
-    Who may write there decides which GPUs look held, so it has to be root or who runs this.
+    A user with write access to the directory decides which GPUs look held. So only root or the exporter's user may have
+    it.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -99,14 +102,14 @@ def read_job_files(directory: Path) -> Filed:
         raise SourceError(f"{directory}: {exc.strerror}") from exc
     try:
         _check_writers(os.fstat(handle), str(directory))
-        names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the directory that was checked
+        names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the checked directory
         if len(names) > FILES_MAX:
             raise SourceError(f"{directory}: {len(names)} files are more than a prolog makes ({FILES_MAX})")
         jobs: dict[str, JobFile] = {}
         problems: list[str] = []
         for name in names:
             if name.startswith("."):
-                continue  # one that is being written
+                continue  # a file that is being written
             try:
                 _add(jobs, name, *_read(handle, name))
             except FileNotFoundError:  # its job has just ended
@@ -119,11 +122,11 @@ def read_job_files(directory: Path) -> Filed:
 
 
 def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
-    """The jobs that have ended, of those that our epilog keeps, as far as a file is another one than in `known`; and
-    which files there are.
+    """The ended jobs that gpu-exporter's epilog keeps, if their file differs from its state in `known`; and the state
+    of all files.
 
-    Empty where no epilog keeps any; a file that is not understood is left out. Raises SourceError for a directory that
-    others may write.
+    Empty if no epilog keeps files. A file that is not understood is left out. Raises SourceError if other users may
+    write to the directory.
     """
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -133,7 +136,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
         _check_writers(os.fstat(handle), str(directory / ENDED))
         found: list[EndedJob] = []
         stamps: dict[str, Stamp] = {}
-        for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the directory that was checked
+        for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the checked directory
             try:
                 status = os.stat(name, dir_fd=handle, follow_symlinks=False)
                 stamps[name] = status.st_ino, status.st_ctime_ns
@@ -147,7 +150,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
 
 
 def _parse_ended(text: str, written: float) -> EndedJob:
-    """Raises ValueError, KeyError for what our epilog has not written."""
+    """Raises ValueError, KeyError for a file that gpu-exporter's epilog has not written."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job, jobs = values["job"], dict[str, JobFile]()
     _add(jobs, job, text, written)
@@ -155,9 +158,9 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 
 
 def read_trusted(path: Path, most: int) -> str:
-    """The text of a file in a directory that only its owner may write.
+    """The text of a file in a directory that only its owner may write to.
 
-    Raises OSError, ValueError; SourceError for one that others may write, too.
+    Raises OSError, ValueError; SourceError if other users may write to the directory or the file.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -177,7 +180,9 @@ def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
-    """Text and date of a file, which belongs to root, to us or to `owner`. Raises OSError, ValueError, SourceError."""
+    """Text and date of a file that belongs to root, the exporter's user or `owner`. Raises OSError, ValueError,
+    SourceError.
+    """
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(handle)
@@ -194,7 +199,7 @@ def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tu
 
 
 def _run(values: Mapping[str, str]) -> FiledRun | None:
-    """None where a part that is needed is missing or no word of slurmd's."""
+    """None if a required part is missing, or is not in the form that slurmd writes."""
     words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
     numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
     user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
@@ -228,7 +233,7 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
         raise ValueError("neither the name of a GPU nor of a job")
-    for line in lines:  # none: the GPU is free
+    for line in lines:  # a file without lines means that the GPU is free
         job = line.split()[0]
         if not JOB.fullmatch(job):
             raise ValueError(f"{job[:40]!r} is not a job id")

@@ -1,8 +1,8 @@
-"""What Slurm said of this node, over a restart of the exporter: for as long as slurmctld does not answer it anew.
+"""Remembers Slurm's report about this node over a restart of the exporter, until slurmctld answers again.
 
-A job is believed only while it is seen to be the same run: one of its processes is the one that was there, or its
-prolog's file is the one that was written then. Its number alone proves nothing, since a requeued job keeps it and has
-other GPUs. What is not seen so is held, and by whom is not known.
+A remembered job counts only while it is proven to be the same run: one of its remembered processes still runs, or its
+prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and gets
+other GPUs. A GPU in use without such a proof is held, and its holder is unknown.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gpu_exporter.files import PRIVATE
 from gpu_exporter.outside import need_real, need_whole
 
 FILE = "slurm-jobs.json"
-SAVE_EACH_S = 60.0  # processes of a job come and go
-PIDS_MAX = 16  # of one job; its batch script and the steps that live as long are among the oldest
-BOOT_MAX_S = 60.0  # the time of the boot moves with the clock; another boot is further away
+SAVE_EACH_S = 60.0  # how often to save, because processes of a job come and go
+PIDS_MAX = 16  # of one job; its batch script and steps that live as long are among the oldest
+BOOT_MAX_S = 60.0  # the boot time moves with the clock; the time of another boot differs by more
 
 
 class Run(NamedTuple):
-    """What was seen of one run of a job: processes with their start (seconds after boot), and its file's date."""
+    """The evidence of one run of a job: processes with their start (seconds after boot), and the date of its file."""
 
     processes: Mapping[int, float]
     filed_wall: float | None
 
 
 class Memory:
-    """The last look, in a file of the state directory. One thread at a time."""
+    """The last look, in a file of the state directory. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
-        """`directory`: None to remember nothing; `writes`: whether to keep what is seen."""
+        """`directory`: None to remember nothing. `writes`: whether to write the file."""
         self._file = Remembered(directory, FILE, node, "who holds what", writes=writes)
         self._procfs = procfs
         self._saved_at = 0.0
@@ -56,7 +56,7 @@ class Memory:
         self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> Look | None:
-        """The remembered look with the jobs that are still the same runs, None where there is none to believe."""
+        """The remembered look, with the jobs that are proven to be the same runs. None if there is no valid look."""
         data = self._file.read()
         if data is None:
             return None
@@ -75,7 +75,7 @@ class Memory:
 
     def _see(self, job: str, present: Present) -> Run:
         stats = {}
-        if self._procfs.is_host():  # else these numbers mean other processes here
+        if self._procfs.is_host():  # otherwise these pids mean other processes here
             stats = {pid: self._procfs.stat(pid) for pid in sorted(present.steps.pids.get(job, ()))}
         found = sorted((stat.start_s, pid) for pid, stat in stats.items() if stat is not None)
         file = present.files.get(job)
@@ -83,7 +83,7 @@ class Memory:
 
 
 def _is_same(before: Run, now: Run) -> bool:
-    """Whether something of that run is still there."""
+    """Whether a process or the file of that run is still there."""
     if before.processes.items() & now.processes.items():
         return True
     return before.filed_wall is not None and before.filed_wall == now.filed_wall

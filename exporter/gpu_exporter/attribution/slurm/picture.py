@@ -1,4 +1,4 @@
-"""A collector's answer for one node, as JSON. Pure. Fields that are not known here are ignored."""
+"""A collector's answer for one node, as JSON. Pure. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SCHEMA = 1
 
 
 class Picture(NamedTuple):
-    """One node at `asked_wall` (Unix seconds), renewed each `each_s` seconds; `jobs` by id, also those without GPUs."""
+    """One node at `asked_wall` (Unix seconds), renewed every `each_s` seconds. `jobs`: by id, including jobs without
+    GPUs.
+    """
 
     asked_wall: float
     each_s: float
@@ -24,7 +26,7 @@ class Picture(NamedTuple):
 
 
 def render_picture(picture: Picture) -> str:
-    """JSON; `parse_picture` reads it back."""
+    """The JSON text that `parse_picture` reads."""
     config = picture.config
     return json.dumps(
         {
@@ -41,7 +43,7 @@ def render_picture(picture: Picture) -> str:
 
 
 def parse_picture(text: str) -> Picture:
-    """Raises ValueError for anything but a rendered picture."""
+    """Raises ValueError for any text that is not a rendered picture."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:

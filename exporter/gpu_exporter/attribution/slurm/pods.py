@@ -1,10 +1,10 @@
-"""Pods that run slurmd, as those of the Slinky operator: nodes of Slurm, not holders.
+"""Pods that run slurmd, as those of the Slinky operator. They are nodes of Slurm, not holders.
 
-The kubelet gives such a pod its GPUs, and Slurm gives them to jobs. Who holds one is the job, and one without a job is
-free for Slurm. Known are the pods that the site names, and those in which a process has been seen of a job that Slurm
-has on this node. A site's pod is the node that Slurm was asked about where it is the only one here, or where one of
-that node's jobs was seen in it. Of any other, and where Slurm is not asked, nobody here knows which job has a GPU: the
-pod is shown as its holder, and is never judged.
+The kubelet gives such a pod its GPUs, and Slurm gives these GPUs to jobs. The holder is the job, and a GPU without a
+job is free for Slurm. A pod is known to run slurmd if the site names it, or if a process of a job that Slurm has on
+this node was seen in it. A pod that the site names belongs to the node that Slurm was asked about in two cases: it is
+the only slurmd pod here, or a job of that node was seen in it. For any other slurmd pod, and if Slurm is not asked, it
+is unknown which job has a GPU: the pod is shown as the holder, and is never judged.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ WHY = "the pod runs slurmd, and it is unknown which job has this GPU"
 
 
 class SlurmPods:
-    """`patterns`: the site's, as NAMESPACE/POD with * and ?, with commas between them."""
+    """`patterns`: the site's patterns NAMESPACE/POD with * and ?, separated by commas."""
 
     def __init__(self, patterns: str, *, asks_slurm: bool) -> None:
         """`asks_slurm`: Slurm is among the sources."""
         self._patterns = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
         self._asks_slurm = asks_slurm
-        self._proven: frozenset[str] = frozenset()  # names of pods in which a job was seen, by UID where it is known
+        # pods in which a job was seen, by UID, or by name if the UID is unknown
+        self._proven: frozenset[str] = frozenset()
 
     def apply(self, grants: Sequence[Grant], owners: Owners) -> tuple[Sequence[Grant], Owners]:
-        """The grants to those who hold something, and the owners of processes without the pods around Slurm's jobs."""
+        """The grants of real holders, and the owners of processes without the pods that contain Slurm's jobs."""
         here = {_id(grant.holder): grant.holder for grant in grants if grant.holder.pod}
         self._proven = (self._proven | _find_proven(grants, owners)) & here.keys()
         named = {pod for pod, holder in here.items() if self._is_named(holder)}
@@ -52,7 +53,7 @@ def _id(holder: Holder) -> str:
 
 
 def _find_proven(grants: Sequence[Grant], owners: Owners) -> frozenset[str]:
-    """UIDs of the pods in which a job works that Slurm has here."""
+    """UIDs of the pods that contain a process of a job that Slurm has here."""
     jobs = {grant.holder.job_id for grant in grants if grant.holder.job_id}
     return frozenset(pod for seen in owners.values() for owner in seen.uses if owner.job in jobs for pod in owner.pods)
 
@@ -62,7 +63,7 @@ def _doubted(grant: Grant) -> Grant:
 
 
 def _outside(seen: UnitOwners, pods: frozenset[str]) -> UnitOwners:
-    """Whatever works in such a pod is a job's, of which Slurm alone may know the number."""
+    """Replace such a pod as the owner: its processes belong to a job, and only Slurm may know the job's number."""
     uses: dict[Owner, Use] = {}
     for owner, use in seen.uses.items():
         whose = owner if pods.isdisjoint(owner.pods) else Owner(slurm=True, job=owner.job, step=owner.step)

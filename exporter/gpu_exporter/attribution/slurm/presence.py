@@ -1,4 +1,4 @@
-"""Which jobs are on this node, as far as the node knows by itself: by their steps, and by the files of a prolog."""
+"""Which jobs are on this node, as far as the node itself shows it: by their steps, and by the files of a prolog."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gpu_exporter.attribution.slurm.steps import StepReader, Steps
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
 
-# With PrologFlags=Contain each job has a step from its prolog to its epilog; slurmd takes a moment to make it.
+# With PrologFlags=Contain each job has a step from its prolog to its epilog. slurmd takes a moment to make the step.
 STALE_S = 60.0
-TOLD_MAX = 1024  # ends; the epilog keeps 256
+TOLD_MAX = 1024  # ends that are remembered; the epilog keeps 256
 
 
 class Present(NamedTuple):
-    """The jobs of one moment. `files` by job id; `notices`: what is missing, for people; `ended`: jobs that have ended
-    since the last look, as our epilog tells; `stale`: jobs whose files are left out, since they have had no step for
-    STALE_S: the epilog failed, or another prolog takes long.
+    """The jobs at one moment. `files`: by job id. `notices`: what is missing, for people. `ended`: jobs that have ended
+    since the last look, by gpu-exporter's epilog. `stale`: jobs whose files are left out because the jobs have had no
+    step for STALE_S: the epilog failed, or another prolog takes long.
 
-    `is_complete`: every job that has GPUs has a file, and every file a job that is known to be alive.
+    `is_complete`: every job with GPUs has a file, and every file has a job that is known to be alive.
     """
 
     steps: Steps = Steps({})
@@ -46,20 +46,22 @@ class Present(NamedTuple):
 
 
 class Presence:
-    """Reads both. `directory`: where the site's prolog writes, None for our own prolog's place, where it is used."""
+    """Reads steps and files. `directory`: where the site's prolog writes; None for the default place of gpu-exporter's
+    prolog, if it exists.
+    """
 
     def __init__(self, steps: StepReader, directory: Path | None, clock: Clock) -> None:
         self._steps = steps
         self._directory = directory
         self._clock = clock
-        self._seen_at = -math.inf  # when all steps were listed last
-        self._stale: dict[str, float] = {}  # files without a step, and when they were written, as of then
+        self._seen_at = -math.inf  # when all steps were last listed
+        self._stale: dict[str, float] = {}  # files without a step at that time, and when they were written
         self._stamps: dict[str, Stamp] = {}
-        self._told: list[tuple[str, str, float]] = []  # the last ends that were told: job, restarts, Unix seconds
+        self._told: list[tuple[str, str, float]] = []  # the last reported ends: job, restarts, Unix seconds
         self._read_ended()
 
     def read(self, flags: Set[str] | None) -> Present:
-        """`flags`: Slurm's PrologFlags, in lower case; None while they are not known."""
+        """`flags`: Slurm's PrologFlags, in lower case; None while they are unknown."""
         notices: list[str] = []
         steps = self._read_steps()
         filed = self._read_files(notices)
@@ -83,8 +85,8 @@ class Presence:
             notices.append(
                 "PrologFlags has no Alloc: a job may hold GPUs before its prolog has run, so slurmctld is asked"
             )
-        # With Contain what has no step yet has just begun; else it may be a job that never has one, and may have ended.
-        # Steps that were all seen a moment ago show as much, since a file without one is believed for as long.
+        # With Contain, a job without a step has just started. Without Contain, the job may never have a step, and may
+        # have ended. A full list of steps counts for STALE_S, because a file without a step counts for the same time.
         is_seen = not steps.unseen or self._clock.monotonic() - self._seen_at <= STALE_S
         is_alive = files.keys() <= steps.pids.keys()
         if has_extern:
@@ -104,10 +106,12 @@ class Presence:
         return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
-        """Each once, and none that had ended before our start. Not by dates, which a chmod or another clock changes."""
+        """Each ended job once, without jobs that ended before the exporter started. Dates are not compared, because a
+        chmod or another clock changes them.
+        """
         try:
             found, self._stamps = read_ended(self._directory or DEFAULT_PLACE, self._stamps)
-        except SourceError:  # the directory itself is not believed either, which is said
+        except SourceError:  # the directory itself is ignored too, and a notice reports this
             return ()
         keys = [(job.job_id, job.file.run.restarts if job.file.run else "", job.end_wall) for job in found]
         new = [job for job, key in zip(found, keys, strict=True) if key not in self._told]
@@ -115,7 +119,7 @@ class Presence:
         return tuple(sorted(new, key=lambda job: job.end_wall))
 
     def _read_files(self, notices: list[str]) -> Filed | None:
-        """None where no prolog writes."""
+        """None if no prolog writes files."""
         try:
             return read_job_files(self._directory or DEFAULT_PLACE)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Jobs by Slurm: who has which GPU of this node.
+"""Jobs from Slurm: which job has which GPU of this node.
 
-Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld
-(controller.py) who has what when a job begins or ends here, and otherwise about once a minute (pace.py). It does not ask
-if a prolog writes who has GPUs. An answer about jobs that the node does not see counts until the next question.
+Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
+of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
+if a prolog writes which jobs have GPUs. An answer about jobs that the node does not see counts until the next question.
 gres.conf defines which GPU an IDX means (gres_conf.py). Without that proof, only a UUID that the prolog wrote names the
 GPU.
 """
@@ -43,10 +43,11 @@ from gpu_exporter.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
-"""Jobs that are here, and those of them that are stopped."""
-RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a proof that was lost is sought again, less and less often
-ENDED_MAX = 4096  # jobs that ended while Slurm had never answered
-RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
+"""Jobs that are here, and the stopped jobs among them."""
+RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a lost proof is looked for again, at growing intervals
+ENDED_MAX = 4096  # ended jobs that are kept while Slurm has never answered
+# a slurmd that started later by more than this is a new one: the kernel's boot time moves with the clock
+RESTART_S = 5.0
 
 
 class SlurmOptions(NamedTuple):
@@ -70,7 +71,7 @@ DEFAULTS = SlurmOptions()
 
 
 class SlurmSource:
-    """Says who has the GPUs of one node of a Slurm cluster."""
+    """Reports the jobs that have the GPUs of one node of a Slurm cluster."""
 
     name = "slurm"
 
@@ -97,7 +98,7 @@ class SlurmSource:
         self._presence = Presence(steps, options.job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
         self._look: Look | None = None
-        self._renewed_s = 0.0  # after so long another look follows
+        self._renewed_s = 0.0  # time after which the next look follows
         self._failed = ""  # why the last question was not answered
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
@@ -106,24 +107,22 @@ class SlurmSource:
         self._memory = Memory(options.state, self._node, procfs, writes=options.keeps_state)
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
-        self._ended: list[EndedJob] = []  # not told yet
-        self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
+        self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
+        self._misfit = False  # gres.conf and Slurm's report about the node prove no order
         self._slurmd = NewestProcess(procfs, "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
-        self._again: dict[
-            str, float
-        ] = {}  # jobs whose processes are all others since then: they may have been requeued
+        self._again: dict[str, float] = {}  # jobs that may have been requeued: since then all their processes are new
         self._settled: set[str] = set()  # jobs that had a step here at some look
 
     def poll(self) -> Answer:
-        """Raises SourceError while the controller has never answered, and nothing is remembered."""
+        """Raises SourceError while the controller has never answered, and no answer is remembered."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
         pids = present.steps.pids
         filed = self._filed.find(self._look, present) if self._look is not None else {}
         others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
-        # A job whose file was written anew began again.
+        # A job whose file was written again has started again.
         written = {job: file.written_wall for job, file in present.files.items()}
         others |= {job for job, wall in written.items() if self._written.get(job, wall) != wall}
         self._again |= dict.fromkeys(others - filed.keys(), now)
@@ -141,8 +140,8 @@ class SlurmSource:
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
-        """What takes a question when it changes. Where a prolog writes files, jobs that have none hold no GPU, and some
-        files leave nothing to ask.
+        """The jobs whose change requires a question. If a prolog writes files, jobs without a file hold no GPU, and
+        some files need no question.
         """
         jobs = present.jobs
         if present.is_complete and self._look is not None:
@@ -154,7 +153,7 @@ class SlurmSource:
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
-        """When slurmd started, if that was after what Slurm has said of it: then it says something else by now."""
+        """When slurmd started, if that was after Slurm's last report about the node: then the report is out of date."""
         start = self._slurmd.start_wall()
         known = self._look.node.slurmd_start if self._look is not None else None
         return start if start is not None and known is not None and start > known + RESTART_S else None
@@ -170,7 +169,7 @@ class SlurmSource:
         self._look, self._failed = look, ""
         self._again = {job: since for job, since in self._again.items() if since > look.asked}
         self._settled = (self._settled | here) & (look.jobs.keys() | here)
-        # A job whose steps have ended is on its way out; one that never had any may stay so for days.
+        # A job whose steps have ended is ending. A job that never had a step may remain so for days.
         moving = self._settled & look.jobs.keys() - here
         moving |= {job for job, known in look.jobs.items() if known.job.state == "CONFIGURING"}
         is_proven = look.jobs.keys() <= here and not look.unexplained() and not look.problem
@@ -180,13 +179,14 @@ class SlurmSource:
             unsettled=bool(moving or look.doubt() or _list_late(look, present)),
             quiet=present.is_complete and is_proven,
         )
-        # What needs no question needs none until something changes; then its age counts as that of any other answer.
+        # A look that needs no question counts as new until something changes. Then its age counts like that of any
+        # other look.
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _answer(self, look: Look, present: Present) -> Answer:
         """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
 
-        Raises SourceError where the record cannot say which of the jobs' grants is wrong.
+        Raises SourceError if the record cannot show which job's grant is wrong.
         """
         config = look.config
         found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
@@ -212,11 +212,11 @@ class SlurmSource:
         ended, missed = self._list_ended(look, order)
         over = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
-        # The last processes of a job that has ended may still be there.
+        # The last processes of an ended job may still run.
         grants = [grant for grant in (*granted.grants, *hidden) if grant.holder.key not in over]
         self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
         for grant in grants:
-            if grant.holder.job_id:  # else it is hidden
+            if grant.holder.job_id:  # otherwise the job is hidden
                 self._granted[grant.holder.job_id][1].append(grant)
         problems += granted.problems
         share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
@@ -228,7 +228,9 @@ class SlurmSource:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, indexes))}", config))
         late = sorted(_list_late(look, present))
         if late:
-            notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free")
+            notices.append(
+                f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free"
+            )
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -244,7 +246,9 @@ class SlurmSource:
         )
 
     def _count_surplus(self, look: Look) -> list[str]:
-        """Problems of a node whose record counts GPUs and names none. Raises SourceError where jobs have too many."""
+        """Problems of a node whose record counts GPUs without naming them. Raises SourceError if the jobs have too many
+        GPUs.
+        """
         if not look.node.used.unnamed:
             return []
         surplus = look.surplus()
@@ -255,7 +259,7 @@ class SlurmSource:
         return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
 
     def _grant_jobs(self, look: Look, present: Present, told: Mapping[str, Known], order: GpuOrder) -> _Granted:
-        """`told`: the jobs that slurmctld itself has told of."""
+        """`told`: the jobs that slurmctld itself has reported."""
         grants: list[Grant] = []
         problems: list[str] = []
         conflicts, used = 0, look.in_use()
@@ -290,7 +294,7 @@ class SlurmSource:
         return _Granted(grants, problems, conflicts)
 
     def _grant_hidden(self, look: Look, order: GpuOrder) -> list[Grant]:
-        """The GPUs in use that no job explains."""
+        """Grants for the GPUs in use that no job explains."""
         shares, own = dict(look.node.used.shared), self._epochs.at(None, order)
         grants: list[Grant] = []
         for index in sorted(look.in_use() - look.claimed()):
@@ -300,7 +304,9 @@ class SlurmSource:
         return grants
 
     def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
-        """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
+        """The grants of jobs that have ended since the last poll, up to their end. Also how many ended jobs left no
+        grant.
+        """
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
@@ -309,7 +315,7 @@ class SlurmSource:
             run, file = job.file.run, job.file
             restarts, grants = self._granted.get(job.job_id, ("", []))
             if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
-                grants = []  # of another run, or of another cluster's job of that number
+                grants = []  # of another run, or of a job with that number in another cluster
             if not grants and self._filed.is_on and is_whole(file, look):
                 known = read_job(job.job_id, file)
                 start = start_here(known.start, file, ahead_s)
@@ -323,11 +329,11 @@ class SlurmSource:
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
-        """Whether this poll proves by itself that the job still holds what it held at the last look."""
+        """Whether this poll alone proves that the job still holds its GPUs of the last look."""
         return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: Look, grant: Grant) -> Grant:
-        """A grant that rests on the controller alone: it is as old as its answer."""
+        """A grant that only the controller proves: it is as old as the controller's answer."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
@@ -353,7 +359,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """The job that has this GPU by the node's own record, without its name."""
+        """The job that has this GPU according to the node's own record, without its name."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,
@@ -370,7 +376,7 @@ class SlurmSource:
 
 
 class _Granted(NamedTuple):
-    """Grants of jobs, with what is wrong. `conflicts`: how many claims something contradicts."""
+    """Grants of jobs, with their problems. `conflicts`: how many claims are contradicted."""
 
     grants: list[Grant]
     problems: list[str]
@@ -378,21 +384,21 @@ class _Granted(NamedTuple):
 
 
 def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
-    """How many GPUs Slurm counts here, where its record, which may be an hour old, and gres.conf of now say the same:
-    a node may be drained for it.
+    """How many GPUs Slurm counts here, if its record (up to an hour old) and the present gres.conf agree. None
+    otherwise, because an administrator may drain a node for a wrong number.
     """
     counted = sum(count for _, count in node.configured)
     return counted if order.kind != "unknown" and len(order.minors) == counted else None
 
 
 def _list_late(look: Look, present: Present) -> Set[str]:
-    """Jobs that are here, may have GPUs, and began after the collector's round."""
+    """Jobs that are here, may have GPUs, and started after the collector's round."""
     if not look.each_s:
-        return frozenset()  # this node asks about each job that begins
+        return frozenset()  # this node itself asks about each job that starts
     jobs = present.files.keys() if present.is_complete else present.jobs
     return jobs - look.jobs.keys()
 
 
 def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:
-    """Whether none of a job's processes is left, though it has some."""
+    """Whether a job's processes are all new."""
     return before is not None and bool(before and now) and before.isdisjoint(now)

@@ -1,4 +1,4 @@
-"""Asking one device: remembers what it refuses, says once what would let us ask, takes fields apart."""
+"""Queries one device: remembers refused calls, reports missing permissions once, and splits field values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.devices.nvml.library import Handle, Library
 from gpu_exporter.devices.nvml.support import SupportMatrix
 
 log = logging.getLogger(__name__)
-# What would let us ask, where NVML says NO_PERMISSION.
+# The permission that a call needs if NVML answers NO_PERMISSION.
 GRANTS = {
     "nvmlDeviceGetComputeRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
     "nvmlDeviceGetGraphicsRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
@@ -22,12 +22,12 @@ GRANTS = {
 
 
 class Asker:
-    """Asks one device; remembers what it refuses, and finds its handle again after it was lost."""
+    """Queries one device; remembers refused calls, and accepts a new handle after a loss."""
 
     def __init__(
         self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
     ) -> None:
-        """`warned`: calls whose missing permission was reported, where several askers are for one device."""
+        """`warned`: calls whose missing permission was reported; shared if there are several askers for one device."""
         self.library = library
         self.handle = handle
         self.support = support
@@ -36,7 +36,7 @@ class Asker:
         self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
-        """The answer of a call. `about` names the question where not all of `arguments` belong to it."""
+        """The answer of a call. `about` identifies the question if some of `arguments` do not belong to it."""
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:
@@ -46,7 +46,7 @@ class Asker:
             raise
         except NoPermission as exc:
             self.support.note(question, exc)
-            if exc.call in self._warned:  # counted and reported before: asked again after a while, and refused again
+            if exc.call in self._warned:  # already counted and reported; this is a later retry
                 raise NotSupported(exc.call, exc.error) from exc
             self._warn(exc)
             raise
@@ -60,7 +60,7 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer of the first (call, *arguments) that the driver knows; NotSupported when it knows none."""
+        """The answer of the first (call, *arguments) that the driver supports; NotSupported if it supports no call."""
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)
@@ -74,11 +74,11 @@ class Asker:
         self._warned.add(exc.call)
         subject = exc.call.partition("_v")[0]
         grant = GRANTS.get(subject, "run as root")
-        log.warning("%s: %s; to have it, %s", self._label, exc, grant)
+        log.warning("%s: %s; to get this value, %s", self._label, exc, grant)
 
 
 def refusal_of(call: str, code: int) -> DeviceError:
-    """The error of one value of many. INVALID_ARGUMENT is there how parts say that they do not know the value."""
+    """The error for one value of several. Some devices answer INVALID_ARGUMENT for a value that they do not support."""
     if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotSupported(call, nvml.error_name(code))
     return device_error(call, nvml.error_name(code))
@@ -94,9 +94,9 @@ class Fields:
         self.errors: list[DeviceError] = []
 
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
-        """Values by field id, or by (id, scope) where asked so; what the device does not have is left out.
+        """Values by field id, or by (id, scope) if requested so; fields that the device does not have are omitted.
 
-        A single field that fails, with whatever code, is put on `errors`. Raises DeviceError when the call fails.
+        A single field that fails, with any code, is added to `errors`. Raises DeviceError if the whole call fails.
         """
         support = self._ask.support
         asked = [field for field in wanted if not support.is_refused((self.CALL, field))]
@@ -121,15 +121,15 @@ class Fields:
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
-        """A field that has stopped answering: from now on asked each RETRY_S only, and a failure is expected."""
+        """Note that a field has stopped answering: it is read only every RETRY_S, and a failure is expected."""
         self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:
-        """A refusal of this field is not believed yet."""
+        """Drop the refusal of this field, so that it is read again at once."""
         self._ask.support.forget((self.CALL, field))
 
     def one(self, field: int) -> float:
-        """A single field. Raises NotSupported where it is not available."""
+        """A single field. Raises NotSupported if it is not available."""
         found = self.read(field)
         if field not in found:
             raise NotSupported(self.CALL, "NVML_ERROR_NOT_SUPPORTED")

@@ -1,4 +1,4 @@
-"""The driver of this host, or a recording of one, as a backend."""
+"""A backend for the driver of this host, or for a recording of a driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpu_exporter.devices.protocol import (
 )
 from gpu_exporter.vendor import NVIDIA
 
-COUNT_MAX = 1024  # GPUs of a host; the largest have 16, and as many places of virtual ones
+COUNT_MAX = 1024  # GPUs of a host; the largest hosts have 16, and as many positions of virtual GPUs
 
 
 class NvmlBackend:
-    """The driver of this host, or a recording of one."""
+    """The driver of this host, or a recording of a driver."""
 
     def __init__(self, library: Library | None = None, clock: Clock = SYSTEM_CLOCK, name: str = "nvml") -> None:
         self.name = name
@@ -42,7 +42,7 @@ class NvmlBackend:
             text = explain_init(exc.error) if isinstance(exc, DriverChanged) else str(exc)
             raise DriverUnavailable(text, changed=isinstance(exc, DriverChanged)) from exc
         if not 0 <= count <= COUNT_MAX:
-            raise DriverUnavailable(f"the driver counts {count} GPUs, which no host has")
+            raise DriverUnavailable(f"the driver counts {count} GPUs; this is not a valid number")
         return count
 
     def find(self, position: int) -> Device:

@@ -1,7 +1,7 @@
-"""NVML's numbers by NVML's names, in one table.
+"""NVML's numbers by their NVML names, in one table.
 
-Older bindings lack some of these names, so the table and not the binding is what the backend reads. A test compares
-every row with the newest binding. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
+Older bindings lack some of these names, so the backend reads this table instead of the binding. A test compares every
+row with the newest binding. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ NVML_CLOCK_MEM = 2
 NVML_DEVICE_MIG_ENABLE = 1
 NVML_FEATURE_ENABLED = 1
 NVML_VALUE_ALL_LINKS = 0xFFFFFFFF  # scope of the NVLink fields: UINT_MAX is all links together
-NVLINKS = 18  # links of a board on Hopper and Blackwell, where the driver does not say how many there are
-NVLINKS_MAX = 256  # of any board: a larger count is none
-MIG_DEVICES = 7  # of a board, where the driver does not say how many there can be
+NVLINKS = 18  # links of a board on Hopper and Blackwell, used if the driver does not report the number
+NVLINKS_MAX = 256  # of any board: a larger count is invalid
+MIG_DEVICES = 7  # of a board, used if the driver does not report the maximum
 MIG_DEVICES_MAX = 64  # of any board
-# Boards that use the host's memory, of which some drivers report all as the board's: Grace Blackwell of DGX Spark, and
-# Jetson (nvgpu). GH200 and GB200 have memory of their own.
+# Boards that use the host's memory, which some drivers report as the board's memory: Grace Blackwell of DGX Spark, and
+# Jetson (nvgpu). GH200 and GB200 have their own memory.
 NO_MEMORY_OF_ITS_OWN = re.compile(r"\b(GB10|Orin|Thor|Xavier|Jetson|Tegra|nvgpu)\b")
 nvmlEventTypeXidCriticalError = 0x8  # noqa: N816 - NVML's own spelling
 NVML_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: struct size 40, version 2
@@ -116,7 +116,7 @@ GPM_RATES = {
     "pcie": (NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink": (NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
 }
-# Engines by GPM, for MIG instances, whose engines no other call reports: NVDEC, NVJPG, OFA, NVENC.
+# GPM metrics of engines, for MIG instances, whose engines no other call reports: NVDEC, NVJPG, OFA, NVENC.
 GPM_ENGINES = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 GPM_METRICS = (
     *GPM_RATIOS.values(),
@@ -169,7 +169,7 @@ THROTTLE_BITS = {
     "reliability": 0x400,
 }
 
-THROTTLE_MAX = 0xFFFF  # bits beyond every reason: all ones are a sentinel
+THROTTLE_MAX = 0xFFFF  # above the bits of all reasons: all ones are a sentinel
 
 # Members of the union nvmlValue_t by nvmlValueType_t.
 VALUE_FORMATS = {0: "d", 1: "I", 2: "L", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t, as of the module struct

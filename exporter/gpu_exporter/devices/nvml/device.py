@@ -1,8 +1,8 @@
 """One GPU as NVML reports it.
 
-Conversions happen here and nowhere else: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
-KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to the older ones
-(versions beside each).
+All unit conversions of a device are here: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
+KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to older calls (the
+versions are beside each call).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)
 SLOW_ANSWER_TTL_S = 5.0
-PLACEMENTS_MAX = 64  # MIG instances that are remembered; dynamic MIG makes new UUIDs again and again
+PLACEMENTS_MAX = 64  # MIG instances that are remembered; dynamic MIG creates new UUIDs again and again
 MIB = 1024.0**2
 MIG_UNKNOWN = "unknown"
-FACTS = {  # of an identity, each with its call
+FACTS = {  # facts of an identity, each with its call
     "name": "nvmlDeviceGetName",
     "driver_version": "nvmlSystemGetDriverVersion",
     "pci_bus_id": "nvmlDeviceGetPciInfo",
     "minor": "nvmlDeviceGetMinorNumber",
     "mig_mode": "nvmlDeviceGetMigMode",
 }
-# What a GPU that has left the bus does not answer. Each is asked once more when another call says that it has.
+# Calls that a GPU does not answer after it has left the bus. They are retried if another call reports a lost GPU.
 SIGNS_OF_LIFE: tuple[tuple[Any, ...], ...] = (
     ("nvmlDeviceGetUtilizationRates",),
     ("nvmlDeviceGetMemoryInfo", 0),
@@ -92,7 +92,7 @@ class NvmlDevice(Device):
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
         self._recent: dict[str, tuple[float, Any]] = {}
-        self._windows: set[str] = set()  # of GPM, of the instances
+        self._windows: set[str] = set()  # GPM windows of the instances
         self._placements: dict[str, tuple[int, int] | None] = {}  # by UUID of the instance
         self._instance_support: dict[str, SupportMatrix] = {}
         self._instances_warned: set[str] = set()
@@ -107,7 +107,7 @@ class NvmlDevice(Device):
         return self.ask.handle
 
     def identify(self) -> None:
-        """Ask for the facts of its identity that are not known yet: each may fail by itself, and is asked again."""
+        """Read the facts of its identity that are still unknown. Each may fail on its own, and is then retried."""
         if not self._unread:
             return
         for fact, call in FACTS.items():
@@ -117,7 +117,7 @@ class NvmlDevice(Device):
             try:
                 value = self._read_mig_mode() if fact == "mig_mode" else asks(call)
             except NotSupported:
-                continue  # quiet, and asked again after a while
+                continue  # no message; retried after a while
             except DeviceError as exc:
                 self._fields.errors.append(exc)
                 continue
@@ -130,7 +130,7 @@ class NvmlDevice(Device):
             self.identity = self.identity._replace(**known)
 
     def is_alive(self) -> bool:
-        """Whether it answers most of what a GPU that is there answers, after one call has said that it is lost."""
+        """Whether the GPU answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is lost."""
         answered = lost = 0
         for call, *arguments in SIGNS_OF_LIFE:
             try:
@@ -143,7 +143,7 @@ class NvmlDevice(Device):
         return answered > lost
 
     def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
-        """One of several values; None where it is not there. A failure is counted, and costs no other value."""
+        """One of several values; None if it is not available. A failure is counted, and affects no other value."""
         try:
             return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
         except NotSupported:
@@ -170,11 +170,11 @@ class NvmlDevice(Device):
         return self.ask.support.first_failure({call for call, *_ in SIGNS_OF_LIFE})
 
     @property
-    def answers(self) -> int:  # type: ignore[override]  # counted where it asks
+    def answers(self) -> int:  # type: ignore[override]  # the asker counts them
         return self.ask.answers
 
     def _start_over(self) -> None:
-        """The device is another one now, or in another mode: nothing known of it holds."""
+        """Drop all knowledge, because the device or its mode has changed."""
         self.ask.support.clear()
         self._instance_support.clear()
         self._once.clear()
@@ -192,19 +192,19 @@ class NvmlDevice(Device):
         return known[1]
 
     def _static(self, call: str, *arguments: Any) -> Any:
-        """An answer that never changes while the handle lives: asked once."""
+        """An answer that never changes for the same handle: read only once."""
         key = f"{call}{arguments}"
         if key not in self._once:
             self._once[key] = self.ask(call, *arguments)
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """Raises DeviceError where it is not known, and where a board that had MIG on says that it has none."""
+        """Raises DeviceError if it is unknown, and if a board that had MIG on now reports that it has no MIG."""
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
             if self.identity.mig_mode == "enabled":
-                self.ask.support.forget(("nvmlDeviceGetMigMode", ()))  # asked again in the next cycle
+                self.ask.support.forget(("nvmlDeviceGetMigMode", ()))  # retried in the next cycle
                 raise DeviceError(exc.call, exc.error, once_answered=True) from exc
             if not is_unsupported(exc.error):
                 raise
@@ -236,7 +236,7 @@ class NvmlDevice(Device):
         except DeviceError as exc:
             if exc.error != "NVML_ERROR_INVALID_ARGUMENT" or exc.once_answered:
                 raise
-            # A driver from before this ring: it does not know the number.
+            # A driver older than this ring does not know its number.
             refusal = NotSupported(exc.call, exc.error)
             self.ask.support.note((exc.call, engine), refusal)
             raise refusal from exc
@@ -247,7 +247,7 @@ class NvmlDevice(Device):
         if self._static(call) == 0:
             refusal = NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
             del self._once[f"{call}()"]
-            self.ask.support.note((call, ()), refusal)  # asked again after a while, like every refusal
+            self.ask.support.note((call, ()), refusal)  # retried after a while, like every refusal
             raise refusal
 
     def read_gpm(self) -> Gpm | None:
@@ -255,7 +255,7 @@ class NvmlDevice(Device):
         return read_gpm(self.ask, self.identity.uuid)
 
     def reopen_gpm(self, subject: str) -> None:
-        # An instance's window is named by its UUID and the way of sampling it.
+        # The name of an instance's window is its UUID and the way of sampling it.
         names = (
             {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self.identity.uuid}
         )
@@ -263,7 +263,7 @@ class NvmlDevice(Device):
 
     def read_memory(self) -> Memory:
         if nvml.NO_MEMORY_OF_ITS_OWN.search(self.identity.name):
-            raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NOT_SUPPORTED")  # what it reports is the host's
+            raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NOT_SUPPORTED")  # it reports the host's memory
         return read_memory(self.ask)
 
     def read_power(self) -> float:
@@ -276,7 +276,7 @@ class NvmlDevice(Device):
         return float(self.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3  # millijoules
 
     def read_temperature(self) -> float:
-        # The call with V came with driver 560; the older one goes with CUDA 14.
+        # The call with V came with driver 560; the older call is removed with CUDA 14.
         return float(
             self.ask.first(("nvmlDeviceGetTemperatureV",), ("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU))
         )
@@ -313,7 +313,7 @@ class NvmlDevice(Device):
         return {name: found[field] / 1e9 for name, field in nvml.THROTTLE_FIELDS.items() if field in found}  # ns
 
     def read_throttle_active(self) -> Mapping[str, bool]:
-        # The name with "Event" came with driver 535; the older one is what older drivers have.
+        # The name with "Event" came with driver 535; older drivers have the older name.
         active = self.ask.first(
             ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
         )
@@ -356,7 +356,7 @@ class NvmlDevice(Device):
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        """With MIG the board's call needs more rights, and some drivers name no instance there: then each is asked."""
+        """With MIG, the board's call needs more rights and some drivers omit the instance: then each one is queried."""
         found: Processes | None = None
         refusal: DeviceError | None = None
         try:
@@ -372,7 +372,7 @@ class NvmlDevice(Device):
             raise refusal
         added = add_processes(instances)
         if found is not None and len(added.listed or ()) < len(found.listed or ()):
-            return found  # the instances account for fewer than the board lists
+            return found  # the instances list fewer processes than the board
         return added
 
     def _read_instance_processes(self, handle: Handle, identity: InstanceIdentity) -> Processes:
@@ -386,7 +386,7 @@ class NvmlDevice(Device):
         if self.identity.mig_mode == "enabled":  # documented as not supported
             raise NotSupported(call, "NVML_ERROR_NOT_SUPPORTED")
         entries = self.ask(call, int(since_wall * 1e6), about=call)
-        if isinstance(entries, int):  # a recording names no process
+        if isinstance(entries, int):  # a recording contains only the number of processes
             raise NotSupported(call, "NVML_ERROR_NO_DATA")
         return [
             ProcessUtilization(pid, stamp / 1e6, sm / 100.0, any((sm, memory, encoder, decoder)))  # us, percent
@@ -398,7 +398,7 @@ class NvmlDevice(Device):
 
     def list_instances(self) -> Sequence[Instance]:
         mode = self._read_mig_mode()
-        if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be answered now
+        if mode != self.identity.mig_mode:  # switched at run time: values refused in the old mode may be available now
             log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
             self.identity = self.identity._replace(mig_mode=mode)
             self._start_over()
@@ -413,8 +413,8 @@ class NvmlDevice(Device):
             support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._clock)
             label = f"gpu {self.identity.index}, mig {identity.mig}"
             ask = Asker(self._library, handle, support, label, self._instances_warned)
-            # The board's call is for a whole GPU instance. Where several compute instances share it, its sum would make
-            # one's work everybody's. A sample of one way is never compared with one of the other.
+            # The board's call reports a whole GPU instance. If several compute instances share it, the sum would count
+            # the work of one for all. A sample of one way is never compared with a sample of the other way.
             alone = parts.count(part) == 1
             gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
             window = f"{identity.uuid} {'board' if alone else 'own'}"
@@ -425,7 +425,7 @@ class NvmlDevice(Device):
         return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
-        """How many of the board's memory slices that is; 0 where the board's memory is not known."""
+        """The number of the board's memory slices in `memory_mib`; 0 if the board's memory is unknown."""
         try:
             board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
         except DeviceError:
@@ -434,13 +434,13 @@ class NvmlDevice(Device):
         return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
-        """Where an instance lies on the board, asked once for each; the driver tells it to some users only."""
+        """Placement of an instance on the board, read once per instance; the driver reports it only to some users."""
         if uuid not in self._placements:
             placement: tuple[int, int] | None = None
             try:
                 placement = self._library.ask("nvmlGpuInstanceGetInfo", self.ask.handle, gpu_instance)
             except DeviceError as exc:
-                log.debug("gpu %d, mig %d: its place is not known: %s", self.identity.index, gpu_instance, exc)
+                log.debug("gpu %d, mig %d: its placement is unknown: %s", self.identity.index, gpu_instance, exc)
             if len(self._placements) >= PLACEMENTS_MAX:
                 self._placements.clear()
             self._placements[uuid] = placement
@@ -449,7 +449,7 @@ class NvmlDevice(Device):
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
         """Each instance with its handle, found again each time: a handle may be reused for another instance.
 
-        One that cannot be identified costs itself: `instances_complete` is then false.
+        An instance that cannot be identified is omitted, and `instances_complete` becomes false.
         """
         self.instances_complete = True
         found: list[tuple[Handle, InstanceIdentity]] = []
@@ -464,17 +464,17 @@ class NvmlDevice(Device):
                 facts = self._read_facts(handle, uuid)
             except DeviceError as exc:
                 if exc.error == "NVML_ERROR_NOT_FOUND" and exc.call not in INSTANCE_CALLS:
-                    continue  # a hole, or destroyed just now; others may follow
+                    continue  # a gap, or destroyed just now; other instances may follow
                 is_refused = isinstance(exc, NotSupported | NoPermission)
                 if is_refused and exc.call == "nvmlDeviceGetMigDeviceHandleByIndex" and not found:
                     raise
-                failures.append(DeviceError(exc.call, exc.error))  # one is there: its absence is not reported
+                failures.append(DeviceError(exc.call, exc.error))  # an instance exists here, but cannot be read
                 continue
             present.add(uuid)
             gpu_instance = int(facts["nvmlDeviceGetGpuInstanceId"])
             # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
             profile = facts.get("nvmlDeviceGetName", "").partition(" MIG ")[2]
-            # Recordings made before the third value was read have two.
+            # Recordings made before the third value was added have only two values.
             slices, memory_mib, *own = facts.get("nvmlDeviceGetAttributes_v2") or (0, 0.0)
             if not 1 <= slices <= nvml.MIG_DEVICES:
                 slices = _slices_of(profile)
@@ -497,9 +497,9 @@ class NvmlDevice(Device):
         return _divide(found, compute)
 
     def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
-        """Answers that stay the same while an instance lives, by call: what fails now is as it was before.
+        """Answers that remain the same while an instance exists, by call; after a failure the old answer is kept.
 
-        Raises DeviceError where the instance cannot be told from others.
+        Raises DeviceError if the instance cannot be identified.
         """
         answers = dict(self._facts.get(uuid, {}))
         for call in INSTANCE_CALLS:
@@ -516,7 +516,7 @@ class NvmlDevice(Device):
 
 
 def _slices_of(profile: str) -> float:
-    """Compute slices by the name of a profile: 2 of 2g.10gb; 1 where it says none."""
+    """Compute slices from the name of a profile: 2 for 2g.10gb; 1 if the name has no number."""
     digits = profile.partition("g.")[0].rpartition(".")[2]
     return float(digits) if digits.isdecimal() and digits.isascii() else 1.0
 
@@ -524,7 +524,7 @@ def _slices_of(profile: str) -> float:
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Each instance with its own part of the slices of its GPU instance, whose memory is counted with the first."""
+    """Each instance with its part of the slices of its GPU instance; the memory is counted with the first one."""
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:

@@ -1,4 +1,4 @@
-"""XIDs as NVML reports them: one event set over all GPUs, one thread that waits."""
+"""XIDs as NVML reports them: one event set for all GPUs, one thread that waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_exporter.devices.protocol import XidEvent
 
 
 class NvmlEventWatch:
-    """Registered for the XIDs of those devices that can report them. Raises DeviceError when none can."""
+    """A registration for the XIDs of those devices that can report them. Raises DeviceError if no device can."""
 
     def __init__(self, library: Library, devices: Sequence[tuple[Handle, str]]) -> None:
         self._library = library
@@ -29,7 +29,7 @@ class NvmlEventWatch:
                     covered.add(uuid)
             except NotSupported:
                 continue
-            except DeviceError as exc:  # one GPU that fails does not keep the others from their events
+            except DeviceError as exc:  # a failure of one GPU must not stop the events of the others
                 failures.append(exc)
         self.covered = frozenset(covered)
         self.complete = not failures

@@ -1,7 +1,7 @@
-"""GPU performance monitoring: two samples of the driver's counters, and what lies between them.
+"""GPU performance monitoring: two samples of the driver's counters, and the metrics between them.
 
-NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Each window therefore keeps one
-sample from cycle to cycle and a second buffer to read into; the buffers are allocated once and swapped.
+NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps one
+sample from cycle to cycle, and a second buffer to read into. The buffers are allocated once and swapped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml import structures
 
-SHORTEST_S = 0.1  # less is invalid on Hopper
-LONGEST_S = 60.0  # an older sample is a new beginning: nobody books a mean over longer than this
+SHORTEST_S = 0.1  # a shorter distance is invalid on Hopper
+LONGEST_S = 60.0  # after a longer distance a new window begins: a mean over more time is never booked
 UNTOUCHED = 999  # NVML_ERROR_UNKNOWN
 GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
@@ -52,15 +52,16 @@ class GpmWindows:
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
         """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
 
-        `gpu_instance` of the GPU `raw` when not negative, else `raw` itself (a GPU or a MIG device). None when there
-        is nothing to compare with: at first sight, after LONGEST_S, and within SHORTEST_S. Raises NVMLError.
+        Samples the GPU instance `gpu_instance` of the GPU `raw`, or `raw` itself (a GPU or a MIG device) if
+        `gpu_instance` is negative. None if there is no valid earlier sample: at the first read, after LONGEST_S, and
+        within SHORTEST_S. Raises NVMLError.
         """
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window()
         if window.at is not None and self._clock.monotonic() - window.at <= SHORTEST_S:
             return None
-        before, window.at = window.at, None  # a failure from here on starts a new window
+        before, window.at = window.at, None  # a failure after this line starts a new window
         if gpu_instance >= 0:
             pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
         else:
@@ -84,7 +85,7 @@ class GpmWindows:
 
 
 class _Queries(threading.local):
-    """nvmlGpmMetricsGet_t has room for every metric there is (20 KiB): one for each thread, filled again and again."""
+    """nvmlGpmMetricsGet_t has room for every metric (20 KiB), so each thread has one structure and reuses it."""
 
     def __init__(self) -> None:
         self.structure = structures.GpmMetrics()
@@ -104,6 +105,6 @@ def _compare(first: Any, second: Any, metrics: tuple[int, ...]) -> tuple[tuple[i
     if entries is None:
         entries = _queries.entries[metrics] = [query.metrics[position] for position in range(len(metrics))]
     for entry, metric in zip(entries, metrics, strict=True):
-        entry.metric, entry.code = metric, UNTOUCHED  # what the driver leaves out must not look answered
+        entry.metric, entry.code = metric, UNTOUCHED  # metrics that the driver skips must not look answered
     pynvml.nvmlGpmMetricsGet(query)
     return tuple((entry.metric, entry.code, entry.value) for entry in entries)

@@ -1,4 +1,4 @@
-"""One MIG instance as NVML reports it, and the readings that it has in common with a whole GPU.
+"""One MIG instance as NVML reports it, and the reads that it shares with a whole GPU.
 
 Conversions as in device.py: percent to ratio, MiB to bytes.
 """
@@ -28,19 +28,19 @@ NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
-    """MemoryInfo_v2; v1 (drivers before 510) counts what the driver reserves as used."""
+    """MemoryInfo_v2; v1 (drivers before 510) counts the memory that the driver reserves as used."""
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )
-    if not total:  # nothing has none: it is not reported, as of some boards with MIG
+    if not total:  # no device has 0 bytes: the value is not reported, as by some boards with MIG
         raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
     return Memory(total, used, free, reserved)
 
 
 def read_processes(ask: Asker, mig: str = "") -> Processes:
-    """Processes of the GPU or MIG instance that `ask` asks. `mig` names the instance where the answer does not.
+    """Processes of the GPU or MIG instance that `ask` queries. `mig` is the instance if the answer does not contain it.
 
-    The third version of the calls came with driver 510. A recording has the number alone.
+    The third version of the calls came with driver 510. A recording contains only the number of processes.
     """
     numbers: list[int] = []
     listed: dict[tuple[int, str], GpuProcess] = {}  # a process may have contexts of both kinds
@@ -55,12 +55,12 @@ def read_processes(ask: Asker, mig: str = "") -> Processes:
         for pid, gpu_instance, compute_instance, memory in answer:
             known = NO_INSTANCE not in (gpu_instance, compute_instance)
             place = f"{gpu_instance}/{compute_instance}" if known else mig
-            listed.setdefault((pid, place), GpuProcess(pid, place, memory))  # which has the same memory in both lists
+            listed.setdefault((pid, place), GpuProcess(pid, place, memory))  # both lists report the same memory
     return Processes(numbers[0], numbers[1], tuple(listed.values()) if complete else None)
 
 
 def add_processes(parts: Sequence[Processes]) -> Processes:
-    """Processes of several instances as those of their board; listed only when each of them is."""
+    """Processes of several instances as those of their board; listed only if every instance has a list."""
     listed = [part.listed for part in parts if part.listed is not None]
     return Processes(
         sum(part.compute for part in parts),
@@ -70,14 +70,14 @@ def add_processes(parts: Sequence[Processes]) -> Processes:
 
 
 def _worst(codes: set[int]) -> DeviceError:
-    """What a call answered of which no value came: a loss above all, then any failure, else no support."""
+    """The error of a call without any value: a lost GPU first, then any failure, then a missing support."""
     errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
     errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
     return errors[0]
 
 
 def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
-    """Both return codes are checked: the call's by `ask`, each metric's here. What is not a number is not a value."""
+    """Checks both return codes: `ask` that of the call, this function that of each metric. NaN is no value."""
     wanted = nvml.GPM_METRICS + engines
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
@@ -90,7 +90,7 @@ def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int
             ask.support.note(("nvmlGpmMetricsGet", window), refusal)
         raise refusal
     found = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
-    # What this device reported before and does not report now is missing, unless it has come to refuse it.
+    # A metric that this device reported before but not now is missing, unless the device now refuses it.
     known = ask.support.answered
     missing = any(
         metric not in found and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
@@ -104,7 +104,7 @@ def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int
         if all(metric in found for metric in pair)
     }
     if not ratios and not rates:
-        return None  # nothing but NaN: the driver's samples stood still
+        return None  # only NaN: the driver's samples did not change
     busiest = [found[metric] / 100.0 for metric in engines if metric in found]  # percent
     return Gpm(
         span_s,
@@ -123,7 +123,7 @@ class NvmlInstance:
     def __init__(
         self, ask: Asker, identity: InstanceIdentity, window: str, gpm: Asker, require_gpm: Callable[[], None]
     ) -> None:
-        """`window`: name of its GPM window; `gpm`: who asks for it, the board or the instance itself.
+        """`window`: name of its GPM window. `gpm`: the asker for GPM, of the board or of the instance itself.
 
         `require_gpm` raises NotSupported on a board without GPM.
         """

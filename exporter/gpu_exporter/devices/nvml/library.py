@@ -1,8 +1,8 @@
-"""The one door to NVML: every call by its NVML name, plain answers, our exceptions.
+"""The only access to NVML: every call by its NVML name, plain answers, the exporter's exceptions.
 
-`CALLS` is the complete list of what the exporter ever asks the driver; a test compares it with an allow-list, since
-nothing here may set state or block for its own reasons (nvmlDeviceGetPcieThroughput sleeps 20 ms). Answers are numbers,
-texts and tuples in NVML's own units, so that they can be recorded and played back (see recording.py).
+`CALLS` is the complete list of calls that the exporter makes to the driver. A test compares it with an allow-list,
+since no call may change state or block on its own (nvmlDeviceGetPcieThroughput sleeps 20 ms). Answers are numbers,
+texts and tuples in NVML's units, so that they can be recorded and played back (see recording.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_exporter.devices.nvml.gpm import GpmWindows
 
 
 class Handle(NamedTuple):
-    """A device as the driver handed it out. `name` is its place: "0" a GPU, "0/2" position 2 of its MIG devices."""
+    """A device as returned by the driver. `name` is its place: "0" is a GPU, "0/2" is position 2 of its MIG devices."""
 
     name: str
     raw: Any = None
@@ -32,16 +32,16 @@ SYSTEM = Handle("")
 
 
 class Library(Protocol):
-    """What the backend asks: a driver, or a recording of one."""
+    """The interface that the backend uses: a driver, or a recording of a driver."""
 
     def open(self) -> None:
-        """Raises DriverUnavailable."""
+        """Make the driver ready. Raises DriverUnavailable."""
 
     def close(self) -> None:
-        """Never raises."""
+        """Close the driver. Never raises."""
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
-        """The answer of one of CALLS. Raises DeviceError and its kinds."""
+        """The answer of one of CALLS. Raises DeviceError and its subclasses."""
 
 
 def _text(value: str | bytes) -> str:
@@ -49,9 +49,9 @@ def _text(value: str | bytes) -> str:
 
 
 def _raw(name: str) -> Any:
-    """A function of the loaded library that this binding may not know.
+    """A function of the loaded library that this binding may lack.
 
-    Raises NotSupported as an old driver would, since neither is the binding a reason to fail.
+    Raises NotSupported if the library lacks it, as an old driver would: an old binding is no reason to fail either.
     """
     try:
         return getattr(pynvml.nvmlLib, name)
@@ -84,7 +84,7 @@ def _margin(handle: Handle) -> int:
 
 
 RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
-PROCESSES_MAX = 4096  # entries; some drivers list a hundred that are none (Syllo/nvtop issue 110)
+PROCESSES_MAX = 4096  # entries; some drivers list a hundred invalid entries (Syllo/nvtop issue 110)
 
 
 def _processes(call: str, handle: Handle) -> processes.Answer:
@@ -101,7 +101,7 @@ def _processes(call: str, handle: Handle) -> processes.Answer:
 
 
 class _Buffers(threading.local):
-    """Structures that are filled again and again; each device's thread has its own."""
+    """Structures that are filled again and again; each device's thread has its own structures."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
@@ -114,9 +114,9 @@ _buffers = _Buffers()
 
 
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
-    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND means that there is none.
+    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND means that there is no sample.
 
-    The binding asks for the size of the ring each time; a buffer that was full is made larger and filled again.
+    The binding would ask for the size of the ring each time; here a full buffer is enlarged and filled again.
     """
     call = "nvmlDeviceGetSamples"
     value_type, since = ctypes.c_uint(0), ctypes.c_ulonglong(since_us)
@@ -139,9 +139,9 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
 
 
 def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int, int, int, int, int], ...] | int:
-    """(pid, stamp in microseconds, and percent of SM, memory, encoder, decoder) of each process that has worked since.
+    """(pid, stamp in microseconds, and percent of SM, memory, encoder, decoder) of each process that worked since then.
 
-    The binding takes no entry for an error. NOT_FOUND means that there is none.
+    The binding treats an empty answer as an error. Here NOT_FOUND means that there is no entry.
     """
     call = "nvmlDeviceGetProcessUtilization"
     while True:
@@ -168,7 +168,7 @@ def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int
         for entry, (field, scope) in zip(query, ids, strict=True):
             entry.field, entry.scope = field, scope
     for entry in query:
-        entry.code = nvml.NVML_ERROR_UNKNOWN  # what the driver leaves out must not look answered
+        entry.code = nvml.NVML_ERROR_UNKNOWN  # fields that the driver skips must not look answered
     call = "nvmlDeviceGetFieldValues"
     _check(call, _raw(call)(handle.raw, len(ids), query))
     found: list[tuple[int, float]] = []
@@ -176,7 +176,7 @@ def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int
         member = nvml.VALUE_MEMBERS.get(entry.type)
         if entry.code == nvml.NVML_SUCCESS and member is not None:
             found.append((nvml.NVML_SUCCESS, getattr(entry.value, member)))
-        else:  # a type that nobody knows is a value that nobody can read
+        else:  # a value of an unknown type cannot be read
             found.append((entry.code or nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 0))
     return tuple(found)
 
@@ -200,13 +200,13 @@ def _attributes(handle: Handle) -> tuple[int, int, int]:
 
 
 def _placement(handle: Handle, gpu_instance: int) -> tuple[int, int]:
-    """Profile id and first slice of a GPU instance, which is asked for by a handle of its own."""
+    """Profile id and first slice of a GPU instance, which needs its own handle for this call."""
     info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle.raw, gpu_instance))
     return int(info.profileId), int(info.placement.start)
 
 
 def _simple(call: str) -> Callable[..., Any]:
-    """A call whose answer is plain already."""
+    """A call whose answer is already plain."""
 
     def ask(handle: Handle, *arguments: Any) -> Any:
         return getattr(pynvml, call)(handle.raw, *arguments)
@@ -215,7 +215,7 @@ def _simple(call: str) -> Callable[..., Any]:
 
 
 def _first(call: str) -> Callable[..., Any]:
-    """A call that answers (percent, period)."""
+    """A call that answers (percent, period); only percent is returned."""
 
     def ask(handle: Handle) -> Any:
         return getattr(pynvml, call)(handle.raw)[0]
@@ -285,7 +285,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlEventSetFree": lambda events: pynvml.nvmlEventSetFree(events.raw),
 }
-# These need the live library's own memory: which handle is which device, and the samples of GPM windows.
+# These need memory of the live library: which handle is which device, and the samples of GPM windows.
 LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
 
 
@@ -323,7 +323,7 @@ class LiveLibrary:
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
-            return  # the driver went away first: nothing is held any more
+            return  # the driver was closed or removed before: no resource is held any more
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
         try:
@@ -344,7 +344,7 @@ class LiveLibrary:
             raise
 
     def _wait(self, events: Handle, timeout_ms: int) -> tuple[str, int, int] | None:
-        """(place of the device, event type, event data) of the next event, None without one in time."""
+        """(place of the device, event type, event data) of the next event, None if none comes in time."""
         try:
             event = pynvml.nvmlEventSetWait_v2(events.raw, timeout_ms)
         except pynvml.NVMLError as exc:
@@ -355,14 +355,14 @@ class LiveLibrary:
 
 
 def explain_init(name: str) -> str:
-    """What an error of nvmlInit means and what to do, for people."""
+    """The meaning of an error of nvmlInit, and the action against it, for people."""
     explanations = {
         "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 cannot be loaded ({}): no NVIDIA driver on this host, "
         "or it is not mounted here",
         "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel driver is not loaded ({})",
         "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver library does not match the kernel module ({}): reboot, or "
         "restart this container",
-        "NVML_ERROR_NO_PERMISSION": "the NVIDIA device files may not be opened ({}): run as root, or mount them here",
+        "NVML_ERROR_NO_PERMISSION": "the NVIDIA device files cannot be opened ({}): run as root, or mount them here",
         "NVML_ERROR_UNKNOWN": "the driver refuses without a reason ({}): in a container, `systemctl daemon-reload` "
         "on the host may have revoked its devices; recreate the container",
     }

@@ -1,12 +1,12 @@
-"""Traffic over NVLink: KiB over all links together before Blackwell, bytes of each link since (138 is gone there).
+"""Traffic over NVLink: KiB of all links together before Blackwell, bytes of each link since (field 138 is gone there).
 
-The sum over the links never falls. A link that stops answering keeps what it has counted in the sum. For PATIENCE_S its
-silence is an error, since it may have moved bytes meanwhile; after that the other links go on without it, and it is
-asked again after a while. One that comes back, or joins late, adds what it counts from then on.
+The sum over the links never falls. If a link stops answering, the sum keeps its last count. For PATIENCE_S this silence
+is an error, since the link may have moved bytes in the meantime. After that, the other links continue without it, and
+it is queried again after a while. A link that comes back or appears late adds only the bytes counted from then on.
 
-A value that cannot be true is silence too: a sentinel, or a step that no link can make. It is kept only to be compared
-with the next reading. When that goes on from it, the counter was reset, and counts on from there; else the counter
-goes on from before.
+An implausible value counts as silence too: a sentinel, or a step that no link can make. It is kept only for comparison
+with the next reading. If the next reading continues from it, the counter was reset and counts from there. Otherwise the
+counter continues from its last accepted value.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gpu_exporter.devices.protocol import Traffic
 log = logging.getLogger(__name__)
 KIB = 1024.0
 PATIENCE_S = 60.0
-Field = tuple[int, int]  # field id and scope (a link, or all of them)
+Field = tuple[int, int]  # field id and scope (a link, or all links)
 ALL_TX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_VALUE_ALL_LINKS)
 ALL_RX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_VALUE_ALL_LINKS)
 TX = (ALL_TX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES)
 RX = (ALL_RX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
 
 
-# Bytes per second in one direction, ten times what is known: 18 links of Blackwell move 0.05 TB/s each.
+# Bytes per second in one direction, ten times the known maximum: 18 links of Blackwell move 0.05 TB/s each.
 LINK_MAX, BOARD_MAX = 1e12, 1e13
 SLACK_S = 1.0  # the counter moves in steps
-SENTINEL = 0xFFFFFFFF  # all ones of 32 bits; a count can hardly be just that
-COUNT_MAX = 2**63  # above it are the sentinels of 64 bits
+SENTINEL = 0xFFFFFFFF  # all ones of 32 bits; a real count is almost never exactly this number
+COUNT_MAX = 2**63  # larger values are 64-bit sentinels
 
 
 class _Reading(NamedTuple):
-    """Bytes that a link reported, and when, in monotonic seconds."""
+    """Bytes that a link reported, and the time of the reading in monotonic seconds."""
 
     value: float
     at: float
@@ -48,8 +48,8 @@ class _Reading(NamedTuple):
 class _Counter:
     """One link in one direction.
 
-    `believed`: None before the first value; `base`: what is added to it, so that the sum never falls. `doubted`: the
-    last reading, while it is not believed.
+    `believed`: the last accepted reading, None before the first one. `base`: an offset added to it, so that the sum
+    never falls. `doubted`: the last reading while it is not accepted.
     """
 
     def __init__(self, max_rate: float) -> None:
@@ -58,14 +58,14 @@ class _Counter:
         self.believed: _Reading | None = None
         self.doubted: _Reading | None = None
         self.silent_since: float | None = None
-        self.is_left = False  # silent for so long that the others go on without it
+        self.is_left = False  # silent for PATIENCE_S: the other links continue without it
 
     @property
     def sum(self) -> float:
         return self.base + (self.believed.value if self.believed else 0.0)
 
     def admit(self, reading: _Reading, *, is_first: bool) -> bool:
-        """Take this reading into the sum, unless it cannot be true. `is_first`: no sum has been returned yet."""
+        """Add this reading to the sum, unless it is implausible. `is_first`: no sum has been returned yet."""
         doubted, self.doubted = self.doubted, None
         if self.believed is None:
             self.base = 0.0 if is_first else -reading.value
@@ -78,13 +78,13 @@ class _Counter:
         return True
 
     def _follows(self, before: _Reading, reading: _Reading) -> bool:
-        """Whether a link can have counted from one to the other."""
+        """Whether a link can count from the first reading to the second."""
         return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
 
     def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
-        """Whether the two readings show a counter that counts, and not twice the same nonsense.
+        """Whether two readings show a counter that counts, instead of the same invalid value twice.
 
-        A link at rest stays at the small value that it was reset to. Any other value has to move.
+        A link at rest remains at the small value that it was reset to. Any other value must change.
         """
         assert self.believed is not None
         small = self.max_rate * (doubted.at - self.believed.at + SLACK_S)
@@ -92,7 +92,7 @@ class _Counter:
 
 
 class NvlinkCounters:
-    """The links of one GPU."""
+    """All links of one GPU."""
 
     def __init__(self, fields: Fields, label: str, clock: Clock) -> None:
         self._fields = fields
@@ -100,12 +100,12 @@ class NvlinkCounters:
         self._clock = clock
         self._links: dict[Field, _Counter] = {}
         self._is_read = False
-        self._count: int | None = None  # of links, once the driver has said it
+        self._count: int | None = None  # number of links, once the driver has reported it
 
     def read(self) -> Traffic:
         """Bytes since the driver was loaded, over all links that answer.
 
-        Raises NotSupported on a board without links, DeviceError while one that has answered before is silent.
+        Raises NotSupported on a board without links, DeviceError while a link is silent that has answered before.
         """
         is_nonsense = self._take(self._ask())
         sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
@@ -119,7 +119,7 @@ class NvlinkCounters:
         return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
     def _ask(self) -> dict[Field, float]:
-        """Values by field, as the driver counts them: of all links together where the board has that, else of each."""
+        """Values by field, as the driver counts them: of all links together if the board has that, else per link."""
         if not self._links or ALL_TX in self._links:
             answers = self._fields.read(ALL_TX, ALL_RX)
             if ALL_TX in self._links or len(answers) == 2:
@@ -128,7 +128,7 @@ class NvlinkCounters:
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
     def _list_links(self) -> Sequence[Field]:
-        """Both fields of each link that the driver counts; where it counts none, of as many as boards have."""
+        """Both fields of each link that the driver counts; without such a count, of NVLINKS links."""
         if self._count is None:
             count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
             self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
@@ -136,7 +136,7 @@ class NvlinkCounters:
         return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
-        """Add what the links have counted; whether one reported what cannot be true."""
+        """Add the new counts of the links; returns whether a link reported an implausible value."""
         now = self._clock.monotonic()
         admitted: set[Field] = set()
         for field, value in answers.items():
@@ -162,8 +162,8 @@ class NvlinkCounters:
             self._fields.refuse(field)
             self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
             log.warning(
-                "%s: NVLink %d has not answered field %d for %.0f s; what it counted stays in the sum, the other "
-                "links go on",
+                "%s: NVLink %d has not answered field %d for %.0f s; the sum keeps its last count, the other "
+                "links continue",
                 self._label,
                 field[1],
                 field[0],

@@ -1,9 +1,9 @@
 """The list of processes on a device, in NVML's structures.
 
-nvmlDeviceGetComputeRunningProcesses_v2 and _v3 fill nvmlProcessInfo_v2_t: 24 bytes, pid, memory, and the ids of the GPU
-instance and compute instance (0xFFFFFFFF without MIG). Some drivers around 535.43 fill 32 bytes under the same name
-_v3, so that every pid but the first is in another place (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715). The
-answer itself shows the size: the buffer has room for the larger structure and is filled with a mark beforehand.
+nvmlDeviceGetComputeRunningProcesses_v2 and _v3 fill nvmlProcessInfo_v2_t: 24 bytes with pid, memory, and the ids of the
+GPU instance and compute instance (0xFFFFFFFF without MIG). Some drivers around 535.43 fill 32 bytes under the same name
+_v3, so every pid except the first is at another offset (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715). The
+answer itself reveals the size: the buffer has room for the larger structure, and is filled with a mark before the call.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, TypeAlias
 from gpu_exporter.devices.nvml import constants as nvml
 
 ENTRY = struct.Struct("@IQII")  # nvmlProcessInfo_v2_t: pid, bytes of memory, GPU instance, compute instance
-SIZES = (24, 32)  # of one entry; the larger one ends in the bytes of protected memory
+SIZES = (24, 32)  # of one entry; the larger entry ends with the bytes of protected memory
 MARK = 0xA5
-FIRST_ROOM = 65  # entries; a GPU with more processes costs a second call once
-MOST_ROOM = 4097  # entries; a driver that wants more is not believed
+FIRST_ROOM = 65  # entries; a GPU with more processes costs one additional call
+MOST_ROOM = 4097  # entries; a larger request of the driver is refused as implausible
 TRIES = 4  # the list may grow between two calls
 
 NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE
 
 Row: TypeAlias = "tuple[int, int, int, int | None]"
-"""pid, GPU instance, compute instance, bytes of memory; the instances are 0xFFFFFFFF where the process is on none."""
+"""pid, GPU instance, compute instance, bytes of memory; an instance is 0xFFFFFFFF if the process is on no instance."""
 Answer: TypeAlias = "tuple[Row, ...] | int"
-"""The processes, or their number alone where the size of an entry is unclear."""
+"""The processes, or only their number if the size of an entry is unclear."""
 
 
 class Buffer:
-    """Room for `room` entries of the largest size and one more, which must stay untouched. One thread's own.
+    """Room for `room` entries of the largest size, and one more entry that must remain untouched. Used by one thread.
 
-    The room is odd: a driver that clears an even one of smaller entries can end where a larger entry would end.
+    The room is odd: a driver that clears an even number of smaller entries can end where a larger entry would end.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Buffer:
 def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -> tuple[int, Answer]:
     """NVML's return code and the processes. `ask(room, buffer)` makes the call: return code and count.
 
-    INSUFFICIENT_SIZE comes back only when the list still grows after TRIES calls, or is longer than MOST_ROOM.
+    INSUFFICIENT_SIZE is returned only if the list still grows after TRIES calls, or is longer than MOST_ROOM.
     """
     for _ in range(TRIES):
         code, count, answer = _fill(ask, buffer, buffer.room)
@@ -60,7 +60,7 @@ def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -
             break
         buffer.grow(min(MOST_ROOM, count + FIRST_ROOM))
     if isinstance(answer, int) and answer < buffer.room:
-        # A driver that clears all of the room first leaves no mark: with no room to spare it has nothing to clear.
+        # A driver that first clears all of the room leaves no mark. With an exact room it has nothing to clear.
         again, _, exact = _fill(ask, buffer, answer)
         if again == nvml.NVML_SUCCESS:
             return again, exact
@@ -77,7 +77,7 @@ def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int)
 
 
 def parse_processes(raw: bytes, count: int) -> Answer:
-    """The `count` entries of a marked buffer that the driver has filled, or their number where the size is unclear."""
+    """The `count` entries in a marked buffer, or only their number if the size of an entry is unclear."""
     if count == 0:
         return ()
     size = entry_size(raw, count)
@@ -91,8 +91,8 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 
 
 def entry_size(raw: bytes, count: int) -> int | None:
-    """Bytes of one entry: the last one is filled to its end, behind it the mark is untouched, and no smaller size says
-    the same.
+    """Bytes of one entry: the smallest size for which the last entry is filled to its end, and the mark after it is
+    untouched. None if no size fits.
     """
     mark = bytes([MARK])
     for size in SIZES:

@@ -1,8 +1,8 @@
-"""What a driver answered, as a file: for sending us a host, and for playing it back.
+"""Records all answers of a driver in a file, to report a host to the developers, and plays such a file back.
 
-A recording holds every answer of every call with its time and latency, in NVML's own units: one gzipped JSON document
-per line, the first the header, then one per question (call, device, arguments). No process, user or host is named in
-it; UUIDs are kept or, on request, replaced by hashes with a salt that nobody keeps.
+A recording has every answer of every call with its time and latency, in NVML's own units. The file is gzipped, with one
+JSON document per line: first the header, then one line per question (call, device, arguments). It contains no process,
+user or host names. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
 
 
 class RecordingError(ValueError):
-    """The file is no such recording. The text names file, line and fault."""
+    """The file is not such a recording. The text is the file, line and fault."""
 
 
 @dataclass(slots=True)
@@ -59,12 +59,12 @@ class Answers:
         self.chosen.append(self._index[key])
 
     def at(self, time_s: float) -> list[Any]:
-        """The newest answer not after `time_s`, the first one before that."""
+        """The newest answer not after `time_s`; before the first answer, the first one."""
         return self.values[self.chosen[max(0, bisect.bisect_right(self.times_s, time_s) - 1)]]
 
 
 class Recorder:
-    """A library that notes what another one answers. Safe to use from several threads."""
+    """A library that records the answers of another library. Safe to use from several threads."""
 
     def __init__(self, library: Library, *, hashed: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._library = library
@@ -107,11 +107,11 @@ class Recorder:
             digest = hashlib.sha256(self._salt + answer.encode()).hexdigest()
             return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
         if ("RunningProcesses" in call or call == UTILIZATIONS) and not isinstance(answer, int):
-            return len(answer)  # pids are the host's own: their number is enough to play the node back
+            return len(answer)  # pids belong to the host: their number is enough for playing back
         return answer.name if isinstance(answer, Handle) else answer
 
     def render(self, **about: str) -> bytes:
-        """The recording as the content of a file. `about` goes into the header."""
+        """The recording as the content of a file. `about` is added to the header."""
         with self._lock:
             header = {
                 "format": FORMAT,
@@ -135,12 +135,12 @@ class Recorder:
                 for (call, place, arguments), entry in sorted(self.answers.items(), key=lambda item: str(item[0]))
             ]
             text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        # No time in the gzip header: the same recording is the same file.
+        # The gzip header has no time, so the same recording always gives the same file.
         return gzip.compress(text.encode(), 9, mtime=0)
 
 
 def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterator[Question]:
-    """What a call asks, without what changes from time to time: stamps, names of windows, handles."""
+    """The questions of a call, without parts that change between calls: stamps, names of windows, handles."""
     if call == FIELDS:
         for identifier in arguments[0]:
             yield call, handle.name, tuple(identifier)
@@ -149,7 +149,7 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
     elif call == SAMPLES:
         yield call, handle.name, (arguments[0],)
     elif call == UTILIZATIONS:
-        yield call, handle.name, ()  # the stamp differs each time
+        yield call, handle.name, ()  # the stamp differs in every call
     elif call == WAIT:
         yield call, "", ()
     elif call != FREE:
@@ -157,7 +157,7 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
 
 
 def summarize(answers: Mapping[Question, Answers]) -> list[tuple[str, str, str, str, str]]:
-    """Each call: how often, microseconds as median and 99th percentile, and what it refused."""
+    """One row per call: number of calls, median and 99th percentile in microseconds, and errors."""
     calls: dict[str, tuple[list[int], set[str]]] = {}
     for (call, _, arguments), entry in answers.items():
         name = f"{call} {arguments[0]}" if call in (FIELDS, SAMPLES) else call
@@ -175,7 +175,7 @@ def summarize(answers: Mapping[Question, Answers]) -> list[tuple[str, str, str, 
 
 
 class RecordedLibrary:
-    """Plays a recording at the clock's speed, once, from the first question. After its end nothing is known."""
+    """Plays a recording once at the clock's speed, from the first question. After its end there are no answers."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -256,7 +256,7 @@ class RecordedLibrary:
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 
     def _once(self, question: Question, now: float) -> Any:
-        """Each answer is handed out once, since it stands for its own stretch of time."""
+        """Return each answer only once, since it covers its own stretch of time."""
         answers = self._find(question, now)
         newest = bisect.bisect_right(answers.times_s, now) - 1
         if newest <= self._given.get(question, -1):
@@ -286,7 +286,7 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
     try:
         header = json.loads(lines[0]) if lines else {}
         if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") != VERSION:
-            raise RecordingError(f"{path}:1: no recording of version {VERSION}")
+            raise RecordingError(f"{path}:1: not a recording of version {VERSION}")
         answers: dict[Question, Answers] = {}
         for number, line in enumerate(lines[1:], start=2):
             entry = json.loads(line)
@@ -306,7 +306,7 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, all the way down, as the live library answers."""
+    """Nested lists as nested tuples, as the live library answers."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
@@ -318,7 +318,7 @@ def _value(value: Any) -> list[Any]:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether the file begins like a recording of ours (a log of nvidia-smi does not)."""
+    """Whether the file begins like a recording of this exporter (a log of nvidia-smi does not)."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return FORMAT in file.readline(4096)

@@ -1,7 +1,7 @@
-"""NVML's structures that are read each second, as plain ctypes.
+"""NVML's structures that are read every second, as plain ctypes.
 
-The binding's own structures go through Python code at each access of a member, and are made for each call: half of
-a cycle's time. Layouts are NVML's ABI; a test compares sizes and offsets with the binding's.
+The binding's own structures run Python code at each access of a member, and are created for each call; this would take
+half of a cycle's time. Layouts are NVML's ABI; a test compares sizes and offsets with the binding.
 """
 
 from __future__ import annotations

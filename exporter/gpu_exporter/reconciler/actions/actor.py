@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.target import Target
+from gpu_exporter.reconciler.decision.target import Target
 
 DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
 

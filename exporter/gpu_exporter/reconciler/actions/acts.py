@@ -20,10 +20,10 @@ from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.outcomes import account_of
 from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
 from gpu_exporter.reconciler.record import Record, Standing
-from gpu_exporter.reconciler.target import Target
 
 log = logging.getLogger(__name__)
 LOST = "lost"  # the answer to an act did not arrive, so its effect is unknown

@@ -44,7 +44,7 @@ class ProofAsker:
         return [*proposals[first:], *proposals[:first]][:ASKED_MAX]
 
     def ask(self, proposals: Sequence[Proposal]) -> Proven:
-        """What the sources say of these proposals. Raises Refused while a source has trouble."""
+        """The answers of the sources about these proposals. Raises Refused for PATIENCE_S after a source failed."""
         if self._trouble is not None and self._clock.monotonic() < self._trouble[0]:
             raise Refused("proof", self._trouble[1])
         self._trouble = None

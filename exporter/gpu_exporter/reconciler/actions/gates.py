@@ -11,10 +11,10 @@ from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs,
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.target import Held, Target
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
 from gpu_exporter.reconciler.record import Record, Standing
-from gpu_exporter.reconciler.target import Held, Target
 
 ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun to work
 

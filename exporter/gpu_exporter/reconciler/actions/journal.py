@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.outside import need_real
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import place
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.target import place
 
 KEY = "journal"  # key of the text in its TextPlace
 ENTRIES_MAX = 16

@@ -10,11 +10,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpu_exporter.fetch import MIB
 from gpu_exporter.outside import load_json, parse_timestamp
+from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
 from gpu_exporter.reconciler.evidence.vector import Row, literal, parse_vector, quote, restrict
 
@@ -61,12 +62,6 @@ class Work(NamedTuple):
 
 
 NOT_KNOWN = Work(None, None)
-
-
-class Fetch(Protocol):
-    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises EvidenceError."""
-
-    def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
 
 
 class Proofs:

@@ -15,8 +15,8 @@ from gpu_exporter.defaults import Actions
 from gpu_exporter.durations import format_duration
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import CLASSES_OF, Held, place
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.target import CLASSES_OF, Held, place
 
 
 class Proposal(NamedTuple):

@@ -20,9 +20,9 @@ from gpu_exporter.reconciler.actions.limits import ActionLimits
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
 from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.target import Held, Target, why_not
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
-from gpu_exporter.reconciler.target import Held, Target, why_not
 
 log = logging.getLogger(__name__)
 READ_S = 5.0  # a target that was read longer ago is read again before the act

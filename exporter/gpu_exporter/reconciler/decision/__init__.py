@@ -1,1 +1,1 @@
-"""What follows from the evidence: pure, one holder at a time, unknown before idle."""
+"""Decisions from evidence: pure, holder by holder, and `unknown` takes precedence over idle."""

@@ -1,8 +1,8 @@
-"""When nothing new is marked, because what looks idle is more likely a fault somewhere else.
+"""Brakes: conditions under which no new marks are set, because idle GPUs probably have a common cause elsewhere.
 
-While a brake holds, every decision that would leave a mark is `unknown`: nothing new is marked, and marks that stand go
-when they have been without support for `policy.unsupported_max`. Work still ends a mark at once. GPUs that became idle
-together freeze what they are evidence for: their one tenant, else their one pool, else everything.
+While a brake is active, every decision that would leave a mark becomes `unknown`. So no new mark is set, and existing
+marks are withdrawn after `policy.unsupported_max` without support. Work on a GPU still ends a mark at once. GPUs that
+became idle together freeze one tenant, or one pool, or everything, depending on which of them most of the GPUs share.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, nothi
 from gpu_exporter.reconciler.evidence.usual import TOGETHER_S
 
 CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
-TOGETHER_MIN = 8  # GPUs: a small cluster has so many for other reasons
-ONE_IN_MIN = 3  # of so many exporters one may be away: a node that is repaired says nothing of the others
-REMEMBERED_S = 3600.0  # exporters that were there within so long are missed
-MOST_OF = 0.75  # a pool that has so many of the GPUs that became idle together is what failed
-SCOPES_MAX = 20  # tenants and pools with a fault of their own; with more, everything has one
+TOGETHER_MIN = 8  # GPUs: in a small cluster as many become idle together for other reasons
+ONE_IN_MIN = 3  # from this number of exporters on, one may be missing: a node in repair is no sign of a common fault
+REMEMBERED_S = 3600.0  # exporters that were seen within this time count as missing
+MOST_OF = 0.75  # share of the GPUs that became idle together: a pool with at least this share is the cause
+SCOPES_MAX = 20  # tenants and pools that are frozen one by one; with more of them, everything is frozen
 log = logging.getLogger(__name__)
 
 
 class Freeze(NamedTuple):
-    """A brake that holds. `text`: what was seen, in words. `names`: the holders that it is about; None for all."""
+    """An active brake. `text`: the reason in words. `names`: the holders that are frozen; None for all."""
 
     text: str
     names: frozenset[HolderName] | None = None
 
 
 class Brakes:
-    """Remembers how many exporters there were."""
+    """Checks the brakes, and remembers how many exporters were seen."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
         self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()  # with falling numbers, so that the first one is the highest
+        self._seen: deque[tuple[float, int]] = deque()  # time, exporters; numbers fall, so the first is the highest
         self._said = ""
 
     def check(self, evidence: Evidence, decisions: Sequence[Decision]) -> dict[str, Freeze]:
-        """The brakes that hold now, by reason."""
+        """The active brakes, by reason."""
         pools = {holder.name: pools_of(holder) for holder in evidence.holders}
         found = {
             CORRELATED: freeze_together(decisions, pools, evidence.allocations, self._policy, evidence.usual_at),
@@ -55,7 +55,7 @@ class Brakes:
             PAUSED: Freeze(evidence.paused),
         }
         together = found[CORRELATED]
-        if together.text != self._said and together.names is not None:  # others say theirs with every cycle
+        if together.text != self._said and together.names is not None:  # other brakes are problems of the cycle
             log.warning("frozen: %s", together.text)
         self._said = together.text
         return {reason: freeze for reason, freeze in found.items() if freeze.text}
@@ -72,7 +72,7 @@ class Brakes:
         if is_one or exporters >= (1.0 - self._policy.freeze_exporters) * most:
             return ""
         hour = describe_duration(REMEMBERED_S)
-        return f"{exporters} exporters are seen, {most} were within the last {hour}: what else is wrong is not known"
+        return f"{exporters} exporters are seen, {most} were seen within the last {hour}: other faults are possible"
 
 
 def freeze_together(
@@ -82,12 +82,14 @@ def freeze_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Freeze:
-    """The holders that GPUs which became idle together are evidence against, and what was seen; no text for nothing.
+    """The brake for GPUs that became idle together; its text is "" where they are not too many.
 
-    `pools`: of each holder, the resources or partitions that its GPUs are of. The largest tenant counts for no more
-    than the next one: what one tenant does is no evidence against others. Where that leaves too few, the largest is
-    frozen if its own GPUs are too many, and the others are looked at without it. Of several tenants the pool is frozen
-    that most of the GPUs are of, and the others are looked at without that; where they too are too many, everything is.
+    `pools`: by holder, the resources or partitions of its GPUs.
+
+    The largest tenant counts for no more than the second largest, so that one tenant cannot freeze others. If too few
+    GPUs remain then, the largest tenant alone is frozen where its own GPUs are too many, and the other tenants are
+    checked without it. If several tenants are affected, the pool that has at least MOST_OF of the GPUs is frozen, and
+    the rest is checked without this pool. If the rest has too many as well, everything is frozen.
     """
     tenants: set[str] = set()
     frozen_pool = ""
@@ -104,11 +106,11 @@ def freeze_together(
             alone = idle_together(own, allocations, policy, usual_at)
             if alone is not None:
                 tenants.add(tenant)
-                texts.append(f"{alone.text} They are of {tenant}, which alone is frozen")
+                texts.append(f"{alone.text} They belong to {tenant}, so only this tenant is frozen")
             left = [each for each in left if tenant_of(each) != tenant]
         elif pool and not frozen_pool and of_pool >= MOST_OF * found.gpus:
             frozen_pool = pool
-            texts.append(f"{found.text} They are of {pool}, which alone is frozen")
+            texts.append(f"{found.text} They belong to {pool}, so only this pool is frozen")
             left = [each for each in left if pool not in pools.get(each.name, ())]
         else:
             return Freeze(found.text)
@@ -136,7 +138,7 @@ def _gpus_by(decisions: Iterable[Decision], keys_of: Callable[[Decision], Iterab
 
 
 class Together(NamedTuple):
-    """GPUs that became idle at about the same time. `limit`: more than so many are a fault. `text`: in words."""
+    """GPUs that became idle at about the same time. `limit`: a greater number is a fault. `text`: in words."""
 
     gpus: int
     limit: float
@@ -150,12 +152,12 @@ def idle_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Together | None:
-    """The GPUs that became idle at about the same time when they are too many, as when their storage fails.
+    """GPUs that became idle at about the same time, if they are too many, e.g. because their storage failed.
 
-    Too many are more than `policy.freeze_share` of the GPUs held, or than `policy.freeze_usual` times what is usual at
-    that hour, whichever is less, and never TOGETHER_MIN or fewer. Of several holders in one group only those of the
-    others count: a job that ends its work idles all of its GPUs at once. After `policy.freeze_max` it is no fault any
-    more that anyone will repair, or everybody has gone home.
+    The limit is `policy.freeze_share` of the GPUs held, or `policy.freeze_usual` times the usual number at that hour,
+    whichever is less, and at least TOGETHER_MIN. The GPUs of the largest group do not count toward the limit: when a
+    job ends its work, all of its GPUs become idle at once. Idle runs that are older than `policy.freeze_max` after the
+    candidate window do not count: by then a fault would have been repaired, or the users have gone home.
     """
     begun: list[tuple[float, str, int, Decision]] = []
     for decision in decisions:
@@ -169,7 +171,7 @@ def idle_together(
             begun.append((since, whose, len(decision.units), decision))
     begun.sort(key=lambda each: each[:3])
     by_group: defaultdict[str, int] = defaultdict(int)
-    largest: list[tuple[int, str]] = []  # a heap of sizes that groups had: what is on top is true, or is taken off
+    largest: list[tuple[int, str]] = []  # a heap of group sizes; an outdated size is removed when it is on top
     total, first = 0, 0
     worst, at, those = 0, 0.0, (0, 0)
     for index, (since, group, units, _) in enumerate(begun):
@@ -192,20 +194,22 @@ def idle_together(
     span = describe_duration(TOGETHER_S)
     usual = usual_at(at)
     than = "" if usual is None else f", {usual:g} are usual at that hour"
-    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}: one fault?"
+    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}: is it one fault?"
     limit = max(TOGETHER_MIN, _limit(at, allocations, policy, usual_at))
     return Together(worst, limit, [decision for _, _, _, decision in begun[those[0] : those[1]]], text)
 
 
 def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
-    """How many GPUs may have become idle together at this time. The source is asked for what few of them exceed."""
+    """How many GPUs may become idle together at this time. The source is asked only where the share allows
+    more than TOGETHER_MIN.
+    """
     limit = policy.freeze_share * allocations
     usual = usual_at(since) if limit > TOGETHER_MIN else None
     return limit if usual is None else min(limit, policy.freeze_usual * usual)
 
 
 def hold(decisions: Sequence[Decision], frozen: Mapping[str, Freeze]) -> list[Decision]:
-    """The decisions while these brakes hold."""
+    """The decisions under these brakes: frozen holders that would be marked become `unknown`."""
     return [_held(decision, frozen) if decision.stage in LABELLED else decision for decision in decisions]
 
 

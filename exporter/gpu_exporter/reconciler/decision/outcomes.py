@@ -1,10 +1,11 @@
-"""What came of each decision: a group that became underused is watched for an hour, and has one outcome. Pure.
+"""Outcomes of decisions: a group that became underused is watched for an hour, and gets one outcome. Pure.
 
-A group is a gang, or a pod or job by itself: a Job of 64 pods is one decision. Decisions are counted and not marks, in
-a dry run too, so that a policy can be judged before it may write.
+A group is a gang, or a single pod or job: a Job of 64 pods is one decision. Decisions are counted, not marks. So they
+are counted in a dry run too, and a policy can be judged before it may write.
 
-An idle run that is younger than the decision was ended by work or by unknown time. Only work makes the longest gap of a
-holder grow, and unknown time ends a run only when it lasts for longer than the time between two cycles.
+If an idle run is younger than the decision, either work or unknown time ended the run before it. Two facts tell them
+apart. Only work lets the longest gap of a holder grow. Unknown time ends a run only if it lasts longer than the time
+between two cycles.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision, merge_u
 from gpu_exporter.reconciler.decision.surroundings import UNCLEAR
 from gpu_exporter.reconciler.evidence.records import HolderName
 
-REGRET_S = 3600.0  # work that begins later says more of the next day than of the decision
-LATE_S = 900.0  # evidence that is missing at the end of the hour is waited for so long
-END_SEEN_S = 300.0  # a holder that ended was idle until then if it was seen so within so long
-SLACK_S = 60.0  # between what a run says and the clocks of two hosts
-UNKNOWN_S = 60.0  # ledger.idle_run_unknown_reset: unknown time that is no longer ends no idle run
-HOLDERS_MAX = 5000  # that are watched, each of which is asked for in every cycle
-FATES_MAX = 50  # holders that have no series any more, of which a cycle asks how they ended
+REGRET_S = 3600.0  # work that begins later does not show that the decision was wrong
+LATE_S = 900.0  # how long to wait for evidence that is missing at the end of the hour
+END_SEEN_S = 300.0  # an ended holder counts as idle until its end if it was last seen idle within this time
+SLACK_S = 60.0  # tolerance between the length of a run and the clocks of two hosts
+UNKNOWN_S = 60.0  # ledger.idle_run_unknown_reset: unknown time up to this length does not end an idle run
+HOLDERS_MAX = 5000  # holders watched at a time; every cycle asks the source for each of them
+FATES_MAX = 50  # holders without series, per cycle, whose fate the scheduler is asked for
 RIGHT, REGRET, UNKNOWN = OUTCOMES = ("right", "regret", "unknown")
-RUNS, ENDED, LOST = "runs", "ended", "lost"  # what a scheduler says of a holder that has no series any more
-Key: TypeAlias = tuple[str, str, str]  # scheduler, namespace, and a group or holder
+RUNS, ENDED, LOST = "runs", "ended", "lost"  # the fate of a holder without series, as its scheduler reports it
+Key: TypeAlias = tuple[str, str, str]  # scheduler, namespace, and the name of a group or holder
 AskFate: TypeAlias = Callable[[HolderName, str], str]
 
 
 class Account(NamedTuple):
-    """To whose record a decision belongs: the policy that decided, the class of the holder, its tenant."""
+    """The record to which a decision belongs: the policy that decided, the class of the holder and its tenant."""
 
     policy: str
     kind: str
@@ -42,27 +43,27 @@ class Account(NamedTuple):
 
 
 class Observer(Protocol):
-    """Counts, by account."""
+    """Counts decisions and their outcomes, by account."""
 
     def count_decision(self, account: Account) -> None:
-        """A group became underused."""
+        """Count a group that became underused."""
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """One of OUTCOMES, for one that was counted."""
+        """Count the outcome, one of OUTCOMES, of a decision that was counted."""
 
 
 class RecordObserver(Observer, Protocol):
-    """Shows people what the record counts."""
+    """Publishes the counts of the record."""
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
-        """What was counted before this process."""
+        """Add the counts of earlier processes."""
 
     def forget(self) -> None:
-        """Another process counts now."""
+        """Drop all counts, since another process counts now."""
 
 
 class Start(NamedTuple):
-    """A holder when it is first watched: for how long it had been idle, and its longest gap until then (seconds)."""
+    """A holder at the start of its watch: how long it had been idle, and its longest gap until then (seconds)."""
 
     incarnation: str
     idle_s: float
@@ -71,10 +72,11 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """One group since it became underused, at `wall` (Unix seconds).
+    """One group that became underused at `wall` (Unix seconds).
 
-    `ended`: those of the holders that are gone and did not work. `quiet`: when each was last observed to have been idle
-    since then (Unix seconds), 0 where it was not. `last`: when its idle run was last seen, and how long that was.
+    `ended`: holders that are gone and did not work. `quiet`: by holder, the last time at which it was observed to have
+    been idle since `wall` (Unix seconds); 0 where the last observation does not show that. `last`: by holder, when its
+    idle run was last seen (Unix seconds), and its length (seconds).
     """
 
     account: Account
@@ -86,26 +88,27 @@ class Watch:
 
 
 class Watches:
-    """Remembers the groups whose hour is not over, and which groups are underused."""
+    """Remembers the groups whose hour is not over, and the groups that are underused."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self.open: dict[Key, Watch] = {}
         self.last_wall: float | None = None
-        """When the last cycle with evidence was (Unix seconds), of this process or of the one before it."""
+        """Time of the last cycle with evidence (Unix seconds), in this process or in the one before it."""
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """Whom to ask about: one that works is in no list of idle ones."""
+        """The holders to ask the source about: a list of idle holders does not contain a holder that works."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     def is_open(self, decisions: Iterable[Decision]) -> bool:
-        """Whether the hour of any group of these is not over yet."""
+        """Whether any group of these decisions is still watched."""
         return not self.open.keys().isdisjoint(map(key_of, decisions))
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """The decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. `ask_fate`: what became of a
-        holder that has no series: RUNS, ENDED, or LOST if it was taken away or that is unknown.
+        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake.
+
+        `ask_fate`: the fate of a holder without series: RUNS, ENDED, or LOST if it was taken away or is unknown.
         """
         by_name = {decision.name: decision for decision in decisions}
         left = FATES_MAX
@@ -120,7 +123,7 @@ class Watches:
     def _follow(
         self, watch: Watch, by_name: Mapping[HolderName, Decision], wall: float, ask_fate: AskFate, left: int
     ) -> tuple[str, int]:
-        """The outcome, "" while it is not known; `left`: how many fates may still be asked for."""
+        """The outcome, "" while it is not known. `left`: the number of fates that may still be asked for."""
         is_over = wall >= watch.wall + REGRET_S
         is_whole = True
         for name in sorted(watch.holders.keys() - watch.ended):
@@ -133,7 +136,7 @@ class Watches:
                 is_whole = is_whole and is_quiet
                 continue
             is_whole = False
-            if decision is not None:  # another one has its name, so this one is gone; how it ended is unknown
+            if decision is not None:  # another holder has its name, so it is gone; how it ended is unknown
                 return UNKNOWN, left
             if left > 0:
                 left -= 1
@@ -176,11 +179,11 @@ class Watches:
         by_name = {decision.name: decision for decision in decisions}
         for key, identity in (before or {}).items():
             if key not in underused and all(_rests(by_name.get(name), of) for name, of in identity):
-                underused[key] = identity  # it is no other decision when it comes back
+                underused[key] = identity  # if the group becomes underused again, this is no new decision
         self._underused = underused
 
     def _is_new(self, group: Sequence[Decision]) -> bool:
-        """Whether a group became underused after the last cycle of the process before this one."""
+        """Whether a group became underused after the last cycle of the previous process."""
         if self.last_wall is None:
             return False
         became = [
@@ -191,42 +194,42 @@ class Watches:
 
 
 def key_of(decision: Decision) -> Key:
-    """The group of a holder: its gang, or itself."""
+    """The key of a holder's group: its gang, or the holder itself."""
     around = decision.around
     group = around.group if around is not None and around.members else ""
     return decision.name.scheduler, decision.name.namespace, group or decision.name.name
 
 
 def account_of(decision: Decision) -> Account:
-    """To whose record a decision belongs."""
+    """The record to which a decision belongs."""
     policy = decision.rule.name if decision.rule is not None else SECTION
     return Account(policy, decision.around.kind if decision.around is not None else UNCLEAR, tenant_of(decision))
 
 
 def tenant_of(decision: Decision) -> str:
-    """The namespace of a pod; of a job its account, as the exporter shows it, else its user."""
+    """The namespace of a pod; the account of a job as the exporter shows it, else its user."""
     return decision.name.namespace or decision.owner.rpartition("/")[2]
 
 
 def shortest_run(decision: Decision) -> float:
-    """For how long all units of a holder have been idle (seconds); 0 where that is not known."""
+    """How long all units of a holder have been idle (seconds); 0 where that is not known."""
     return min((unit.idle_run_s or 0.0 for unit in merge_units(decision.units)), default=0.0)
 
 
 def _incarnation(decision: Decision) -> str:
-    """The pod's UID; of a job, when it began."""
+    """The pod's UID; for a job, its start time."""
     return decision.incarnation or (f"{decision.start_wall:.0f}" if decision.start_wall is not None else "")
 
 
 def _rests(decision: Decision | None, incarnation: str) -> bool:
-    """Whether a holder that was underused has not worked since, whatever its stage is now."""
+    """Whether a holder that was underused has not worked since. Its present stage does not matter."""
     if decision is None or _incarnation(decision) != incarnation:
         return False
     return decision.stage == "exempt" or not decision.active
 
 
 def _idle_since(decision: Decision, wall: float) -> bool:
-    """Whether every unit was observed idle for all the time since `wall` (Unix seconds)."""
+    """Whether every unit was observed idle for the whole time since `wall` (Unix seconds)."""
     elapsed_s = decision.observed_wall - wall
     return all(
         unit.idle_run_s is not None and unit.sample_age_s is not None and unit.idle_run_s + SLACK_S >= elapsed_s
@@ -239,7 +242,7 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: Start) -> bool:
-    """Whether a unit of this holder worked since it is watched: its idle run ended, and not for want of knowledge."""
+    """Whether a unit of this holder worked since the watch began: its idle run ended, and not by unknown time."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True
@@ -253,6 +256,6 @@ def _worked(decision: Decision, watch: Watch, start: Start) -> bool:
     if run_s + SLACK_S >= decision.observed_wall - watch.wall:
         return False
     if start.gap_s + SLACK_S >= start.idle_s:
-        return True  # it had had a longer gap, which another one does not make grow
+        return True  # its longest gap was longer before, so a new gap cannot let it grow
     passed_s = math.inf if before is None else decision.observed_wall - before[0]
     return before is not None and passed_s <= UNKNOWN_S and run_s + SLACK_S / 2 < before[1] + passed_s

@@ -1,7 +1,7 @@
-"""The decision: pure, one holder at a time, unknown before idle.
+"""The decision on one holder by metrics alone. Pure. `unknown` takes precedence over idle.
 
-A holder is judged as a whole: all of its GPUs must be idle. Whatever is missing, stale or contradictory makes the
-verdict `unknown`, on which no mark is set.
+A holder is judged as a whole: all of its GPUs must be idle. Missing, stale or contradictory evidence makes its stage
+`unknown`, and then no mark is set.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, title
 
 LABEL = "gpu-exporter.io/utilization"
-UNDERUSED = "underused"  # the stage on which others act
+UNDERUSED = "underused"  # the stage on which other tools act
 LABELLED = ("candidate", UNDERUSED, "partial")
-SHARING = "sharing-candidate"  # of what serves: no GPU of it is idle, and a part of one might do
+SHARING = "sharing-candidate"  # for servers: no GPU of them is idle, but a part of a GPU may be enough
 MARKED = (*LABELLED, SHARING)
 NOT_RUNNING = "not_running"
-OBSTACLES = {  # why there is no idle run: by the word of the exporter, what that means and what helps
+OBSTACLES = {  # by the exporter's reason for a missing idle run: its meaning and remedy, where activity is unknown
     "away": "its exporter has released the driver",
     "contradiction": "two sources contradict each other, see gpu-exporter holders",
     "hidden": "its job is hidden by Slurm",
     "no_answer": "the GPU does not answer",
-    "no_sample": "too little of its present time is known",
-    "no_source": "the hardware shows no activity of it",
-    "other": "its job has a state that is not understood",
-    "shared": "it is shared, and whose processes work there is not known",
-    "slurmd": "its pod runs slurmd, and which job has this GPU is not known",
-    "start_unknown": "when its container began is not known: mount /var/log/pods into the agent",
-    "unconfirmed": "its scheduler has not confirmed the holder lately",
+    "no_sample": "its activity was not measured recently",
+    "no_source": "the hardware does not report its activity",
+    "other": "the state of its job is not understood",
+    "shared": "it is shared, and the owners of its active processes are not known",
+    "slurmd": "its pod runs slurmd, and the job that has this GPU is not known",
+    "start_unknown": "the start time of its container is not known: mount /var/log/pods into the agent",
+    "unconfirmed": "its scheduler has not confirmed the holder recently",
     "undeclared": "no scheduler gave it this GPU",
 }
-HALTS = {  # likewise, what keeps the holder from working; others are states of a Slurm job
-    "no_process": "no process of the pod runs: it has ended, or waits to be started again",
-    "not_started": "its container has not begun",
+HALTS = {  # likewise, where the holder cannot work; other reasons are states of a Slurm job
+    "no_process": "no process of the pod runs: it has ended, or waits for a restart",
+    "not_started": "its container has not started",
     "stopped": "all processes of the job are stopped",
 }
 WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whose counter is stuck
@@ -56,18 +56,18 @@ class Windows(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What the policy says of one holder now.
+    """The decision on one holder.
 
-    `stage`: candidate, underused, partial, sharing-candidate (marked), or active, starting, not_running, unknown, and
-    what its surroundings make of it: serving, exempt, waiting (none of them marked).
-    `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
-    `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
-    shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
-    `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
-    `windows`: what the holder must meet, which its class and its owner may have made longer; None for those of the
-    policy. `around`: its surroundings, once they are known. `exempt_by`: who asked to
-    keep its GPUs, one of EXEMPT_BY, for stage exempt. `rule`: which of the site's policies decided; None where the
-    section `policy` did alone.
+    `stage`: marked are candidate, underused, partial and sharing-candidate. Not marked are active, starting,
+    not_running and unknown, and by the surroundings serving, exempt and waiting. `held`: units as in HolderEvidence.
+    `incarnation`: the pod's UID; "" for jobs and when unknown. `start_wall`: when the newest of its units was allocated
+    (Unix seconds). `needed_s`: how long the holder must have been idle, and able to work, for this stage (seconds).
+    `active`: a fresh sample shows a unit that is not idle, even if other units are unknown. `observed_wall`: time of
+    the evidence (Unix seconds). `users_id`: as in HolderEvidence. `cluster`: the Slurm cluster of the evidence; "" for
+    pods and when unknown. `windows`: the windows of this holder, which its class and its owner may extend; None for the
+    windows of the policy. `around`: its surroundings, once they are known. `exempt_by`: for stage exempt, the source of
+    the exemption, one of EXEMPT_BY. `rule`: the one of the site's policies that decided; None where the section
+    `policy` decided alone.
     """
 
     name: HolderName
@@ -91,36 +91,36 @@ class Decision(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The holder as people know it."""
+        """The holder's name for people."""
         return title(self.name, self.users_id)
 
     def is_named(self, text: str, asked: HolderName | None) -> bool:
-        """Whether a person means this holder by `text`; `asked` is its meaning (named_holder)."""
+        """Whether `text` names this holder. `asked`: the parsed `text` (named_holder)."""
         if asked is not None and asked.scheduler == self.name.scheduler == "slurm":
             return asked.name in (self.name.name, self.users_id)
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Whether the evidence is of all GPUs, where its scheduler counts `given`. Several replicas may be one GPU."""
+        """Whether the evidence covers all `given` GPUs of the scheduler. Several replicas may be one GPU."""
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
         return given == self.held or (given > self.held and are_replicas)
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether its idle time is as long as that; false where there is none."""
+        """Whether it has been idle for at least `seconds`; false if it has no idle time."""
         since = self.idle_since_wall
         return since is not None and self.observed_wall - since >= seconds
 
     @property
     def is_capped(self) -> bool:
-        """Whether it may not rise above `candidate`, by a sign on it or by its policy."""
+        """Whether its annotations or its policy keep it from rising above `candidate`."""
         by_sign = self.around is not None and bool(self.around.ceiling)
         return by_sign or (self.rule is not None and bool(self.rule.ceiling))
 
     @property
     def label(self) -> str:
-        """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in AdminComment."""
+        """The mark for this stage, "" for no mark. Pods get a label, jobs a text in AdminComment."""
         if self.stage not in MARKED:
             return ""
         if self.name.scheduler == "slurm":
@@ -129,7 +129,7 @@ class Decision(NamedTuple):
 
 
 def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
-    """One decision per holder, in the order of their names, by metrics alone."""
+    """One decision per holder by metrics alone, sorted by name."""
     return [
         decide_holder(holder, evidence.wall, policy, windows_for(holder, policy))
         for holder in sorted(evidence.holders, key=lambda holder: holder.name)
@@ -137,12 +137,14 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 
 
 def windows_of(policy: Policy) -> Windows:
-    """The windows of a holder of which nothing else is known."""
+    """The windows of the policy, without regard to a holder."""
     return Windows(policy.candidate_after, policy.underused_after)
 
 
 def windows_for(holder: HolderEvidence, policy: Policy) -> Windows:
-    """The windows of a holder by its metrics: one that worked again after an idle gap may do so after a longer one."""
+    """The windows of a holder by its metrics: it becomes underused after twice its longest idle gap,
+    within the limits of the policy.
+    """
     windows = windows_of(policy)
     gap_s = max((unit.longest_gap_s for unit in holder.units if math.isfinite(unit.longest_gap_s)), default=0.0)
     return windows._replace(underused_s=max(windows.underused_s, min(2 * gap_s, policy.gap_max)))
@@ -175,12 +177,12 @@ def decide_holder(holder: HolderEvidence, wall: float, policy: Policy, windows: 
 
 
 def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> tuple[str, str]:
-    # Every comparison is written so that a number that is missing or not a number fails it.
+    # Every comparison is written so that a missing value or NaN fails it.
     units = merge_units(holder.units)
     if len(holder.incarnations) > 1:
         return "unknown", f"series of {len(holder.incarnations)} pods under one name"
     if len(holder.clusters) > 1:
-        named = ", ".join(cluster or "one that is not named" for cluster in sorted(holder.clusters))
+        named = ", ".join(cluster or "a cluster without a name" for cluster in sorted(holder.clusters))
         return "unknown", f"series of {len(holder.clusters)} Slurm clusters under one job id: {named}"
     fresh_s = policy.fresh_min
     for unit in units:
@@ -206,7 +208,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if holder.counts_from is not None:
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
-            ended = f"ended {_minutes(known_s)} ago" if known_s > 0 else "lasts"
+            ended = f"ended {_minutes(known_s)} ago" if known_s > 0 else "is active"
             return "unknown", f"idle for {_minutes(max(runs))}, but a pause {ended}"
         runs = [min(run, known_s) for run in runs]
     coverage = [_number(unit.coverage) for unit in units]
@@ -214,40 +216,50 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
         return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
     if holder.held is None:
-        return "unknown", "how many GPUs the holder has in all is not published"
+        return "unknown", "the number of GPUs that the holder has in all is not published"
     if len(units) != holder.held:
         return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
     if idle < holder.held:
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
-    shortest = min(runs)
+    return _judge_idle(holder.held, units, min(runs), policy, windows)
+
+
+def _judge_idle(
+    held: int, units: Sequence[UnitEvidence], shortest: float, policy: Policy, windows: Windows
+) -> tuple[str, str]:
+    """Stage and reason for a holder whose units have all been idle for `shortest` seconds or more.
+
+    `shortest` is at least candidate_s.
+    """
     if not shortest >= windows.underused_s:
-        return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+        return "candidate", f"{_all(held)} idle for {_minutes(shortest)}"
     if shortest < policy.host_delay_max and (work := _host_work(units, policy)):
         until = _minutes(policy.host_delay_max)
         return (
             "candidate",
-            f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}, so not more until {until} of it",
+            f"{_all(held)} idle for {_minutes(shortest)}, but it {work}, so it stays a candidate until it has "
+            f"been idle for {until}",
         )
     beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
     if any(unit.witnesses is None for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
+        return "candidate", f"idle for {_minutes(shortest)}, but the number of witnesses for that is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but a part of it rests on one witness only"
-    return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}{beside}"
+        return "candidate", f"idle for {_minutes(shortest)}, but a part of that time has only one witness"
+    return UNDERUSED, f"{_all(held)} idle for {_minutes(shortest)}{beside}"
 
 
 def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
-    """What follows from units without an idle run: their holder cannot work now, or what it does is not known."""
+    """Stage and reason for units without an idle run: their holder cannot work now, or its activity is unknown."""
     unclear = [unit for unit in silent if unit.obstacle in OBSTACLES or not unit.obstacle]
     if unclear:
         why = OBSTACLES.get(unclear[0].obstacle, "its activity is not known")
-        return "unknown", f"no idle run is published of {_places(unclear)}: {why}"
+        return "unknown", f"no idle run is published for {_places(unclear)}: {why}"
     word = silent[0].obstacle
     return NOT_RUNNING, HALTS.get(word, f"the job is {word.upper()}")
 
 
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
-    """How much a holder works on its host, on the busiest of its nodes; "" for not much, or for not known."""
+    """How a holder works on the busiest of its hosts; "" where its work is below the limits or unknown."""
     cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
     io = max((unit.host_io_bytes_per_s or 0.0 for unit in units), default=0.0)
     if cpu > policy.host_busy_ratio:
@@ -258,7 +270,7 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
-    """One entry per GPU or instance: of two sources for the same one, the more careful value counts."""
+    """One entry per GPU or MIG instance. If two sources report one unit, the more careful value counts."""
     merged: dict[tuple[str, str], UnitEvidence] = {}
     for unit in units:
         key = (unit.uuid, unit.mig)

@@ -1,7 +1,7 @@
-"""Which of the site's ordered policies decides on a holder. Pure.
+"""Chooses the one of the site's ordered policies that decides on a holder. Pure.
 
-Whether a policy matches may not be known: a series without the account, a pod that cannot be read. Then no later policy
-is tried, since the one before it may be the careful one.
+Sometimes it is unknown whether a policy matches, e.g. if the series lack the account, or the pod cannot be read. Then
+no later policy is tried, since the unknown one may be the more careful one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderEvidence
 
-NO_LABEL = "the series do not say the {what}"
+NO_LABEL = "the series do not name the {what}"
 
 
 class Chosen(NamedTuple):
-    """What a holder is judged by. `rule`: None where no policy of the list matches."""
+    """The policy for a holder. `rule`: None where no policy of the list matches."""
 
     policy: Policy
     rule: PolicyRule | None = None
@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 
 
 class NotKnown(NamedTuple):
-    """It is not known which policy decides, for this reason."""
+    """The policy for a holder is not known. `why`: the reason."""
 
     why: str
 
@@ -45,7 +45,7 @@ class Rulebook:
         self.rules = tuple(rules)
         self._over = [rule.over(site) for rule in rules if not rule.exempt]
         self.asks_models = any(rule.match.models for rule in rules)
-        """Whether the model of a GPU makes a difference, which costs the source one more query."""
+        """Whether any policy matches on GPU models, which costs the source one more query."""
         all_ = [site, *self._over]
         self.loosest = site._replace(
             candidate_after=min(each.candidate_after for each in all_),
@@ -53,11 +53,11 @@ class Rulebook:
             startup_grace=min(each.startup_grace for each in all_),
             coverage_min=min(each.coverage_min for each in all_),
         )
-        """The policy by which every holder is at least as idle as by its own: whom to look at more closely."""
+        """A policy with the shortest windows of all: a holder that is idle by its own policy is idle by this policy."""
 
     @property
     def longest_s(self) -> float:
-        """No holder needs to be idle for longer than this, whatever its class, policy and owner say."""
+        """The longest idle time that any class, policy or owner's wish can require (seconds)."""
         return max(
             max(
                 each.underused_after,
@@ -70,20 +70,20 @@ class Rulebook:
         )
 
     def choose(self, holder: HolderEvidence, around: Surroundings | None) -> Chosen | NotKnown:
-        """The first policy that matches; `around`: None where there is no way to the live objects."""
+        """The first policy that matches. `around`: None where the live objects cannot be reached."""
         for rule in self.rules:
             answer = matches(rule.match, holder, around)
             if isinstance(answer, str):
-                return NotKnown(f"whether policy {rule.name} is about it is not known: {answer}")
+                return NotKnown(f"whether policy {rule.name} matches it is not known: {answer}")
             if answer:
                 return Chosen(rule.over(self.site), rule)
         return Chosen(self.site)
 
 
 def matches(match: Match, holder: HolderEvidence, around: Surroundings | None) -> bool | str:
-    """Whether a policy is about a holder; a text says why that is not known.
+    """Whether a policy matches a holder. Returns a text with the reason where that is not known.
 
-    One criterion that fails is enough, whatever is not known of others.
+    If one criterion fails, the policy does not match, even if other criteria are unknown.
     """
     unknown = ""
     for answer in _criteria(match, holder, around):
@@ -122,9 +122,13 @@ def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None)
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Whether the one value that the series have fits."""
+    """Whether the single value in the series fits. Returns a text where the series have no value or several."""
     if len(values) != 1 or not min(values):
-        return NO_LABEL.format(what=what) if len(values) < 2 else f"its series name several: {what} {sorted(values)}"
+        return (
+            NO_LABEL.format(what=what)
+            if len(values) < 2
+            else f"its series name several values of {what}: {sorted(values)}"
+        )
     return _fits(patterns, min(values))
 
 

@@ -1,7 +1,8 @@
-"""What the surroundings of a holder make of the decision on it: pure, and never more than the metrics say.
+"""Adjusts decisions to the surroundings of their holders. Pure. Surroundings never raise a stage.
 
-A holder by itself first: what serves or is exempt is not marked, a class or a wish may ask for longer windows, and a
-sign of others keeps it at `candidate`. Then gangs: a member is as idle as the least idle one.
+First every holder by itself: a holder that serves requests or is exempt is not marked. Its class or its owner's wish
+may extend the windows. An annotation of another tool keeps it at `candidate`. Then gangs: the least idle member decides
+for all members.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ IDLE = ("candidate", UNDERUSED)
 
 
 def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, book: Rulebook) -> list[Decision]:
-    """The decisions, in their order. `around`: the surroundings of all holders that could be marked, where there is a
-    way to them. `decisions`: by metrics alone, and by the loosest of all policies.
+    """The adjusted decisions, in the same order.
+
+    `decisions`: by metrics alone, and by the loosest of all policies. `around`: the surroundings of all holders that
+    could be marked, where the live objects can be reached.
     """
     holders = {holder.name: holder for holder in evidence.holders}
     alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
-    gangs: dict[int, _Gang] = {}  # by the identity of their lists of members, which a surveyor makes once for a gang
+    gangs: dict[int, _Gang] = {}  # by the identity of the list of members; a surveyor makes one list for each gang
     settled: list[Decision] = []
     for decision in alone.values():
         its = decision.around
@@ -56,16 +59,16 @@ def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, bo
 
 
 def members_of(around: Around) -> set[HolderName]:
-    """Every member of a gang."""
+    """The members of all gangs."""
     gangs = (each.members for each in around.values() if isinstance(each, Surroundings))
     return {member.name for members in gangs for member in members}
 
 
 def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Windows:
-    """How long a holder in these surroundings must have been idle; `windows`: without them."""
+    """The windows of a holder in these surroundings. `windows`: its windows without them."""
     if around.kind == INTERACTIVE:
         windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
-    if around.idle_after_s > windows.candidate_s:  # warned then, and marked as long after that as others
+    if around.idle_after_s > windows.candidate_s:  # the time from `candidate` to `underused` stays the same
         warned_s = policy.underused_after - policy.candidate_after
         windows = Windows(around.idle_after_s, max(windows.underused_s, around.idle_after_s + warned_s))
     return windows
@@ -91,12 +94,12 @@ def _settle_alone(
     if around is not None and around.kind == SERVING:
         return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
     settled, windows = decision, decision.windows
-    if windows is None or policy != book.loosest:  # by which it was decided before
+    if windows is None or policy != book.loosest:  # the first decision was made by `loosest`
         windows = windows_for(holder, policy)
         settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
     if settled.stage not in LABELLED:
         return settled
-    ceilings = [f"policy {rule.name} allows no more"] if rule is not None and rule.ceiling else []
+    ceilings = [f"policy {rule.name} allows no higher stage"] if rule is not None and rule.ceiling else []
     if around is not None:
         wanted = windows_around(windows, around, policy)
         if wanted != windows:
@@ -108,17 +111,18 @@ def _settle_alone(
     is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
     if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
         gap = describe_duration(asked.underused_s / 2)
-        why = f"it worked again after {gap} and more, so it has until {describe_duration(asked.underused_s)}"
+        why = f"it once worked again after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
-        return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
+        return _lowered(settled, "candidate", f"{settled.reason}; it stays a candidate, since {'; '.join(ceilings)}")
     return settled
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """A holder that no policy would mark, by its own as far as metrics say which that is.
+    """The decision on a holder that is not marked, by its own policy, as far as metrics show which policy that is.
 
-    Its reason then has its own numbers, and what is idle by the loosest policy may be work by another.
+    So its reason names the numbers of its own policy. An idle run that is long enough for the loosest policy may be too
+    short for its own.
     """
     if not book.rules:
         return decision
@@ -131,7 +135,7 @@ def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> D
 
 
 class _Gang:
-    """The decisions on all members of a gang by themselves, looked at once for all of them."""
+    """A summary of the decisions on all members of a gang, made once for all of them."""
 
     def __init__(self, members: Sequence[Member], alone: Mapping[HolderName, Decision]) -> None:
         seen = {member: alone.get(member.name) for member in members}
@@ -147,30 +151,35 @@ class _Gang:
 
 
 def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
-    """The decision on a member of a gang by those on all of them.
+    """The decision on a member of a gang by the decisions on all members.
 
-    What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known. A gang that
-    has waited for longer than `waiting_max_s` (seconds) is reported, and never more than that.
+    Reasons that end a mark at once are checked first: a wish, a member that waits, a member that works. Unknown members
+    are checked next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become
+    `candidate`, and no higher stage.
     """
     around = decision.around
     assert around is not None
     title = around.group or "its group"
-    if of := next(iter(gang.spared), None):  # none of these is this one, which would be marked
-        lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {title}: {of.reason}")
+    if of := next(iter(gang.spared), None):  # another member, since the member of this decision would be marked
+        lowered = _lowered(decision, of.stage, f"{decision.reason}, but member {of.title} of {title}: {of.reason}")
         return lowered._replace(exempt_by=of.exempt_by)
     if why := _waits(gang, around.missing, title):
         if decision.stage in IDLE and decision.has_lasted(waiting_max_s):
             longest = describe_duration(waiting_max_s)
-            return _lowered(decision, "candidate", f"{decision.reason}; not more, since {why}, for {longest} and more")
+            return _lowered(
+                decision,
+                "candidate",
+                f"{decision.reason}; it stays a candidate, since {why}, for {longest} or more",
+            )
         return _lowered(decision, "waiting", f"{decision.reason}, but {why}")
     if busy := _other(gang.busy, decision):
         idle = gang.idle + (decision.stage not in IDLE)
         text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
         return _lowered(decision, "partial", text)
     if unknown := next((each for each in gang.unknown if each[0] != decision.name), None):
-        return _lowered(decision, "unknown", f"{decision.reason}, but of {unknown[0]} of {title}: {unknown[1]}")
+        return _lowered(decision, "unknown", f"{decision.reason}, but member {unknown[0]} of {title}: {unknown[1]}")
     if decision.stage == UNDERUSED and (late := _other(gang.late, decision)):
-        return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {title}: {late.reason}")
+        return _lowered(decision, "candidate", f"{decision.reason}; member {late.title} of {title}: {late.reason}")
     if decision.stage == "partial" or gang.members < 2:
         return decision
     others = "is the other member" if gang.members == 2 else f"are the other {gang.members - 1} members"
@@ -178,30 +187,30 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
 
 
 def _waits(gang: _Gang, missing: int, title: str) -> str:
-    """What a gang waits for, "" for nothing."""
+    """The reason why a gang waits; "" if it does not wait."""
     if missing:
-        return f"{title} waits for {_members(missing)} more"
+        return f"{title} still waits for {_members(missing)}"
     if gang.waits is not None:
         return f"{gang.waits.name} of {title} {gang.waits.waits}"
     halted = next(iter(gang.halted), None)
-    return f"of {halted.title} of {title}: {halted.reason}" if halted is not None else ""
+    return f"member {halted.title} of {title}: {halted.reason}" if halted is not None else ""
 
 
 def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
-    """The first of them that is of another holder."""
+    """The first decision on another holder."""
     return next((each for each in found if each.name != decision.name), None)
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """Why the evidence does not say that a member is idle; "" when it does."""
+    """Why the evidence does not show that a member is idle; "" when it does."""
     if decision is None:
-        return "there are no series"
+        return "it has no series"
     if decision.stage not in IDLE:
         return decision.reason
     if member.incarnation and decision.incarnation != member.incarnation:
-        return "the evidence is of another pod of that name"
+        return "the evidence is about another pod with that name"
     if member.units is not None and not decision.holds(member.units):
-        return f"{decision.held} GPUs are seen, it was given {member.units}"
+        return f"{decision.held} GPUs are seen, but it was given {member.units}"
     return ""
 
 
@@ -212,7 +221,7 @@ def _share(
     evidence: Evidence,
     book: Rulebook,
 ) -> Decision:
-    """What serves by itself and uses little even in its busiest hour, unless somebody asked to keep its GPUs."""
+    """Turn a server that uses little even in its busiest hour into a sharing candidate, unless it is exempt."""
     little = evidence.sharing.get(decision.name)
     if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
         return decision
@@ -221,7 +230,7 @@ def _share(
         return decision
     if chosen.rule is not None and chosen.rule.exempt:
         return decision
-    # Pods are remembered by name, and this one may have come after the one that was looked at.
+    # The sharing evidence is by pod name, and may be about an earlier pod with this name.
     if decision.start_wall is None or decision.observed_wall - decision.start_wall < book.site.sharing_window:
         return decision
     reason = f"{little}, and it serves requests ({around.kind_why})"
@@ -234,7 +243,7 @@ def _exempt(decision: Decision, exemption: Exemption) -> Decision:
 
 
 def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
-    """Another stage, never a higher one."""
+    """The decision with another stage, which is never higher."""
     windows = decision.windows
     needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
     since = decision.idle_since_wall if stage in LABELLED else None

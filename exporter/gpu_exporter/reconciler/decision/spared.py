@@ -1,11 +1,11 @@
-"""Why GPUs that have been idle for long enough stay with their holder. Pure."""
+"""Why a holder keeps GPUs that have been idle for long enough. Pure."""
 
 from __future__ import annotations
 
 from gpu_exporter.reconciler.decision.outcomes import shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision
 
-BY_STAGE = ("exempt", "serving", "waiting", "unknown")  # stages that keep what is idle from being marked
+BY_STAGE = ("exempt", "serving", "waiting", "unknown")  # stages that keep an idle holder from being marked
 
 
 def why_spared(decision: Decision) -> str:

@@ -1,7 +1,7 @@
-"""What a holder is part of, as its scheduler shows it now: its group, its class, and who asked to keep its GPUs.
+"""The surroundings of a holder, as its scheduler shows them now: its group, its class, and wishes to keep its GPUs.
 
-Metrics say that GPUs are idle. Whether that means anything, the surroundings say: an idle member of a working group is
-not idle, a serving pod waits for requests, and owners may know of reasons that nobody sees.
+Metrics show that GPUs are idle. The surroundings show whether this matters: an idle member of a group may wait for a
+member that works, a server waits for requests, and owners may have reasons that metrics do not show.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.config.rules import CLASSES
 from gpu_exporter.reconciler.evidence.records import HolderName
 
-EXEMPT_BY = ("pod", "owner", "namespace", "job", "policy")  # who asked that holders keep their GPUs
+EXEMPT_BY = ("pod", "owner", "namespace", "job", "policy")  # sources of an exemption
 SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class Member(NamedTuple):
-    """One pod or job of a group that holds GPUs, alive now.
+    """A live pod or job of a group that holds GPUs.
 
     `incarnation`: the pod's UID, "" for jobs. `units`: GPUs and MIG instances that its scheduler gave it; None where
-    that cannot be counted. `waits`: why it cannot work yet, e.g. Pending; "" when it can.
+    they cannot be counted. `waits`: why it cannot work yet, e.g. "is Pending"; "" when it can work.
     """
 
     name: HolderName
@@ -32,16 +32,14 @@ class Member(NamedTuple):
 
 
 class Exemption(NamedTuple):
-    """Somebody asked to keep the GPUs. `source`: one of EXEMPT_BY; `why`: in words, who and until
-    when.
-    """
+    """A wish to keep idle GPUs. `source`: one of EXEMPT_BY. `why`: in words, whose wish it is and until when."""
 
     source: str
     why: str
 
 
 class Reference(NamedTuple):
-    """What an act would be done to: an object, as API group, version, kind, name and UID say, or a job by its id."""
+    """The target of an act: an object by API group, version, kind, name and UID, or a job by its id in `name`."""
 
     group: str
     version: str
@@ -51,22 +49,23 @@ class Reference(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As the annotation `owner` of a mark has it: batch/v1/Job/train; `job 42`."""
+        """As in the annotation `owner` of a mark: batch/v1/Job/train; `job 42`."""
         if not self.kind:
             return f"job {self.name}"
         return "/".join(part for part in (self.group, self.version, self.kind, self.name) if part)
 
 
 class Surroundings(NamedTuple):
-    """Of one holder.
+    """The surroundings of one holder.
 
-    `group`: what it is part of, as consumers name it, e.g. batch/v1/Job/train; "" for a holder by itself. `members`:
-    of its gang, itself among them; empty for a holder by itself. `missing`: members that the gang waits for and that do
-    not exist yet. `kind`: one of CLASSES, `kind_why` what it was taken from. `idle_after_s`: how long it must have been
-    idle at least, by a wish of its owner; 0 for no wish. `idle_after_by`: whose wish that is. `ceiling`: why it may not
-    rise above `candidate`; "" when it may. `labels`: the pod's own. `owner_kinds`: of the controllers above it, each as
-    KIND and as GROUP/KIND; Pod for none. `target`: what an act on it would be done to; None where nothing is ever done.
-    `possible`: of ACTIONS, what that may be. `shown`: its class by what it shows, whatever a label says.
+    `group`: the group that it belongs to, as consumers name it, e.g. batch/v1/Job/train; "" for a single holder.
+    `members`: all members of its gang, including the holder; empty for a single holder. `missing`: how many members of
+    the gang do not exist yet. `kind`: its class, one of CLASSES. `kind_why`: where the class comes from.
+    `idle_after_s`: the minimum idle time that its owner asked for (seconds); 0 for no wish. `idle_after_by`: the source
+    of this wish. `ceiling`: why it may not rise above `candidate`; "" when it may. `labels`: the labels of the pod
+    itself. `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
+    `target`: the object that an act would end; None where the reconciler never acts. `possible`: acts on this target,
+    of ACTIONS. `shown`: its class without regard to the label `class`.
     """
 
     group: str = ""
@@ -86,10 +85,11 @@ class Surroundings(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """The surroundings of a holder are not known, for this reason, which names the remedy.
+    """The surroundings of a holder are not known. `why`: the reason, with the remedy.
 
-    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone. `reason`, `kind`: why
-    an object cannot be read, in one word, and its kind (an owner's, Pod or Namespace); "" for anything else.
+    `is_failure`: the scheduler did not answer completely; false where the holder is gone. `reason`: why an object
+    cannot be read, in one word. `kind`: the kind of this object (of an owner, or Pod or Namespace). Both are "" for any
+    other reason.
     """
 
     why: str
@@ -99,17 +99,18 @@ class Unreadable(NamedTuple):
 
 
 class Surveyor(Protocol):
-    """One scheduler's live objects around its holders."""
+    """Reads the live objects around the holders of one scheduler."""
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
-        `fresh`: those of them that are about to rise: what was read earlier does not do for them.
+        `fresh`: holders among them that are about to rise; their surroundings are read again.
         """
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """What became of a holder that has no series any more: `runs`, `ended` by itself, or `lost`: taken away, or not
-        known how. Raises nothing.
+        """The fate of a holder that no longer has series: `runs`, `ended` (by itself) or `lost`. Raises nothing.
+
+        `lost`: the holder was taken away, or how it ended is not known.
         """

@@ -1,1 +1,1 @@
-"""What is known of holders: from a PromQL API, or from the exporters themselves."""
+"""Evidence on holders, from a PromQL API or from the exporters themselves."""

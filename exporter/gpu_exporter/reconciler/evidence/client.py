@@ -1,4 +1,4 @@
-"""Answers of a source of evidence over HTTP, asked for with the certificates and the credentials of the site."""
+"""Requests to a source of evidence over HTTP, with the certificates and the credentials of the site."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from gpu_exporter import fetch
@@ -15,6 +16,12 @@ from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
+
+
+class Fetch(Protocol):
+    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises EvidenceError."""
+
+    def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
 
 
 def fetch_text(
@@ -33,9 +40,9 @@ def fetch_text(
 
 
 class Credentials:
-    """Who we are to the source: a bearer token, or a user with a password, and further headers.
+    """Credentials of the reconciler for the source: a bearer token, or a user with a password, and further headers.
 
-    Token and password are files that are read for each request, since both are replaced while we run.
+    Token and password are files that are read for each request, since they may be replaced while the reconciler runs.
     """
 
     def __init__(
@@ -47,21 +54,23 @@ class Credentials:
     ) -> None:
         """`headers`: each as `Name: value`. Raises ValueError."""
         if token is not None and user:
-            raise ValueError("either --source.bearer-token-file or --source.basic-auth.username")
+            raise ValueError("set either --source.bearer-token-file or --source.basic-auth.username, not both")
         if bool(user) != (password is not None):
-            raise ValueError("--source.basic-auth.username and --source.basic-auth.password-file go together")
+            raise ValueError("set --source.basic-auth.username and --source.basic-auth.password-file together")
         if ":" in user:
-            raise ValueError("--source.basic-auth.username: the name of a user has no colon (RFC 7617)")
+            raise ValueError("--source.basic-auth.username: a user name must not contain a colon (RFC 7617)")
         self._token, self._user, self._password = token, user, password
         self._headers = dict(map(_parse_header, headers))
-        self.headers()  # a file that cannot be read is found at the start
+        self.headers()  # so that an unreadable file is detected at the start
 
     def headers(self) -> dict[str, str]:
-        """Headers of one request. Raises ValueError, which repeats nothing of a secret."""
+        """Headers of one request. Raises ValueError, whose text contains no part of a secret."""
         if self._token is not None:
             token = _read_secret(self._token, "--source.bearer-token-file")
             if not re.fullmatch(r"[\x21-\x7e]+", token):
-                raise ValueError(f"--source.bearer-token-file {self._token}: a token is one word of printable ASCII")
+                raise ValueError(
+                    f"--source.bearer-token-file {self._token}: a token must be one word of printable ASCII"
+                )
             return {**self._headers, "Authorization": f"Bearer {token}"}
         if self._password is not None:
             password = _read_secret(self._password, "--source.basic-auth.password-file")
@@ -70,9 +79,11 @@ class Credentials:
         return self._headers
 
     def check_address(self, url: str) -> None:
-        """Raise ValueError when the address of a source has a user of its own beside these credentials."""
+        """Raise ValueError when the address of a source names a user, and these credentials name another one."""
         if "@" in urlsplit(url).netloc and (self._token is not None or self._user):
-            raise ValueError("the address of the source has a user, and --source.* names another: leave one out")
+            raise ValueError(
+                "the address of the source names a user, and --source.* names another user: remove one of them"
+            )
 
 
 def _parse_header(text: str) -> tuple[str, str]:
@@ -84,14 +95,14 @@ def _parse_header(text: str) -> tuple[str, str]:
         hint = (
             "use --source.bearer-token-file or --source.basic-auth.*"
             if match[1].lower()[0] == "a"
-            else "it is set here"
+            else "the reconciler sets this header itself"
         )
         raise ValueError(f"--source.header {match[1]}: {hint}")
     return match[1], match[2]
 
 
 def _read_secret(path: Path, flag: str) -> str:
-    """What a file holds, without the line break at its end. Raises ValueError."""
+    """The content of a file without line breaks at its end. Raises ValueError."""
     try:
         with path.open("rb") as file:
             data = file.read(SECRET_MAX + 1)
@@ -100,12 +111,12 @@ def _read_secret(path: Path, flag: str) -> str:
         why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise ValueError(f"{flag} {path}: {why}") from exc
     if not text or len(data) > SECRET_MAX:
-        raise ValueError(f"{flag} {path}: " + ("it is empty" if not text else f"longer than {SECRET_MAX} bytes"))
+        raise ValueError(f"{flag} {path}: " + ("it is empty" if not text else f"it is longer than {SECRET_MAX} bytes"))
     return text
 
 
 class Client:
-    """`fetch_text` with certificates of the site's own, read again when their files change, and its credentials."""
+    """`fetch_text` with the credentials and the certificates of the site. Changed certificate files are read again."""
 
     def __init__(
         self,
@@ -114,13 +125,13 @@ class Client:
         key: Path | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`ca`: certificate authorities of the source; `cert`, `key`: our client certificate.
+        """`ca`: certificate authorities of the source. `cert`, `key`: the client certificate of the reconciler.
 
         Raises ValueError, OSError.
         """
         self._credentials = credentials or Credentials()
         if (cert is None) != (key is None):
-            raise ValueError("--source.tls.cert and --source.tls.key go together")
+            raise ValueError("set --source.tls.cert and --source.tls.key together")
         self._ca, self._cert, self._key = ca, cert, key
         self._stamp, self._context = self._read_stamp(), self._build()
 
@@ -146,7 +157,7 @@ class Client:
             stamp = self._read_stamp()
             if stamp != self._stamp:
                 self._stamp, self._context = stamp, self._build()
-        except OSError as exc:  # ssl.SSLError is one
+        except OSError as exc:  # includes ssl.SSLError
             raise EvidenceError(f"--source.tls: {exc}") from exc
         try:
             headers = self._credentials.headers()

@@ -1,11 +1,11 @@
-"""Coverage: the share of the time held, over a window, for which activity is known. One meaning for both sources.
+"""Coverage: the share of the held time in a window for which activity is known. Both sources compute it alike.
 
 It is increase(gpu_allocation_observed_seconds_total) / increase(gpu_allocation_held_seconds_total) over the window.
-Held goes on while the exporter is away, observed does not, so the absence of an exporter that comes and goes is seen.
-It is taken of each series by itself; of two that speak for one unit the smaller one counts.
+While the exporter is away, held time grows and observed time does not. So gaps of an exporter lower the coverage.
+Coverage is computed per series. If two series describe one unit, the smaller coverage counts.
 
-Where samples do not reach back over the whole window, the rest of it is taken to have been as little observed as the
-totals allow. A holder that was watched well for a day and badly in the last two hours is not covered by its day.
+If the samples do not reach back over the whole window, all unobserved time that the totals show before the samples is
+assumed to lie in the rest of the window. So a day of good coverage does not hide two hours of bad coverage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ SAMPLE_EACH_S = 60.0
 def coverage(
     window_s: float, held: float, observed: float, held_in: float = 0.0, observed_in: float = 0.0
 ) -> float | None:
-    """Lower bound of the observed share, 0 to 1; exact once the increases cover the window or the holder's life.
+    """Lower bound of the observed share, 0 to 1. Exact once the increases cover the window or the holder's life.
 
-    `held`, `observed`: totals (seconds). `held_in`, `observed_in`: how much they grew since the oldest sample in the
-    window, 0 when there is one sample only. None without any time held, and for numbers that
-    are not finite.
+    `held`, `observed`: totals (seconds). `held_in`, `observed_in`: their growth since the oldest sample in the window
+    (seconds); 0 when there is only one sample. None if no time was held, and for values that are not finite.
     """
     span = max(min(window_s, held), held_in)
     if not (all(map(math.isfinite, (held, observed, held_in, observed_in))) and span > 0):
@@ -36,19 +35,19 @@ def coverage(
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of one allocation, a sample a minute, newest last: (held, observed), in seconds.
+    """Totals of one allocation, one sample per minute, newest last: (held, observed), in seconds.
 
-    The counter of held time is the clock: it goes on while the exporter is away.
+    The counter of held time is the clock, since it grows also while the exporter is away.
     """
 
     last_wall: float = 0.0
     samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def cover(self, window_s: float, held: float, observed: float, wall: float) -> float | None:
-        """Take note of the totals at `wall` (Unix seconds), which only says when they were last seen; the coverage."""
+        """Add the totals, and return the coverage. `wall`: when they were read (Unix seconds); kept as `last_wall`."""
         self.last_wall = wall
         if self.samples and (held < self.samples[-1][0] or observed < self.samples[-1][1]):
-            self.samples.clear()  # the counters of another run of the exporter
+            self.samples.clear()  # the exporter has started new counters
         if not self.samples or held - self.samples[-1][0] >= SAMPLE_EACH_S:
             self.samples.append((held, observed))
         while len(self.samples) > 1 and self.samples[1][0] <= held - window_s:

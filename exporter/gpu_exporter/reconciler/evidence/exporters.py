@@ -1,7 +1,7 @@
-"""Evidence from the exporters themselves, without a Prometheus.
+"""Evidence from the exporters themselves, without Prometheus.
 
-The idle-run gauge carries the history of activity. For coverage one counter sample a minute is kept per allocation
-(coverage.py).
+The gauge of the idle run contains the history of activity. For coverage, one counter sample per minute is kept for each
+allocation (coverage.py).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from gpu_exporter.reconciler.evidence.records import (
 from gpu_exporter.threads import NoThread, start
 
 MAX_EXPORTERS = 200
-FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
+FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
 Key: TypeAlias = tuple[str, ...]
-# Of two rows for one allocation the more careful value counts: less idleness, less seen, a later start.
+# If two rows describe one allocation, the more careful value counts: less idleness, less observed, a later start.
 MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
     "gpu_allocation_idle_run_seconds": min,
     "gpu_allocation_idle_run_witnesses": min,
@@ -72,7 +72,7 @@ class ExporterSource:
         fetch: Callable[[str], str] = fetch_text,
         within_s: float = EVIDENCE_S,
     ) -> None:
-        """`window_s`: coverage is wanted over this time; `within_s`: what has not answered by then is not seen.
+        """`window_s`: window for coverage (seconds). `within_s`: exporters that answer later are ignored (seconds).
 
         Raises ValueError for too many exporters.
         """
@@ -84,7 +84,7 @@ class ExporterSource:
         self._fetch = fetch
         self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
-        self._host: dict[Key, tuple[float, float]] = {}  # when it was last published (wall), and what
+        self._host: dict[Key, tuple[float, float]] = {}  # when a value was last published (wall), and the value
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Every holder of every exporter, `marked` or not."""
@@ -94,7 +94,7 @@ class ExporterSource:
         for page in self._read_pages().values():
             if isinstance(page, _Page):
                 pages.append(page)
-            else:  # its holders are not seen; units seen elsewhere no longer add up to theirs
+            else:  # its units are missing, so holders with other units elsewhere become `unknown`
                 problems.append(str(page))
         if not pages:
             raise EvidenceError("; ".join(problems[:3]))
@@ -104,7 +104,7 @@ class ExporterSource:
         for page in pages:
             for key, series in page.allocations.items():
                 if series.info.get("source") == PROCESS_SOURCE:
-                    continue  # shown for people: nobody knows whether it holds the GPU while it runs no process
+                    continue  # published for people only: without a process, whether it holds the GPU is unknown
                 if is_hidden(series.labels) or is_hidden(series.info):
                     hidden.add((series.labels.get("uuid", ""), series.labels.get("mig_uuid", "")))
                     continue
@@ -123,7 +123,7 @@ class ExporterSource:
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
-        """As ExplainingSource; every holder is read in any case."""
+        """As ExplainingSource; every exporter is read in any case."""
         return sorted(
             {
                 holder_name(series.labels)
@@ -135,13 +135,13 @@ class ExporterSource:
         )
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As EvidenceSource: an exporter's counters have no past."""
+        """As ExplainingSource: empty, since the counters of an exporter have no past."""
         return {}
 
     def _read_pages(self) -> dict[str, _Page | EvidenceError]:
-        """What each exporter answers, in the order of the exporters.
+        """The answer of each exporter, in the order of the exporters.
 
-        The threads are daemons: one that a peer holds up ends with its fetch, and nobody waits for it.
+        The threads are daemons: a thread that waits for a slow exporter ends with its request. Nothing waits for it.
         """
         urls: queue.SimpleQueue[str] = queue.SimpleQueue()
         for url in self._urls:
@@ -179,7 +179,7 @@ class ExporterSource:
             return _Page(url, self._fetch(url), self._clock.wall())
         except EvidenceError as exc:
             return exc
-        except Exception as exc:  # a page that takes us by surprise costs no other exporter its evidence
+        except Exception as exc:  # an unexpected page must not cost the evidence of other exporters
             return EvidenceError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
 
     def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
@@ -205,7 +205,7 @@ class ExporterSource:
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """What the page says, or said within HOST_KEEP_S."""
+        """The value on the page, else the last value if it is at most HOST_KEEP_S old."""
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]
@@ -220,7 +220,7 @@ class ExporterSource:
         return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
 
     def _forget(self, pages: Sequence[_Page], wall: float) -> None:
-        """Drop the samples of holders that are gone, and keep those of an exporter that does not answer now."""
+        """Drop the samples of holders that are gone. Keep the samples of an exporter that does not answer now."""
         nodes = {page.node for page in pages}
         keys = {(page.node, *key) for page in pages for key in page.allocations}
         self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}
@@ -256,7 +256,7 @@ class _Page:
                     if math.isfinite(sample.value):
                         self._take(sample.name, dict(sample.labels), sample.value)
         except (ValueError, LookupError, RecursionError) as exc:
-            raise EvidenceError(f"{shorten(url)}: not in the Prometheus text format") from exc  # whose words stay out
+            raise EvidenceError(f"{shorten(url)}: not in the Prometheus text format") from exc  # quotes nothing of it
 
     def _take(self, name: str, labels: dict[str, str], value: float) -> None:
         if name == "gpu_exporter_last_sample_timestamp_seconds":

@@ -1,9 +1,9 @@
-"""Pods whose GPUs have little to do even in their busiest hour: what serves requests may do so from a part of a GPU.
+"""Finds pods that use little of their GPUs even in their busiest hour: for a server, a part of a GPU may be enough.
 
-A server is quiet at night, so neither an idle run nor a mean says anything of it. Two steps, once an hour: which pods
-used little of whole GPUs on the whole, by two readings of their counters, so that even 100,000 allocations cost no more
-than a lookup each; then, of these alone, each hour by itself. An hour of which too little is known could have been the
-busiest, so nearly all of them must be known.
+A server is quiet at night, so neither an idle run nor a mean is meaningful. Once an hour, two steps are taken. The
+first step finds pods with a low mean use of whole GPUs, from two readings of their counters. So 100,000 allocations
+cost no more than one lookup each. The second step looks at every single hour of these pods. An hour with too little
+data could have been the busiest, so nearly all hours must be known.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Asked, restri
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
-STEPS = 4  # an hour begins at each quarter of one, so that work of an hour is hardly split between two
-KNOWN_SHARE = 0.9  # of an hour that must be observed
-HOURS_SHARE = 0.95  # of the hours that must be known
-PODS_MAX = 1000  # that are looked at, those with the least use first
+STEPS = 4  # overlapping hours begin every quarter of an hour, so that a busy hour is hardly split between two
+KNOWN_SHARE = 0.9  # share of an hour that must be observed
+HOURS_SHARE = 0.95  # share of the hours that must be known
+PODS_MAX = 1000  # pods in the second step, those with the least use first
 PODS = 'scheduler="kubernetes"'
 
 
 class Peaks:
-    """Remembers the answer for an hour."""
+    """Finds these pods once an hour, and remembers them."""
 
     def __init__(self, below: float, window_s: float, clock: Clock) -> None:
-        """`below`: utilization, 0 to 1. `window_s`: over which the busiest hour is wanted."""
+        """`below`: limit of utilization, 0 to 1. `window_s`: time in which the busiest hour is sought (seconds)."""
         self._below = below
         self._hours = max(1, math.floor(window_s / HOUR_S))
         self._clock = clock
         self._asked = -math.inf
         self.known: Mapping[HolderName, str] = {}
-        """Each pod that stayed below the limit in the busiest hour of its busiest GPU, and how far, in words."""
+        """Pods below the limit in the busiest hour of their busiest GPU, each with its utilization in words."""
 
     def renew(self, api: Asked) -> None:
-        """Ask, if an hour has passed, for the cycles to come. An answer that cannot be had leaves none until then."""
+        """Ask again if an hour has passed. If the source fails, no pods are known for the next hour."""
         now = self._clock.monotonic()
         if now - self._asked >= HOUR_S:
             self._asked = now
@@ -47,7 +47,7 @@ class Peaks:
                 self.known = self._ask(api)
             except EvidenceError as exc:
                 self.known = {}
-                log.warning("which servers could share their GPUs is not known: %s", exc)
+                log.warning("the servers that could share their GPUs are not known: %s", exc)
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"
@@ -74,10 +74,10 @@ class Peaks:
 
 
 def _share(api: Asked, wanted: str, past: str, past_s: float) -> str:
-    """Mean utilization over that time, of each series that is known for nearly all of it.
+    """Query for the mean utilization over `past`, of every series that is known for nearly all of that time.
 
-    Two readings of a counter are much less than all that lie between. Where it began again in between, less has been
-    observed than the time that has gone by.
+    `past_s`: the same time in seconds. Two readings of a counter are much cheaper than all samples between them. If a
+    counter was reset between them, the observed time is too short, and the series is left out.
     """
     busy, observed = (
         f"({counter} - {counter} offset {past})"

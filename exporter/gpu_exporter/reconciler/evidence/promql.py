@@ -1,7 +1,7 @@
 """Evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
-The first query asks for holders with long idle runs only, so the answer is as short as the list of suspects; then
-four instant queries ask all about so many of them as fit into one query.
+The first query asks only for holders with long idle runs, so its answer lists only the suspects. Then four instant
+queries read all series of a batch of suspects, as many as fit into one query.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
 from gpu_exporter.model.holders import ALLOCATION_KEY
 from gpu_exporter.outside import WHOLE_MAX, whole
-from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.client import Fetch, fetch_text
 from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
 from gpu_exporter.reconciler.evidence.coverage import coverage
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
@@ -41,12 +41,12 @@ from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Row, literal, parse_vector, quote, restrict
 from gpu_exporter.threads import NoThread, run_ahead
 
-PEAKS_S = 10.0  # once an hour, beside the time of a cycle
-WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
+PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
+WORKERS = 3  # parallel queries: the server works on some while another answer is parsed (docs/benchmarks.md)
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
 MODELS_MAX = 200_000  # GPUs whose model is remembered
-HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
+HOLDER_BYTES = 1024  # bytes of an answer per holder that it may name
 PREFIX = "gpu_allocation_"
 FACTS = (
     "idle_run_seconds",
@@ -65,66 +65,65 @@ UnitKey: TypeAlias = tuple[str, ...]
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
 ENFORCED = (
-    "the series of GPUs (gpu_up) have a namespace, so the namespace on the holders' series may not be the holder's "
-    "either; nothing is decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the "
-    "chart's PodMonitor do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
+    "the series gpu_up have the label `namespace`, so this label may also be wrong on the holders' series; nothing is "
+    "decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the chart's PodMonitor "
+    "do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
 )
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
 Facts: TypeAlias = dict[str, list[Row]]
-# The rows of each of FACTS; how much COUNTERS grew over the window; who works on its host.
+# The rows of each of FACTS; the growth of COUNTERS over the window; the holders that work on their hosts.
 Batch: TypeAlias = tuple[Facts, Facts, list[Row]]
 
 
-class Fetch(Protocol):
-    """POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
+class PromQLOptions(NamedTuple):
+    """The API to query and the scope of the queries.
 
-    def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str: ...
+    `matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `asks_models`: also read the model of each
+    GPU. `host`: also read work on the host above these limits; None to ignore it. `at`: the time of the evidence (Unix
+    seconds), which the source's clock must show too; None for now.
+    """
+
+    url: str
+    candidate_after_s: float
+    window_s: float
+    matcher: str = ""
+    asks_models: bool = False
+    host: HostLimits | None = None
+    at: float | None = None
 
 
 class PromQLSource:
-    """Asks one PromQL API."""
+    """Reads evidence from one PromQL API."""
 
     def __init__(
         self,
-        url: str,
-        candidate_after_s: float,
-        window_s: float,
+        options: PromQLOptions,
         clock: Clock,
-        matcher: str = "",
         fetch: Fetch = fetch_text,
         pauses: Pauses | None = None,
-        *,
-        asks_models: bool = False,
-        host: HostLimits | None = None,
         peaks: Peaks | None = None,
-        at: float | None = None,
     ) -> None:
-        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
-
-        `asks_models`: the model of each GPU is evidence as well. `host`: so is work on the host above these limits,
-        None where it makes no difference. `peaks`: finds pods that could share their GPUs, None for none. `at`: ask for
-        the evidence of this time (Unix seconds), which `clock` then says too; None for now.
-        """
-        self._at = at
-        self._models: dict[str, str] | None = {} if asks_models else None
+        """`pauses`: None for no expression. `peaks`: finds pods that could share their GPUs; None to find no pods."""
+        self._at = options.at
+        self._models: dict[str, str] | None = {} if options.asks_models else None
         self._pauses = pauses
-        self._host = host
+        self._host = options.host
         self._peaks = peaks
-        self._url = url.rstrip("/")
-        self._candidate_after_s = candidate_after_s
-        self._window_s = window_s
+        self._url = options.url.rstrip("/")
+        self._candidate_after_s = options.candidate_after_s
+        self._window_s = options.window_s
         self._clock = clock
-        self._matcher = matcher
+        self._matcher = options.matcher
         self._fetch = fetch
         self._until = 0.0
-        self._usual = Usual(lambda hour: read_days(self, hour, candidate_after_s), clock)
+        self._usual = Usual(lambda hour: read_days(self, hour, options.candidate_after_s), clock)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Holders with a long idle run, and those in `marked`."""
         evidence = self._read_evidence(marked)
-        if self._peaks is not None:  # last, and in a time of its own: a hint costs no evidence
+        if self._peaks is not None:  # last, with its own time limit: a hint must not cost evidence
             self._until = time.monotonic() + PEAKS_S
             self._peaks.renew(self)
         return evidence
@@ -135,7 +134,7 @@ class PromQLSource:
         allocations = self._count("gpu_allocation_info")
         suspects = self.query(self._suspects(), MIB + HOLDER_BYTES * allocations)
         clusters = {row.labels.get("cluster", "") for row in suspects}
-        if len(clusters) > 1:  # one pod name may exist in each of them
+        if len(clusters) > 1:  # one pod name may exist in several clusters
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
@@ -171,7 +170,7 @@ class PromQLSource:
         return Evidence(wall, self._read_holders(names, pause), paused=pause.now)
 
     def _read_holders(self, names: Collection[HolderName], pause: Pause) -> tuple[HolderEvidence, ...]:
-        """All about these holders."""
+        """The evidence on these holders."""
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth, host in self._read_batches(restrict(names)):
@@ -181,7 +180,7 @@ class PromQLSource:
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
-            # A row without a name, of a source that drops names, is work too.
+            # Some sources drop metric names. A row without a name counts as CPU work.
             io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
             cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
@@ -224,7 +223,7 @@ class PromQLSource:
         return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""
+        """As ExplainingSource; for at most EXPLAINED_MAX GPUs."""
         self._until = time.monotonic() + EVIDENCE_S
         wanted = f'uuid=~"{"|".join(map(literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
         found: dict[tuple[str, str], dict[str, float]] = {}
@@ -234,12 +233,12 @@ class PromQLSource:
             grown = f"(increase({total}[{window}]) > 0) or ({total} unless {total} offset {window})"
             for row in self.query(f"max by (uuid, mig, witness) ({grown})"):
                 unit, witness = (row.labels.get("uuid", ""), row.labels.get("mig", "")), row.labels.get("witness", "")
-                if WITNESS.fullmatch(witness):  # it is printed
+                if WITNESS.fullmatch(witness):  # the name is printed
                     found.setdefault(unit, {})[witness] = row.value
         return found
 
     def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
-        """The models of these GPUs, where they are wanted; each is asked for once, since it does not change."""
+        """The models of these GPUs, if wanted. Each is asked for once, since it does not change."""
         if self._models is None:
             return {}
         unknown = sorted(set(uuids) - self._models.keys())
@@ -262,7 +261,10 @@ class PromQLSource:
         return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
-        """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""
+        """Reads several batches in parallel: the server works on one while another one is parsed.
+
+        Raises EvidenceError.
+        """
         try:
             yield from run_ahead(self._read_batch, batches, WORKERS, "evidence")
         except NoThread as exc:
@@ -277,14 +279,14 @@ class PromQLSource:
         return facts, growth, self._host_work(wanted)
 
     def _host_work(self, wanted: str) -> list[Row]:
-        """Share of its CPUs, else disk traffic, of each holder that does more of it than the limits."""
+        """For every holder above the limits: the share of its CPUs, else its disk traffic."""
         if self._host is None:
             return []
         busy = (
             f"last_over_time({self.select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
             for name, limit in zip(HOST_WORK, self._host, strict=True)
         )
-        return self.query(" or ".join(busy))  # the two differ in nothing but their name, so the first one stays
+        return self.query(" or ".join(busy))  # both have the same labels, so `or` keeps the first one
 
     def _facts(self, wanted: str) -> Facts:
         """The rows of each of FACTS."""
@@ -305,11 +307,11 @@ class PromQLSource:
         return f"max by ({', '.join(HOLDER_LABELS)}) ({long})"
 
     def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
-        """Observed share of the time held, over the window: of each series, and of those of one unit the smallest.
+        """Observed share of the held time in the window, by unit. If a unit has several series, the smallest counts.
 
-        Series by series as in the alert: two targets that speak for one unit began at different times, and the growth
-        of one says nothing of the other. A target that ended within the window counts with what it saw of it.
-        Prometheus's own samples say how far back each is known.
+        It is computed per series, as in the alert: two targets for one unit began at different times, so the growth of
+        one does not belong to the other. A target that ended within the window counts with the part that it observed.
+        The samples in Prometheus show how far back each series is known.
         """
         held_in, observed_in = ({_series(row.labels): row.value for row in growth[counter]} for counter in COUNTERS)
         held, observed = (
@@ -328,7 +330,7 @@ class PromQLSource:
         return shares
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
-        """The names, and Slurm's own ids of the jobs among them that are written as 3010_1 or 3011+1."""
+        """The names, and in addition Slurm's own ids for jobs that are written as 3010_1 or 3011+1."""
         names = set(marked)
         for name in marked:
             if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
@@ -344,8 +346,8 @@ class PromQLSource:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
-        """Raise EvidenceError where our clock is not Prometheus'."""
-        if self._at is not None:  # the past has no clock
+        """Raise EvidenceError where the clocks of the reconciler and of Prometheus disagree."""
+        if self._at is not None:  # for a past time there is no clock to compare
             return
         asked = self._clock.wall()
         for row in self.query("vector(time())"):
@@ -354,7 +356,7 @@ class PromQLSource:
                 raise EvidenceError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
-        """As Asked, within the time of a cycle; an answer of at most so many bytes."""
+        """As Asked, within the time of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
@@ -368,7 +370,7 @@ class PromQLSource:
 
 
 def _by_unit(rows: Iterable[Row], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
-    """The value of each unit; of two series for one unit the more careful one."""
+    """The value of each unit. `worst`: chooses the more careful value if a unit has two series."""
     values: dict[UnitKey, float] = {}
     for row in rows:
         key = _unit_key(row.labels)

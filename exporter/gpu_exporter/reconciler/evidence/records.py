@@ -1,4 +1,4 @@
-"""What the reconciler knows of one holder, whatever the source."""
+"""The evidence on one holder, in the same form for every source."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must age and go all the same
-# Prometheus renames a label of ours to these when it keeps its own label of that name (honor_labels: false).
+EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must be withdrawn in any case
+# Prometheus renames labels of the exporter to these when it keeps its own labels of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
-# A job as its users write it: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
+# Job ids as users write them: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 
 START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
-# A restarted exporter knows nothing of work on its host for two minutes: what it said before counts for so long.
+# After a restart the exporter has no values of work on its host for two minutes. Earlier values count for this time.
 HOST_KEEP_S = 900.0
-OBSTACLE = re.compile(r"[a-z_]{1,40}")  # it is printed
+OBSTACLE = re.compile(r"[a-z_]{1,40}")  # the reason is printed
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -37,17 +37,17 @@ class HolderName(NamedTuple):
 
 
 class UnitEvidence(NamedTuple):
-    """One GPU or MIG instance that a holder holds. None means that the source does not have the value.
+    """One GPU or MIG instance of a holder. None means that the source does not have the value.
 
-    `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer; `obstacle`
-    says why in one word, "" where its exporter does not say.
-    `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
-    over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
-    the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
-    not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended with work, 0 for
-    none. `host_cpu_ratio`, `host_io_bytes_per_s`: what the holder does beside its GPUs on that node; None where that
-    is not known, and where a source was asked only for holders that do much and this one does not. `is_shared`: the
-    holder has replicas of it (time slicing, MPS), maybe several.
+    `idle_run_s`: length of the idle run (seconds); None while the activity of the unit is not known, e.g. because its
+    GPU does not answer. `obstacle`: why the idle run is missing, in one word; "" where the exporter gives no reason.
+    `witnesses`: the smallest number of witnesses in any part of the idle run. `coverage`: observed share of the held
+    time, 0 to 1, over the policy's window (coverage.py). `sample_interval_s`: the interval of its exporter. `node`: for
+    people. `host`: the name of the Kubernetes node, "" where the series do not name it. `model`: the name of the GPU,
+    "" where it was not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended
+    with work, 0 for no such run. `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None
+    where it is unknown, and where it is below the limits of the query. `is_shared`: the holder has one or several
+    replicas of the unit (time slicing, MPS).
     """
 
     node: str
@@ -70,22 +70,22 @@ class UnitEvidence(NamedTuple):
 
 
 class HostLimits(NamedTuple):
-    """Above which of them a holder works on its host: share of its CPUs, bytes per second of block devices."""
+    """Above these limits a holder works on its host: share of its CPUs, bytes per second of block devices."""
 
     cpu_ratio: float
     io_bytes_per_s: float
 
 
 class HolderEvidence(NamedTuple):
-    """Everything seen of one holder.
+    """The evidence on one holder.
 
-    `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not known.
-    `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, known by their start.
-    `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
-    `clusters`: the Slurm clusters that its series name, which must be one, "" for a series that names none; empty for
-    pods. Two clusters count their jobs from 1, so one id may be two jobs. `counts_from`: no idle time before
-    this (Unix seconds) counts, since nobody could work; None where all of it does. `facts`: by one of FACTS, what its
-    series name there, which is one text at most; "" for a series that names none.
+    `held`: how many units it holds in all, as its scheduler counts them; None when that is not known.
+    `incarnations`: the pod UIDs that its series name, which must be a single one; empty for jobs, which are identified
+    by their start. `users_id`: for tasks of an array and components of a heterogeneous job, the id that users write,
+    e.g. 3010_1; "" for all others. `clusters`: the Slurm clusters that its series name, which must be a single one; ""
+    for a series without a cluster; empty for pods. Every cluster counts its jobs from 1, so one id may mean two jobs.
+    `counts_from`: idle time before this (Unix seconds) does not count, because of a pause; None where all of it counts.
+    `facts`: by each of FACTS, the values in its series, normally one; "" for a series without the label.
     """
 
     name: HolderName
@@ -100,24 +100,23 @@ class HolderEvidence(NamedTuple):
 
 
 def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """What others would ask for to have its GPUs: the resource of a pod, the partition of a job."""
+    """The pools of its GPUs, as others would request them: the resource of a pod, the partition of a job."""
     return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
 
 
 def nothing_usual(_wall: float) -> float | None:
-    """Of a source without a past: None."""
+    """None, for a source without a past."""
     return None
 
 
 class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
-    `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
-    held by jobs that Slurm hides from the exporter (PrivateData), which are not holders here: several jobs share the
-    absence of a name. `paused`: why nothing is to be marked now, by the site's own word; "" when it may.
-    `usual_at`: how many GPUs became idle at about the same time on other days at the hour of this time (Unix seconds);
-    None where that is not known. `sharing`: pods that used little of their GPUs even in their busiest hour, each with
-    how little, in words.
+    `exporters`, `allocations`: how many were seen. `problems`: what was missing. `hidden`: GPUs and MIG instances of
+    jobs that Slurm hides from the exporter (PrivateData); these jobs are not holders here, since they have no names to
+    tell them apart. `paused`: why marking is paused by the site, "" when it is not. `usual_at`: how many GPUs became
+    idle at about the same time on other days, at the hour of a given time (Unix seconds); None where that is not known.
+    `sharing`: pods that used little of their GPUs even in their busiest hour, each with its utilization in words.
     """
 
     wall: float
@@ -132,10 +131,10 @@ class Evidence(NamedTuple):
 
 
 class EvidenceError(Exception):
-    """The source did not answer, or not usably. The text says where and why."""
+    """The source did not answer, or its answer is not usable. The text names the source and the reason."""
 
 
-# Seconds at utilization 0 that were not idle in the last policy.candidate_after, by (uuid, mig) and witness.
+# Seconds in the last policy.candidate_after with utilization 0 that were not idle, by (uuid, mig) and witness.
 OtherActivity: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]
 
 
@@ -143,23 +142,26 @@ class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """The present evidence, of the holders in `marked` in any case. Raises EvidenceError.
+        """The present evidence. Raises EvidenceError.
 
-        A job may be named there as its users write it.
+        `marked`: holders that are always included. A job may be named there as its users write it.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """The present evidence on these alone, as soon as it can be had. Raises EvidenceError."""
+        """The present evidence on these holders only, without other queries. Raises EvidenceError."""
 
 
 class ExplainingSource(EvidenceSource, Protocol):
-    """One that can say more of a holder that somebody asks about."""
+    """A source that can explain a single holder."""
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
-        """Who holds the GPU or MIG instance with this UUID. Raises EvidenceError."""
+        """The holders of the GPU or MIG instance with this UUID. Raises EvidenceError."""
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """Which witnesses kept these GPUs from being idle; empty where the past is not known. Raises EvidenceError."""
+        """The witnesses that kept these GPUs from being idle; empty where the past is not known.
+
+        Raises EvidenceError.
+        """
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
@@ -170,23 +172,23 @@ def holder_name(labels: Mapping[str, str]) -> HolderName:
 
 
 def obstacle_of(labels: Mapping[str, str]) -> str:
-    """What a series of gpu_allocation_activity_unknown says."""
+    """The reason in a series of gpu_allocation_activity_unknown; "" where it is invalid."""
     reason = labels.get("reason", "")
     return reason if OBSTACLE.fullmatch(reason) else ""
 
 
 def is_hidden(labels: Mapping[str, str]) -> bool:
-    """Whether an allocation series is of a job that Slurm hides: it has no id, and in the info series says so."""
+    """Whether an allocation series belongs to a job that Slurm hides: it has no job id, or identity="hidden"."""
     return labels.get("identity") == "hidden" or (labels.get("scheduler") == "slurm" and not labels.get("job_id"))
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """`user/account` of an info series, as far as it says."""
+    """`user/account` of an info series; a missing part is left out."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
 
 
 def users_id_of(labels: Mapping[str, str]) -> str:
-    """`3010_1` or `3011+1` of an info series; "" for a job that is neither, and for pods."""
+    """`3010_1` or `3011+1` of an info series; "" for other jobs and for pods."""
     if labels.get("array_job_id") and labels.get("array_task_id"):
         return f"{labels['array_job_id']}_{labels['array_task_id']}"
     if labels.get("het_job_id") and labels.get("het_job_offset"):
@@ -196,7 +198,7 @@ def users_id_of(labels: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class Gathered:
-    """What the series say of one holder, row by row; of two values the more careful one."""
+    """Collects the series of one holder row by row. If two rows differ, the more careful value counts."""
 
     owner: str = ""
     users_id: str = ""
@@ -207,7 +209,7 @@ class Gathered:
     facts: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, info: Mapping[str, str], unit: UnitEvidence) -> None:
-        """One unit, and the labels of its gpu_allocation_info."""
+        """Add one unit. `info`: the labels of its gpu_allocation_info."""
         self.owner, self.users_id = owner_of(info), users_id_of(info)
         self.incarnations.update(filter(None, [info.get("pod_uid")]))
         self.clusters.add(info.get("slurm_cluster", ""))
@@ -215,7 +217,7 @@ class Gathered:
         self.units.append(unit._replace(is_shared=info.get("share") in ("time_slice", "mps")))
 
     def count(self, held: float) -> None:
-        """A value of gpu_allocation_holder_units."""
+        """Add a value of gpu_allocation_holder_units."""
         units = math.floor(held)
         self.held = units if self.held is None else max(self.held, units)
 
@@ -229,15 +231,15 @@ class Gathered:
 
 
 def title(name: HolderName, users_id: str = "") -> str:
-    """A holder as people know it: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
+    """A holder's name for people: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
 
 
 def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...]:
-    """The units of a job's last run, whose series all have its start.
+    """The units of a job's last run: all of its series have the same start.
 
-    A job that was requeued since its node died keeps its id, and the series of its former node say for some time what
-    they said last: those GPUs are not its own any more, and what it did there says nothing of now.
+    A job that was requeued because its node failed keeps its id. The series of its former node keep their last values
+    for some time, although the job no longer holds those GPUs.
     """
     last = max((unit.start_wall for unit in units if unit.start_wall is not None), default=None)
     if last is None:
@@ -247,7 +249,7 @@ def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...
 
 @lru_cache(maxsize=10_000)  # many holders of few users
 def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
-    """What these rows, each in the order of FACTS, say of each of them."""
+    """The values of each of FACTS in these rows, which are in the order of FACTS."""
     return MappingProxyType({fact: frozenset(row[i] for row in rows) for i, fact in enumerate(FACTS)})
 
 
@@ -255,7 +257,7 @@ FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job
 
 
 def named_holder(text: str) -> HolderName | None:
-    """The holder that a person names: NAMESPACE/POD, job/ID or ID, a job's id in any of its forms. None for no name."""
+    """Parse the name of a holder: NAMESPACE/POD, job/ID or ID, with a job id in any of its forms. None if invalid."""
     place, slash, name = text.strip().replace("job ", "job/", 1).partition("/")
     if not slash:
         place, name = "job", place
@@ -265,9 +267,9 @@ def named_holder(text: str) -> HolderName | None:
 
 
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
-    """Raise EvidenceError when Prometheus has put its own pod labels in the place of ours.
+    """Raise EvidenceError when Prometheus has replaced the exporter's pod labels by its own.
 
-    `pod` is then the exporter's own, on every series: evidence would seem to be of one pod, and of no other.
+    On every series `pod` is then the exporter's pod, so all evidence would seem to be about that one pod.
     """
     found = sorted(set(RENAMED_LABELS).intersection(labels))
     if found:

@@ -1,4 +1,4 @@
-"""How many GPUs become idle at about the same time on other days, at the same hour: what is usual is no fault."""
+"""How many GPUs become idle at about the same time on other days at the same hour: a usual number is no fault."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from gpu_exporter.reconciler.evidence.vector import Asked
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 DAYS = 7
-DAYS_MIN = 4  # with fewer days, one that was unusual itself would be the measure
-TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
-AGAIN_S = 600.0  # an hour that could not be asked for is asked for once more after so long
+DAYS_MIN = 4  # with fewer days, one unusual day could decide the median
+TOGETHER_S = 15 * 60.0  # idle runs that began within this time may have one cause
+AGAIN_S = 600.0  # after a failed query, the hour is asked for again after this time
 HOURS_MAX = 48  # hours that are remembered; a brake looks back for policy.freeze_max
 
 
 class Usual:
-    """Asks once for each hour: the days before it do not change any more."""
+    """Reads the data of an hour once, since the days before that hour no longer change."""
 
     def __init__(self, read_days: Callable[[float], Sequence[float]], clock: Clock) -> None:
-        """`read_days`: of the hour that begins at this time (Unix seconds), on each of the DAYS before it that is
-        known, the most GPUs that became idle within TOGETHER_S. Raises EvidenceError.
+        """`read_days`: takes the start of an hour (Unix seconds). Returns for this hour on each known day of the DAYS
+        before it the highest number of GPUs that became idle within TOGETHER_S. Raises EvidenceError.
         """
         self._read_days = read_days
         self._clock = clock
         self._known: dict[float, float | None] = {}
-        self._failed: dict[float, float] = {}  # by hour, when it could not be asked for (monotonic seconds)
+        self._failed: dict[float, float] = {}  # by hour, when its query failed (monotonic seconds)
 
     def at(self, wall: float) -> float | None:
-        """The median of those days at the hour of `wall` (Unix seconds); None where that is not known."""
+        """The median over these days at the hour of `wall` (Unix seconds); None where it is not known."""
         hour = wall - wall % HOUR_S
         if hour not in self._known and self._clock.monotonic() - self._failed.get(hour, -math.inf) >= AGAIN_S:
             try:
                 days = self._read_days(hour)
             except EvidenceError as exc:
                 self._failed[hour] = self._clock.monotonic()
-                log.warning("how many GPUs usually become idle at this hour is not known: %s", exc)
+                log.warning("the number of GPUs that usually become idle at this hour is not known: %s", exc)
                 return None
             if len(self._known) + len(self._failed) >= HOURS_MAX:
                 self._known.clear()
@@ -50,10 +50,13 @@ class Usual:
 
 
 def read_days(api: Asked, hour: float, shortest_s: float) -> list[float]:
-    """As Usual asks for them. `shortest_s`: of the idle runs that count; each GPU is in one step of these."""
+    """`read_days` of Usual, from a PromQL API. `shortest_s`: the shortest idle run that counts (seconds).
+
+    Every idle run is counted in exactly one step of the subquery.
+    """
     run = api.select("gpu_allocation_idle_run_seconds")
     begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest_s:g} < {shortest_s + TOGETHER_S:g}))"
-    known = f"0 * count({api.select('gpu_allocation_info')})"  # a day on which nobody became idle counts as 0
+    known = f"0 * count({api.select('gpu_allocation_info')})"  # a day on which no GPU became idle counts as 0
     most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s]"
     days = (f'label_replace({most} offset {day}d), "day", "{day}", "", "")' for day in range(1, DAYS + 1))
     return [row.value for row in api.query(" or ".join(days), at=hour + HOUR_S + shortest_s)]

@@ -1,4 +1,4 @@
-"""What a PromQL API answers, and the texts that it is asked in."""
+"""Parses answers of a PromQL API, and builds the matchers of queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_exporter.fetch import clean
 from gpu_exporter.outside import need_sample
 from gpu_exporter.reconciler.evidence.records import RENAMED_LABELS, EvidenceError, HolderName
 
-MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
+MATCHER_MAX = 12_000  # characters; VictoriaMetrics accepts queries of up to 16 KiB
 HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 STRINGS = frozenset({str})
 
@@ -25,17 +25,17 @@ class Row(NamedTuple):
 
 
 class Asked(Protocol):
-    """A PromQL API that is asked in the course of a cycle."""
+    """A PromQL API that is queried during a cycle."""
 
     def select(self, metric: str, *wanted: str) -> str:
-        """A selector of the series of this metric with these matchers, and with those of the site."""
+        """A selector for the series of this metric, with these matchers and with the matchers of the site."""
 
     def query(self, query: str, *, at: float | None = None) -> Sequence[Row]:
         """The rows now, or at another time (Unix seconds). Raises EvidenceError."""
 
 
 def parse_vector(text: str, query: str) -> list[Row]:
-    """The rows of an answer of /api/v1/query. Raises EvidenceError that names the query."""
+    """The rows of an answer of /api/v1/query. Raises EvidenceError with a text that names the query."""
     try:
         answer: Any = json.loads(text)
         if answer.get("status") != "success":
@@ -44,7 +44,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
         if data["resultType"] != "vector":
             raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
         rows = [Row(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
-        rows = [row for row in rows if math.isfinite(row.value)]  # what is not a number is not evidence
+        rows = [row for row in rows if math.isfinite(row.value)]  # NaN and infinity are not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
     if answer.get("warnings") or answer.get("isPartial"):
@@ -54,15 +54,15 @@ def parse_vector(text: str, query: str) -> list[Row]:
 
 def _labels(metric: Any) -> dict[str, str]:
     labels = dict(metric)
-    if not STRINGS.issuperset(map(type, labels.values())):  # keys of JSON are texts; 300,000 rows pay for each look
+    if not STRINGS.issuperset(map(type, labels.values())):  # JSON keys are strings; fast, since there are 300,000 rows
         raise TypeError
     return labels
 
 
 def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Matchers that keep at least the series of these holders, so many at a time as fit into `most` characters.
+    """Matchers for the series of these holders, in batches of at most `most` characters.
 
-    The rows are compared exactly afterwards: of a pod only its name is matched.
+    They match pods by name only, so the caller must compare the rows with the holders.
     """
     for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
         batch: list[str] = []
@@ -78,7 +78,7 @@ def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[s
 
 
 def literal(value: str) -> str:
-    """The value itself as a regular expression of RE2, within a PromQL string."""
+    """An RE2 expression that matches exactly this value, escaped for a PromQL string."""
     return quote(re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value))
 
 

@@ -1,1 +1,1 @@
-"""Pods: what surrounds them, and the marks that they carry."""
+"""Pods of Kubernetes: their surroundings, their marks, and acts on their controllers."""

@@ -1,9 +1,9 @@
-"""Suspends Jobs and their like, deactivates what Kueue runs, stops notebooks: one patch, which says that it was ours.
+"""Suspends Jobs and similar objects, deactivates Kueue's Workloads, and stops notebooks, each by one patch.
 
-The patch carries the UID and the resourceVersion that were read, so that the API server itself refuses it when anything
-has changed in between: an owner's wish, another controller's hand, a new object of the same name. It sets what is to be
-done and the annotation `acted` together. It is asked for as a dry run first: a definition that drops the field would
-accept the patch, keep the annotation and change nothing.
+The patch carries the UID and the resourceVersion that were read. So the API server refuses it if the object has changed
+since then: by an owner's wish, by another controller, or by a new object with the same name. The patch sets the field
+that acts and the annotation `acted` together. It is sent as a dry run first: if the definition of the kind drops the
+field, the API server would accept the patch, keep the annotation and change nothing else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.kubernetes.api import Api, Json
+from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
 from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.shapes import DEACTIVATE, SHAPES, STOP, SUSPEND
 from gpu_exporter.reconciler.kubernetes.targets import ACTED, SCHEDULER, Lever, TargetReader
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
-from gpu_exporter.reconciler.target import Target
 
 FIELD_MANAGER = "gpu-exporter-reconciler-actions"
 PATCH = "application/merge-patch+json"
@@ -83,13 +83,13 @@ class PodActor:
             "name": target.name,
             "uid": target.uid,
         }
-        note = f"{text}. To take it up again: {entry.undo}. It is left alone while it has the annotation {ACTED}"
+        note = f"{text}. To resume it: {entry.undo}. No further act follows while it has the annotation {ACTED}"
         self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, "TakeBack", entry.ident)
-        if entry.lever != target:  # Kueue may make its Workload again
+        if entry.lever != target:  # Kueue may create the Workload again
             self._note(entry)
 
     def _note(self, entry: Entry) -> None:
-        """Write on the object what was done to its Workload."""
+        """Write the annotation `acted` on the object whose Workload was changed."""
         target = entry.target
         found = self._read(target, entry.namespace)
         if found is None or ACTED in (found["metadata"].get("annotations") or {}):
@@ -105,7 +105,7 @@ class PodActor:
         metadata = lever.found["metadata"]
         change: Json = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}}
         _set_at(change, ("metadata", "annotations"), {ACTED: note})
-        is_annotation = lever.path[0] == "metadata"  # of a notebook, with the time as Kubeflow's own page sets it
+        is_annotation = lever.path[0] == "metadata"  # of a notebook; its value is a time, as Kubeflow's own UI sets it
         _set_at(change, lever.path, note.split()[1] if is_annotation else lever.value)
         return self._send(lever.place, change, **options)
 
@@ -126,12 +126,12 @@ class PodActor:
         group, version, kind, name, _ = reference
         plural = self._owners.kinds.plural(f"{group}/{version}", kind)
         if not plural:
-            raise MarkError("error", f"{reference.title}: the API server serves no such kind any more")
+            raise MarkError("error", f"{reference.title}: the API server no longer serves this kind")
         return group, version, namespace, plural, name
 
 
 def _setting(entry: Entry) -> tuple[tuple[str, ...], Any]:
-    """What an act sets, by path; None for any value."""
+    """The path and the value that an act sets."""
     if entry.verb == DEACTIVATE:
         return ("spec", "active"), False
     path = SHAPES[entry.target.group, entry.target.kind].rest
@@ -146,7 +146,7 @@ def _is_set(found: Json, path: Sequence[str], value: Any) -> bool:
 
 
 def _set_at(change: Json, path: Sequence[str], value: Any) -> None:
-    """Set a place within nested objects, and keep what is beside it."""
+    """Set one value within nested objects, and keep all other values."""
     for key in path[:-1]:
         change = change.setdefault(key, {})
     change[path[-1]] = value

@@ -1,4 +1,4 @@
-"""Events of the reconciler, for whoever asks `kubectl describe` what happened to an object."""
+"""Events of the reconciler, which `kubectl describe` shows to users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 
 from gpu_exporter.plain import utc
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
 
 log = logging.getLogger(__name__)
@@ -17,15 +17,15 @@ NOTE_MAX = 1024  # bytes; the API server refuses longer ones
 
 
 class EventWriter:
-    """Writes to one API server."""
+    """Writes Events to one API server."""
 
     def __init__(self, api: Api, instance: str = "") -> None:
-        """`instance`: which of several reconcilers this is; by default the name of its host."""
+        """`instance`: the name of this reconciler among several; by default the name of its host."""
         self._api = api
         self._instance = instance or socket.gethostname()
 
     def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str) -> None:
-        """An Event on an object. What was done is valid without it, so a failure is only logged.
+        """Write an Event on an object. A failure is only logged, since the Event is not essential.
 
         `regarding`: apiVersion, kind, namespace, name and uid of the object.
         """
@@ -37,17 +37,17 @@ class EventWriter:
     def record_once(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
     ) -> None:
-        """The same, of which there is one only, however often it is asked for with this `ident`. Raises MarkError."""
+        """As `record`, but further calls with the same `ident` write no second Event. Raises MarkError."""
         try:
             self._create(regarding, wall, reason, note, action, ident)
         except MarkError as exc:
-            if exc.result != "conflict":  # it is there
+            if exc.result != "conflict":  # the Event exists already
                 raise
 
     def _create(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
     ) -> None:
-        # MicroTime needs its fraction, which the client leaves out when it is 0.
+        # MicroTime needs a fraction of a second, which the client leaves out when it is 0.
         moment = utc(wall)
         moment = moment.replace(microsecond=max(1, moment.microsecond))
         namespace, name = regarding["namespace"], regarding["name"]

@@ -1,7 +1,7 @@
-"""Which pods work together, so that one of them says nothing by itself. Pure.
+"""Finds gangs: pods that work together, so that one of them cannot be judged by itself. Pure.
 
-Pods that name one group in a label or annotation are together, and pods below one owner, whatever lies in between.
-Replicas of a Deployment, and the runs of a CronJob, are not: each works for itself.
+Pods belong to one gang if they name the same group in a label or annotation, or if they have a common owner at any
+level. Replicas of a Deployment and runs of a CronJob are no gang: each works for itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.reconciler.kubernetes.keys import (
+from gpu_exporter.reconciler.kubernetes.client.keys import (
     GANG_SIGN,
     GROUP_LISTS,
     GROUPS,
@@ -19,22 +19,22 @@ from gpu_exporter.reconciler.kubernetes.keys import (
     domain_of,
     names_gang,
 )
-from gpu_exporter.reconciler.kubernetes.lean import SPEC_GROUP
+from gpu_exporter.reconciler.kubernetes.client.lean import SPEC_GROUP
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
 
 Key: TypeAlias = tuple[str, str]
 LISTED = re.compile(r"/([A-Za-z0-9.-]{1,253})")  # the names in one of GROUP_LISTS
-SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs, or pods, have nothing in common
-# What is above one of these is not a group of pods that wait for each other, nor is it itself.
+SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs or pods do not work together
+# Pods below one of these kinds do not wait for each other, and neither do pods below its owner.
 LOOSE = frozenset(
     ("ReplicaSet", "ReplicationController", "Deployment", "Rollout", "CronJob", "ScaledJob", "DaemonSet", "Node")
 )
 
 
 def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozenset[Key]:
-    """What a pod has in common with the others of its gang. `ancestry`: references to its controllers.
+    """Keys that a pod shares with other members of its gang. `ancestry`: references to its controllers.
 
-    Labels and a reference that is not proven count too: a gang that is too large can only delay a mark.
+    Labels and unverified references count too: a gang that is too large can only delay a mark.
     """
     keys = _named(metadata)
     keys |= {("uid", uid) for uid in (str(metadata.get("uid") or ""), *pods_above(metadata)) if uid}
@@ -46,16 +46,16 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
 
 
 def _named(metadata: Mapping[str, Any]) -> set[Key]:
-    """The groups that labels, annotations or the spec name: by a key that is known, or by any that means a gang.
+    """The groups that labels, annotations or the spec name, by a known key or by any key that means a gang.
 
-    A scheduler has several spellings, so the names alone count: two groups of one name are one.
+    One scheduler may use several keys, so only the names count: two groups with one name are one group.
     """
     keys = {("group", value) for _, value in _names(metadata)}
     for place in _places(metadata):
         for name in GROUP_LISTS:
             if listed := place.get(name):
                 keys |= {("group", each) for each in LISTED.findall(listed)}
-                keys.add(("groups", listed))  # all of its groups have the same list; one that was cut has its digest
+                keys.add(("groups", listed))  # all its groups carry the same list; a shortened list keeps its digest
     if group := metadata.get(SPEC_GROUP):
         keys.add((SPEC_GROUP, str(group)))
     return keys
@@ -76,10 +76,10 @@ def _names(metadata: Mapping[str, Any]) -> list[Key]:
 
 
 def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
-    """The label or annotation that makes a pod a member of a gang of which nothing says which others are; "" for none.
+    """The label or annotation that makes a pod a member of a gang whose other members are not known; "" for none.
 
-    One whose own controller is more than a set of replicas has its gang from that. The name of a group says nothing of
-    another scheduler's gang.
+    If the pod's own controller is not in LOOSE, that controller defines the gang. The name of a group by one scheduler
+    does not name the gang of another scheduler.
     """
     if any(link.kind not in LOOSE for link in ancestry[:1]) or metadata.get(SPEC_GROUP):
         return ""
@@ -89,7 +89,7 @@ def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:
-    """By pod, all pods of its gang, itself among them. Pods without keys are alone."""
+    """By pod, all pods of its gang, including itself. A pod without keys is alone."""
     by_key: defaultdict[Key, list[str]] = defaultdict(list)
     for pod, its in keys.items():
         for key in its:

@@ -1,4 +1,4 @@
-"""Whether a pod serves requests, belongs to a person at a screen, or works through a batch. Pure."""
+"""The class of a pod: it serves requests, is used interactively, or runs a batch. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR
 from gpu_exporter.reconciler.kubernetes.owners import Owner
 
-# Group (without version) and kind of controllers above a pod.
+# API group (without version) and kind of controllers above a pod.
 SERVING_KINDS = frozenset(
     (
         ("serving.kserve.io", "InferenceService"),
@@ -39,10 +39,10 @@ TRAINING_GROUP = "kubeflow.org"  # MPIJob, PyTorchJob, TFJob, XGBoostJob, Paddle
 
 
 def classify(labels: Mapping[str, str], owners: Sequence[Owner], server: str) -> tuple[str, str]:
-    """Class of a pod by what it shows, and what that was taken from. `owners`: nearest first. `server`: the Service or
-    the autoscaler that it is behind, "" for none.
+    """The class of a pod, and the object or label that shows it.
 
-    Notebooks come before Services, since each of them has one.
+    `owners`: nearest first. `server`: the Service or the autoscaler in front of the pod, "" for none. Notebooks are
+    checked before Services, since every notebook has a Service.
     """
     kinds = {(owner.group, owner.kind): owner.title for owner in owners}
     if found := next((title for kind, title in kinds.items() if kind in SERVING_KINDS), ""):

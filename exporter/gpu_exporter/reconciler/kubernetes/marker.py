@@ -1,16 +1,17 @@
-"""Marks on pods: one label and up to six annotations, by merge patch, each with an Event that says why.
+"""Marks on pods: one label and up to six annotations, written by merge patch, with an Event that gives the reason.
 
-The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
-refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. So they do in renewals, with
-the resourceVersion of the list: what the owner has changed since is left alone, and the next cycle is the retry.
-Withdrawals carry the UID alone: nothing that happens to the pod may delay them.
+The pod is read before it is written. The patch carries its UID and resourceVersion, so the API server refuses it if the
+pod was replaced (422, cause metadata.uid) or changed (409) since then. A renewal carries the resourceVersion of the
+list: it never overwrites a later change by the owner, and the next cycle tries again. A withdrawal carries the UID
+alone, so that no change of the pod can delay it.
 
 On a pod that has started and requests devices, the label is the reconciler's. Without the reconciler's annotations it
 is a mark that the owner has stripped: with evidence the annotations are restored, without evidence the label is
 removed, since it does not say its age. On any other pod the label is foreign: the reconciler only counts it.
 
-Where a site allows it, a pod condition stands beside the label `underused`, with a heartbeat: who acts on the mark can
-ask for a fresh one. The label is the mark: it comes and goes before the condition, and never waits for it.
+Where a site allows it, the reconciler also sets a pod condition with a heartbeat while the label is `underused`. So
+other tools can require a recent mark. The label is the mark: it is set and removed before the condition, and never
+waits for it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from gpu_exporter.reconciler.decision.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes.api import METADATA_LIST, Api, Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
     GPU_RESOURCES,
@@ -45,18 +45,19 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_identity,
     object_to_kind,
 )
+from gpu_exporter.reconciler.kubernetes.client.api import METADATA_LIST, Api, Budget, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.lean import DISRUPTED, ODD_KEY, trim, trim_pod
+from gpu_exporter.reconciler.kubernetes.client.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
-from gpu_exporter.reconciler.kubernetes.lean import DISRUPTED, ODD_KEY, trim, trim_pod
-from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 
 log = logging.getLogger(__name__)
 PENDING = "Pending"
-ALONE_MAX = 50  # odd pods whose metadata is read one by one in each cycle
+ALONE_MAX = 50  # odd pods per cycle whose metadata is read one by one
 PENDING_S, PENDING_MAX = 5.0, 512 * 1024 * 1024  # seconds and bytes for counting pods that have not started
-# Of our own: an owner's wish is as old as the last write by the manager that wrote it.
+# The reconciler's own manager: an owner's wish is as old as the last write by the manager that wrote it.
 FIELD_MANAGER = "gpu-exporter-reconciler"
 
 
@@ -64,7 +65,7 @@ class PodMarker:
     """Pods of one API server."""
 
     scheduler = "kubernetes"
-    rest_s = 0.0  # the API server asks for patience itself
+    rest_s = 0.0  # the API server itself asks for pauses (429)
 
     def __init__(
         self,
@@ -76,9 +77,9 @@ class PodMarker:
         *,
         sets_condition: bool = False,
     ) -> None:
-        """`resources`: whose devices are GPUs, as in the exporter's flag of that name.
+        """`resources`: resources whose devices are GPUs, as in the exporter's --attribution.resource.
 
-        `sets_condition`: a pod condition beside the label, which needs `patch` on pods/status.
+        `sets_condition`: set a pod condition in addition to the label, which needs `patch` on pods/status.
         """
         self._policy = policy
         self._sets_condition = sets_condition
@@ -100,7 +101,7 @@ class PodMarker:
         return self._surveyor.survey(names, fresh, wall)
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """As Surveyor: a pod that ended by itself is there for a while, and says so."""
+        """As Surveyor. A pod that ended by itself exists for a while, with a phase that shows its end."""
         try:
             pod = self._read(name)
         except (Refused, OddAnswer):
@@ -113,12 +114,12 @@ class PodMarker:
         if status.get("phase") not in ENDED:
             return RUNS
         conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
-        was_taken = conditions.get(DISRUPTED) == "True" or status.get("reason")  # a pod's own end has none
+        was_taken = conditions.get(DISRUPTED) == "True" or status.get("reason")  # neither is set if it ended by itself
         return LOST if was_taken else OVER
 
     def list_marks(self) -> Sequence[Mark]:
         large: list[str] = []
-        # A pod that has not begun has no mark of ours, whatever its label says, and may be there by the thousand.
+        # A pod that has not started has no mark of the reconciler, even with the label. There may be thousands of them.
         listed = self.api.pages(
             self.api.core.list_pod_for_all_namespaces,
             kind="Pod",
@@ -143,7 +144,7 @@ class PodMarker:
         return [*marks, *again]
 
     def _metadata_of(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """Of pods that are malformed or too large: enough to withdraw a mark."""
+        """The metadata of pods that are malformed or too large: enough to withdraw a mark."""
         for namespace, _, name in (full.partition("/") for full in names[:ALONE_MAX]):
             try:
                 yield trim(self.api.read_metadata(namespace, name))
@@ -151,9 +152,10 @@ class PodMarker:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
 
     def _list_pending(self) -> tuple[list[Mark], int]:
-        """Marks of pods that are pending again, as after a restart of their node, and how many others have the label.
+        """Marks of pods that are pending again, e.g. after a restart of their node, and how many others have the label.
 
-        The list has metadata only, and ends where it is too long: there may be thousands of pods that have not begun.
+        The list contains metadata only, and is cut off at its limits: there may be thousands of pods that have not
+        started.
         """
         marks, others = list[Mark](), 0
         most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
@@ -174,7 +176,7 @@ class PodMarker:
         except MarkError as exc:
             if not most.is_spent:
                 raise
-            log.warning("pods with the label %s that have not begun: %s", LABEL, exc)
+            log.warning("pods with the label %s that have not started: %s", LABEL, exc)
         return marks, others
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
@@ -220,7 +222,7 @@ class PodMarker:
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys(OURS)}
         self._patch(mark.name, mark.incarnation, change)
         is_odd = self._sets_condition and mark.live is not None and bool(mark.live.get(ODD_KEY))
-        if is_odd or _has_condition(mark.live):  # of an earlier run, perhaps
+        if is_odd or _has_condition(mark.live):  # perhaps set by an earlier run
             self._patch_condition(mark.name, mark.incarnation, {"$patch": "delete", "type": CONDITION})
         if not mark.ended:
             self._record(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
@@ -245,7 +247,7 @@ class PodMarker:
         )
 
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Change our condition of this incarnation. The label is the mark, so a failure is only logged."""
+        """Change the reconciler's condition on this incarnation. The label is the mark, so a failure is only logged."""
         try:
             self.api.send(
                 self.api.core.patch_namespaced_pod_status,
@@ -257,30 +259,30 @@ class PodMarker:
             )
         except MarkError as exc:
             if exc.result != "replaced":
-                hint = "it needs `patch` on pods/status, in the chart reconciler.condition"
+                hint = "the reconciler needs `patch` on pods/status (chart: reconciler.condition)"
                 log.warning("%s: condition %s not written: %s; %s", name, CONDITION, exc, hint)
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
-        """An Event on the pod."""
+        """Write an Event on the pod."""
         pod = {"apiVersion": "v1", "kind": "Pod", "namespace": name.namespace, "name": name.name, "uid": uid}
         self._events.record(pod, wall, reason, note)
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod of which only the metadata was read."""
+    """Raise Refused for a pod whose metadata alone was read."""
     if (pod.get("status") or {}).get("phase") == PENDING:
-        raise Refused("not_running", "the pod has not begun, or begins again")
+        raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):
         raise Refused("odd", "only the metadata of the pod can be read: the rest is malformed or too large")
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is kept of a pod that has our label; None where that is not a mark of ours."""
+    """The used fields of a pod with the mark label; None where the reconciler did not set the label."""
     return None if is_foreign(pod) else trim_pod(pod)
 
 
 def read_mark(pod: Mapping[str, Any]) -> Mark:
-    """The mark on a pod that has our label."""
+    """The mark on a pod with the mark label."""
     metadata = pod["metadata"]
     return Mark(
         HolderName(PodMarker.scheduler, metadata["namespace"], metadata["name"]),
@@ -298,9 +300,9 @@ def _has_condition(pod: Mapping[str, Any] | None) -> bool:
 
 
 def annotate(decision: Decision, help_url: str = "") -> dict[str, str]:
-    """The evidence of a decision as annotations; `owner` is what somebody who takes the GPUs back has to act on.
+    """The evidence of a decision as annotations. The annotation `owner` names the object to act on to free the GPUs.
 
-    `help_url`: the site's page on marks, "" for none.
+    `help_url`: the site's page about marks, "" for no page.
     """
     group = decision.around.group if decision.around is not None else ""
     return {

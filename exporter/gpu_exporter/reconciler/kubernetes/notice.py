@@ -1,4 +1,4 @@
-"""What a mark says to people and to other tools: the Event that comes with it, and the pod condition. Pure."""
+"""The texts of a mark for people and for other tools: its Event and its pod condition. Pure."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
 
 CONDITION = PREFIX + "Underused"
-KEEP_S = 4 * 3600.0  # of the example that shows how to keep the GPUs; at most policy.exempt_max
+KEEP_S = 4 * 3600.0  # time in the example that shows how to keep the GPUs; at most policy.exempt_max
 
 
 def event_note(decision: Decision, policy: Policy, wall: float) -> str:
-    """What was seen, what comes next, and how to keep the GPUs.
+    """The text of an Event: the reason of the mark, the next step, and the command that keeps the GPUs.
 
-    `wall`: Unix seconds, from which the example's time counts.
+    `wall`: the time from which the example in the command counts (Unix seconds).
     """
     windows = decision.windows or windows_of(policy)
     if decision.stage == SHARING:
-        may = "A MIG instance or a shared GPU may do, if its memory is enough; nothing else follows from this"
+        may = "A MIG instance or a shared GPU may be enough, if it has enough memory; this is only a hint"
         return f"{decision.reason}. {may}{_help(policy)}"
     if decision.stage == UNDERUSED:
-        comes_next = "From now on other tools may take its GPUs back; the mark goes when they work"
+        comes_next = "From now on other tools may take its GPUs back; work on a GPU ends the mark"
     elif decision.is_capped:
         comes_next = "It stays at this stage"
     elif decision.stage == "partial":
-        comes_next = "The GPUs that work keep it from being marked underused; ask for fewer if they are enough"
+        comes_next = "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough"
     else:
-        comes_next = f"It is marked underused when they have been idle for {describe_duration(windows.underused_s)}"
-    return f"{decision.reason}. {comes_next}. To keep them idle: {keep_command(decision, policy, wall)}{_help(policy)}"
+        comes_next = f"It is marked underused when its GPUs have been idle for {describe_duration(windows.underused_s)}"
+    return f"{decision.reason}. {comes_next}. To keep its GPUs: {keep_command(decision, policy, wall)}{_help(policy)}"
 
 
 def keep_command(decision: Decision, policy: Policy, wall: float) -> str:
-    """The command by which an owner keeps the GPUs of a pod for a while."""
+    """The command with which an owner keeps the GPUs of a pod for a while."""
     _, namespace, name = decision.name
     until = timestamp(wall + min(KEEP_S, policy.exempt_max))
     return f"kubectl annotate --overwrite -n {namespace} pod {name} {EXEMPT_UNTIL}={until}"
 
 
 def condition(decision: Decision, wall: float, since_wall: float | None) -> dict[str, Any]:
-    """The pod condition beside the label `underused`, as an element of status.conditions.
+    """The pod condition for the label `underused`, as an element of status.conditions.
 
-    `wall`: of the heartbeat (lastProbeTime). `since_wall`: when the pod became underused; None leaves the time that the
-    condition has.
+    `wall`: time of the heartbeat (lastProbeTime, Unix seconds). `since_wall`: when the pod became underused (Unix
+    seconds); None keeps the time in the existing condition.
     """
     held = decision.held or 0
     since = utc(decision.idle_since_wall or decision.observed_wall).strftime("%Y-%m-%d %H:%MZ")

@@ -1,13 +1,13 @@
-"""What owners of pods ask for by annotations: to keep idle GPUs for a while, or to be judged later. Pure.
+"""Wishes of pod owners in annotations: to keep idle GPUs for a while, or to be judged later. Pure.
 
-Nearest wins: what a pod says comes before what its controllers say, nearest first, and before its namespace. A wish
-that has ended counts as none, so that a later one further up still holds. A wish that cannot be read is not obeyed, but
-holds the pod at `candidate`: somebody meant something by it.
+The nearest wish counts: first the pod's, then those of its controllers, nearest first, then its namespace's. A wish
+that has ended is ignored, so a longer wish further up still counts. A wish that cannot be read is not obeyed, but it
+keeps the pod at `candidate`, since its owner wanted something.
 
-The API server's own record (managedFields) says when an annotation was set; without one, it was set with the object. A
-client can write that record, so a time that has not come yet is none.
+The API server records in managedFields when an annotation was set. Without a record, the time at which the object was
+created counts. Clients can write the record, so a time in the future is ignored.
 
-The label `class: serving` is such a wish too where nothing sends the pod requests, and ends like one.
+The label `class: serving` is a wish too if nothing sends requests to the pod, and it ends in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_exporter.durations import describe_duration, format_duration, parse_dur
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line, shorten
 from gpu_exporter.reconciler.decision.surroundings import Exemption
-from gpu_exporter.reconciler.kubernetes.keys import CLASS, OTHERS
+from gpu_exporter.reconciler.kubernetes.client.keys import CLASS, OTHERS
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
 
 EXEMPT_REASON, EXEMPT, IDLE_AFTER = (PREFIX + name for name in ("exempt-reason", "exempt", "idle-after"))
@@ -29,7 +29,10 @@ REASON_MAX = 120  # characters of an owner's words
 
 
 class Wish(NamedTuple):
-    """What the annotations around a pod ask for."""
+    """The wishes in the annotations of a pod, its controllers and its namespace.
+
+    `exemption`: the wish to keep idle GPUs. `idle_after_s`, `idle_after_by`, `ceiling`: as in Surroundings.
+    """
 
     exemption: Exemption | None = None
     idle_after_s: float = 0.0
@@ -37,13 +40,13 @@ class Wish(NamedTuple):
     ceiling: str = ""
 
     def also(self, other: Wish) -> Wish:
-        """This one, and where it says nothing the other."""
+        """This wish, completed by another one: its own exemption counts first, the ceilings are joined."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
 
 
 class Place(NamedTuple):
-    """An object whose annotations count. `source`: pod, owner or namespace; `title`: as people name it."""
+    """An object whose annotations count. `source`: pod, owner or namespace. `title`: its name for people."""
 
     source: str
     title: str
@@ -55,13 +58,13 @@ class Place(NamedTuple):
 
     @property
     def labelled_class(self) -> str:
-        """The class that its label says, "" for none."""
+        """The class in its label `class`; "" if the label is missing or invalid."""
         said = (self.metadata.get("labels") or {}).get(CLASS, "")
         return said if said in CLASSES else ""
 
 
 def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> Wish:
-    """The wish at `wall` (Unix seconds); `places`: nearest first."""
+    """The wish at `wall` (Unix seconds). `places`: nearest first."""
     exemption: Exemption | None = None
     ceilings: list[str] = []
     idle_after_s, idle_after_by = 0.0, None
@@ -87,7 +90,7 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
         if place.source == "namespace" and annotations[EXEMPT] == "true":
             return Exemption("namespace", f"{place.title} is exempt{because}")
         if annotations[EXEMPT] != "false":
-            hint = f'only a namespace is exempt without end, by {EXEMPT}: "true"; set {EXEMPT_UNTIL} to a time'
+            hint = f'only a namespace can be exempt without end, by {EXEMPT}: "true"; set {EXEMPT_UNTIL} to a time'
             ceilings.append(f"{EXEMPT} of {place.title} has no effect: {hint}")
     text = annotations.get(EXEMPT_UNTIL)
     if text is None:
@@ -100,7 +103,7 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
     if place.source != "namespace":
         set_wall = when_set(place.metadata, "annotations", EXEMPT_UNTIL, wall + policy.fresh_min)
         if set_wall is None:
-            ceilings.append(f"{EXEMPT_UNTIL} of {place.title}: when it was set is not known")
+            ceilings.append(f"{EXEMPT_UNTIL} of {place.title}: the time at which it was set is not known")
             return None
         limit = set_wall + policy.exempt_max
         if until > limit and wall >= limit:
@@ -114,7 +117,7 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
 
 
 def read_serving_label(place: Place, policy: Policy, wall: float) -> Wish:
-    """What the label `class: serving` of `place` asks for at `wall`, where nothing shows that its pod serves."""
+    """The wish in the label `class: serving` of `place` at `wall`, where nothing shows that its pod serves."""
     said = f"{place.title} has the label {CLASS}=serving, and neither a Service nor an autoscaler is in front of it"
     set_wall = when_set(place.metadata, "labels", CLASS, wall + policy.fresh_min)
     if set_wall is None or wall >= set_wall + policy.exempt_max:
@@ -124,8 +127,9 @@ def read_serving_label(place: Place, policy: Policy, wall: float) -> Wish:
 
 
 def when_set(metadata: Mapping[str, Any], field: str, key: str, latest: float) -> float | None:
-    """When an annotation or label was last written (Unix seconds), by the API server's record; else when the object was
-    made. `field`: annotations or labels. `latest`: a later time is not believed.
+    """When an annotation or label was last written (Unix seconds), by managedFields; else when the object was created.
+
+    `field`: annotations or labels. `latest`: a later time is ignored.
     """
     times = [
         parse_timestamp(entry.get("time"))

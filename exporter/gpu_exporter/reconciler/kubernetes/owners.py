@@ -1,8 +1,8 @@
-"""Who controls a pod, from its own controller up to the top, as far as the API server confirms it.
+"""Finds the controllers of a pod, from its own controller up to the top, as far as the API server confirms them.
 
-Whoever may write an object writes its owner references, and the API server does not check them. So a reference counts
-only when the object that it names was read, in the same namespace, and has the UID that the reference has. What cannot
-be read is not gone: only an answer 404 that names the object says that.
+A user who may write an object can write any owner reference, and the API server does not check it. So a reference
+counts only if the object that it names was read in the same namespace and has the UID of the reference. An object is
+gone only if the API server answers 404 and names the object. Any other failure means that it cannot be read.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any, NamedTuple, TypeAlias
 from gpu_exporter.clock import Clock
 from gpu_exporter.outside import COUNT_MAX, count_indexes, need_whole, object_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.api import Api, Json, OddAnswer
-from gpu_exporter.reconciler.kubernetes.keys import COUNTED
-from gpu_exporter.reconciler.kubernetes.lean import TEXT_MAX, Room, trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, REASONS
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.keys import COUNTED
+from gpu_exporter.reconciler.kubernetes.client.lean import TEXT_MAX, Room, trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, REASONS
 from gpu_exporter.reconciler.marks import MarkError
 
-DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
-# What is above the owners of siblings, which does not change for an owner's life: a gang of thousands is one request.
+DEPTH_MAX = 8  # the longest known chain is LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod
+# Remembered parents of owners. They do not change while the owner lives, so a gang of thousands needs one request.
 PARENTS_MAX = 20_000
-READS_MAX = 200  # of one namespace and look, so that references that a tenant made up cannot use up the cycle
-DISCOVERIES_MAX = 10  # likewise, of groups and versions
-KINDS_KEEP_S = 600.0  # a definition may be installed, or stop to serve a version
-LOOK_MAX = 8 * 1024 * 1024  # what the owners that one look has read may cost in memory, about
+READS_MAX = 200  # per namespace and look, so that references made up by a tenant cannot use up the cycle
+DISCOVERIES_MAX = 10  # groups and versions per namespace and look, for the same reason
+KINDS_KEEP_S = 600.0  # later, a definition may have been installed, or may no longer serve a version
+LOOK_MAX = 8 * 1024 * 1024  # approximate bytes of memory for the owners that one look reads
 FORBIDDEN, KIND, LIMIT, FAILED = ("forbidden", "kind", "limit", "failed")
 UNREAD = (FORBIDDEN, KIND, LIMIT, FAILED, *REASONS)
-# Of a reference, since its words travel in paths and are printed: what the API server allows.
+# Valid words of a reference, as the API server allows them. They are used in paths and are printed.
 GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VERSION = re.compile(r"[a-z0-9]{1,63}")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 NO_KINDS: Mapping[str, str] = {}
-# Conditions of a Job that begins no more pods (k8s.io/api/batch/v1): the last two are set before its pods have ended.
+# Conditions of a Job that starts no more pods (k8s.io/api/batch/v1). The last two are set before its pods have ended.
 JOB_ENDS = frozenset(("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"))
 
 
 class Link(NamedTuple):
-    """The reference to the one owner that controls an object, as it is written there. Nothing of it is proven."""
+    """The reference to the controller of an object, as the object contains it. It is not verified."""
 
     api_version: str
     kind: str
@@ -59,14 +59,14 @@ class Link(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether there can be such an object."""
+        """Whether its words are valid, so that such an object can exist."""
         group, slash, version = self.api_version.rpartition("/")
         is_version = VERSION.fullmatch(version) and (not slash or GROUP.fullmatch(group))
         return bool(is_version and WORD.fullmatch(self.kind) and object_name(self.name) and self.uid)
 
 
 class Owner(NamedTuple):
-    """A controller that was read. `wanted`: pods that it keeps running at once; None where it does not say so."""
+    """A controller that was read. `wanted`: how many pods it keeps running at once; None where this is not known."""
 
     link: Link
     metadata: Mapping[str, Any]
@@ -88,7 +88,7 @@ class Owner(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A controller that could not be read. `reason`: one of UNREAD; `why`: in words, with the remedy."""
+    """A controller that could not be read. `reason`: one of UNREAD. `why`: in words, with the remedy."""
 
     link: Link
     reason: str
@@ -96,14 +96,14 @@ class Unread(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The controllers above an object, nearest first; `unread`: the next one, where it could not be read."""
+    """The controllers above an object, nearest first. `unread`: the next controller, if it could not be read."""
 
     owners: tuple[Owner, ...] = ()
     unread: Unread | None = None
 
 
 def controller_of(metadata: Mapping[str, Any]) -> Link | None:
-    """The reference to the one owner that controls an object; None where there is none."""
+    """The reference to the controller of an object; None if it has no controller."""
     for reference in rows_of(metadata, "ownerReferences"):
         if reference.get("controller"):
             return Link(
@@ -118,27 +118,27 @@ def has_pods_above(metadata: Mapping[str, Any]) -> bool:
 
 
 def pods_above(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """UIDs of pods that an object names as its owners, whether they control it or not: it ends with them."""
+    """UIDs of all pods that an object names as its owners, controllers or not. The object ends with these pods."""
     references = rows_of(metadata, "ownerReferences")
     return frozenset(str(each.get("uid") or "") for each in references if each.get("kind") == "Pod") - {""}
 
 
 class Kinds:
-    """The kinds that one API server serves in namespaces. Requests raise MarkError."""
+    """The namespaced kinds that one API server serves. Requests raise MarkError."""
 
     def __init__(self, api: Api, clock: Clock) -> None:
         self._api = api
         self._clock = clock
-        self._tables: dict[str, tuple[float, Mapping[str, str]]] = {}  # by group and version: when, and plurals
+        self._tables: dict[str, tuple[float, Mapping[str, str]]] = {}  # by group and version: when read, and resources
         self._preferred: tuple[float, Mapping[str, str]] | None = None
 
     def known(self, version: str) -> Mapping[str, str] | None:
-        """Resources by their kind, of a group and version that was asked for a moment ago; None for another one."""
+        """The resources of a group and version, by kind, if they were asked for recently; else None."""
         table = self._tables.get(version)
         return table[1] if table is not None and self._is_fresh(table[0]) else None
 
     def ask(self, version: str) -> Mapping[str, str]:
-        """The same, now; empty for a group or version that is not served."""
+        """Ask for the resources of a group and version now, by kind; empty if it is not served."""
         try:
             listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))
         except MarkError as exc:
@@ -154,12 +154,12 @@ class Kinds:
         return table
 
     def plural(self, version: str, kind: str) -> str:
-        """The resource of a kind; "" for one that is not there."""
+        """The resource of a kind; "" if the kind is not served."""
         known = self.known(version)
         return (known if known is not None and kind in known else self.ask(version)).get(kind, "")
 
     def preferred(self, group: str) -> str:
-        """The version of a group that the API server prefers, as group/version; "" for a group that is not there."""
+        """The version of a group that the API server prefers, as group/version; "" if the group is not served."""
         if self._preferred is None or not self._is_fresh(self._preferred[0]):
             groups = rows_of(self._api.call(self._api.groups.get_api_versions), "groups")
             found = {
@@ -198,21 +198,21 @@ class Owners:
         self._parents: Parents = {}
 
     def look(self, namespace: str, until: float = math.inf) -> OwnerLook:
-        """A look at one namespace now; after `until` (monotonic seconds) nothing more is read."""
+        """Begin a look at one namespace. After `until` (monotonic seconds) it reads nothing more."""
         if len(self._parents) >= PARENTS_MAX:
             self._parents = {}
         return OwnerLook(self._api, self._clock, self.kinds, namespace, self._parents, until)
 
 
 class OwnerLook:
-    """What one look at one namespace reads: each owner once, and no more than the limits.
+    """One look at one namespace. It reads each owner once, within the limits.
 
-    Answers live as long as the look does, so that a kind that is installed later is found by the next one. Raises
-    MarkError only where the API server asks for patience.
+    It keeps its answers, so a kind that is installed later is found by the next look. Its calls raise MarkError only
+    where the API server is throttling (429), and `place` for any failed request.
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
-        """`parents`: by namespace and reference, what is above owners that were read in earlier looks."""
+        """`parents`: by namespace and reference, the controllers of owners that were read in earlier looks."""
         self._api = api
         self._clock = clock
         self._kinds = kinds
@@ -220,12 +220,12 @@ class OwnerLook:
         self._parents = parents
         self._until = until
         self._read: dict[Link, Json | Unread | None] = {}
-        self._tables: dict[str, Mapping[str, str]] = {}  # that were asked for in this look
+        self._tables: dict[str, Mapping[str, str]] = {}  # resources that were asked for in this look
         self._reads_left, self._discoveries_left = READS_MAX, DISCOVERIES_MAX
         self._room = Room(LOOK_MAX, f"all owners of this namespace together are larger than {LOOK_MAX // 2**20} MiB")
 
     def chain(self, metadata: Mapping[str, Any]) -> Chain:
-        """The controllers above an object, as they are now. One that is gone ends the chain."""
+        """The controllers above an object, as they are now. A controller that is gone ends the chain."""
         owners: list[Owner] = []
         link = controller_of(metadata)
         while link is not None and len(owners) < DEPTH_MAX:
@@ -243,9 +243,9 @@ class OwnerLook:
         return Chain(tuple(owners))
 
     def ancestry(self, metadata: Mapping[str, Any]) -> list[Link]:
-        """References to the controllers above an object, nearest first: who they are, and not what they say now.
+        """References to the controllers above an object, nearest first, without their present content.
 
-        The last one may be unproven: it is gone, or could not be read.
+        The last reference may be unverified: its object is gone, or could not be read.
         """
         links: list[Link] = []
         link = controller_of(metadata)
@@ -256,7 +256,7 @@ class OwnerLook:
         return links
 
     def parent(self, link: Link) -> Link | Unread | None:
-        """What is above an owner; None for nothing, and for an owner that is gone."""
+        """The reference to the controller of an owner; None if it has no controller, or if the owner is gone."""
         place = self._namespace, link
         if place in self._parents:
             return self._parents[place]
@@ -264,11 +264,11 @@ class OwnerLook:
         return controller_of(found["metadata"]) if isinstance(found, dict) else found
 
     def place(self, link: Link) -> tuple[str, str, str, str] | Unread:
-        """Group, version, namespace and resource by which an owner is read. Raises MarkError."""
+        """Group, version, namespace and resource under which an owner is read. Raises MarkError."""
         return self._find(link)
 
     def read(self, link: Link) -> Json | Unread | None:
-        """The object that a reference means; None when it is gone, or is not of this namespace."""
+        """The object of a reference; None when it is gone, or is not in this namespace."""
         if link not in self._read:
             found = self._ask(link)
             self._read[link] = found
@@ -285,7 +285,7 @@ class OwnerLook:
             if exc.result == "throttled":
                 raise
             if exc.status == 403:
-                remedy = "the reconciler needs `get` on it, in the chart reconciler.ownerResources"
+                remedy = "the reconciler needs `get` on it (chart: reconciler.ownerResources)"
                 return Unread(link, FORBIDDEN, f"{link.title} cannot be read ({exc}); {remedy}")
             reason = exc.reason if isinstance(exc, OddAnswer) else FAILED
             return Unread(link, reason, f"{link.title} cannot be read ({exc})")
@@ -294,7 +294,7 @@ class OwnerLook:
     def _fetch(self, link: Link) -> Json | Unread:
         """Raises MarkError."""
         if not link.is_possible:
-            return Unread(link, KIND, "its owner reference names no object that can exist")
+            return Unread(link, KIND, "its owner reference is invalid: such an object cannot exist")
         if link.group:
             place = self._find(link)
             if isinstance(place, Unread):
@@ -306,7 +306,11 @@ class OwnerLook:
         else:
             return Unread(link, KIND, f"{link.title} is of a kind that controls no pods")
         if self._reads_left <= 0 or self._clock.monotonic() > self._until:
-            return Unread(link, LIMIT, f"{link.title} is beyond the {READS_MAX} owners that one look may read")
+            return Unread(
+                link,
+                LIMIT,
+                f"{link.title} was not read: one look reads at most {READS_MAX} owners, within a time limit",
+            )
         self._reads_left -= 1
         is_counted = (link.group, link.kind) in COUNTED
 
@@ -318,21 +322,23 @@ class OwnerLook:
         return self._api.call(function, *what, keep=keep)
 
     def _core(self) -> Mapping[str, Any]:
-        """Of the core group, what controls pods."""
+        """The kinds of the core group that control pods, each with the function that reads it."""
         core = self._api.core
         return {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
 
     def _find(self, link: Link) -> tuple[str, str, str, str] | Unread:
-        """Group, version, namespace and resource by which an owner is read: by the version that the API server prefers
-        where that of the reference is served no more. Raises MarkError.
+        """Group, version, namespace and resource under which an owner is read.
+
+        If the version in the reference is no longer served, the API server's preferred version is used. Raises
+        MarkError.
         """
         versions = [link.api_version]
         for version in versions:
             table = self._kinds.known(version) or {}
-            if link.kind not in table:  # it may have come since
+            if link.kind not in table:  # it may have been installed since
                 asked = self._discover(version)
                 if asked is None:
-                    limit = f"the {DISCOVERIES_MAX} kinds of owners that one look may ask for"
+                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per look"
                     return Unread(link, LIMIT, f"{link.title} is beyond {limit}")
                 table = asked
             if link.kind in table:
@@ -341,10 +347,10 @@ class OwnerLook:
             other = self._kinds.preferred(link.group)
             if len(versions) == 1 and other not in ("", version):
                 versions.append(other)
-        return Unread(link, KIND, f"{link.title}: the API server serves no such kind in namespaces")
+        return Unread(link, KIND, f"{link.title}: the API server serves no such namespaced kind")
 
     def _discover(self, version: str) -> Mapping[str, str] | None:
-        """The kinds of a group and version, asked for once in a look; None beyond the limit. Raises MarkError."""
+        """The resources of a group and version, asked for once per look; None beyond the limit. Raises MarkError."""
         if version not in self._tables:
             if self._discoveries_left <= 0:
                 return None
@@ -354,9 +360,9 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """Pods that a Job or StatefulSet keeps running at once; None where it does not say so.
+    """How many pods a Job or StatefulSet keeps running at once; None for other kinds, and where this is not set.
 
-    Raises ValueError where it says so in what is no number: then members may be missing.
+    Raises ValueError where the number is invalid: then members may be missing.
     """
     spec, status = found.get("spec") or {}, found.get("status") or {}
     if kind == "StatefulSet":
@@ -367,10 +373,10 @@ def pods_wanted(kind: str, found: Json) -> int | None:
     if any(each.get("type") in JOB_ENDS and each.get("status") == "True" for each in conditions):
         return 0
     running, ended = (need_whole(each, COUNT_MAX) for each in (spec["parallelism"], status.get("succeeded") or 0))
-    if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other one is begun
+    if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other pod is started
         active = need_whole(status.get("active") or 0, COUNT_MAX)
         return running if not ended else min(running, active)
     given_up = count_indexes(status.get("failedIndexes") or "")
     if given_up is None:
-        raise ValueError("its failed indexes are no list of numbers")
+        raise ValueError("its failed indexes are not a list of numbers")
     return max(0, min(running, need_whole(spec["completions"], COUNT_MAX) - ended - given_up))

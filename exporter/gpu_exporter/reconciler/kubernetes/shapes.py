@@ -1,7 +1,7 @@
-"""The kinds of objects that may be suspended or stopped: what each controls, wants and adopts. One row a kind; pure.
+"""The kinds of objects that may be suspended or stopped: the pods that each controls, wants and adopts. Pure.
 
-A kind without a row is never acted on. What a row says of a controller was compared with that controller itself:
-tests/component/test_shapes.py suspends an object of each kind and looks which pods end.
+The table has one row per kind. A kind without a row is never acted on. Each row was compared with the real controller:
+tests/component/test_shapes.py suspends an object of each kind and checks which pods end.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.outside import whole
-from gpu_exporter.reconciler.kubernetes.api import Json
-from gpu_exporter.reconciler.kubernetes.keys import (
+from gpu_exporter.reconciler.kubernetes.client.api import Json
+from gpu_exporter.reconciler.kubernetes.client.keys import (
     JOB,
     JOB_NAME,
     JOB_ROLE,
@@ -26,25 +26,25 @@ from gpu_exporter.reconciler.kubernetes.keys import (
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
 
 SUSPEND, DEACTIVATE, STOP = ACTIONS[:3]
-Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None: cannot be counted
+Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they cannot be counted
 
 
 class Found(NamedTuple):
-    """An object that may be acted on, and the objects between it and its pods, by UID, as they were read."""
+    """An object that may be acted on, as it was read. `between`: the objects between it and its pods, by UID."""
 
     target: Json
     between: Mapping[str, Json]
 
 
 class Shape(NamedTuple):
-    """What is known of one kind.
+    """The properties of one kind.
 
-    `chains`: the kinds between a pod and the object, nearest first; () where it controls pods itself. `wants`: pods
-    that it keeps running now, by role, given the object and what is between. `role`: of a pod, given its labels and
-    those of what controls it. `adopts`: whether a pod without a controller, with these labels, would become one of its
-    pods.
-    `shares_name`: its controller takes what is between by its name, whoever owns that. `rest`: what is set to put it to
-    rest, by path. `verbs`: of ACTIONS, what that is called.
+    `chains`: the possible kinds between a pod and the object, nearest first; () where the object itself controls pods.
+    `wants`: the pods that it keeps running now, by role, given the object and the objects between. `role`: the role of
+    a pod, given the labels of the pod and of its controller. `adopts`: whether the object would adopt a pod without a
+    controller that has these labels. `shares_name`: its controller uses an object between by its name, even if another
+    object owns it. `rest`: the path of the field that suspends or stops the object. `verbs`: the acts on it, of
+    ACTIONS.
     """
 
     kind: Kind
@@ -58,14 +58,14 @@ class Shape(NamedTuple):
 
     @property
     def between(self) -> frozenset[Kind]:
-        """Kinds that stand between a pod and the object."""
+        """Kinds between a pod and the object."""
         return frozenset(kind for chain in self.chains for kind in chain)
 
 
 def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
-    """The shape of the highest controller in a verified chain that may be acted on, and how many are below it.
+    """The shape of the highest controller in a verified chain that may be acted on, and its position in the chain.
 
-    None where there is none: one that another controller would have to be asked for as well does not count.
+    None if there is no such controller. A controller counts only if all kinds below it in the chain fit its shape.
     """
     found = None
     for at in range(len(chain)):
@@ -76,7 +76,7 @@ def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
 
 
 def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
-    """Of a kind whose pods are all alike."""
+    """The role of pods of a kind whose pods are all alike."""
     return ""
 
 
@@ -89,7 +89,7 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """Of each replicated job: what its Jobs that are there want, and all pods of those that are to come."""
+    """By replicated job: the pods that its existing Jobs want, and all pods of Jobs that do not exist yet."""
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
@@ -115,7 +115,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """What a kind of Kubeflow wants, whose replicas are below this field of its spec."""
+    """`wants` of a kind of Kubeflow. `field`: the field of its spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))
@@ -145,7 +145,7 @@ def _kubeflow_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -
 
 
 def _by_selector(labels: Mapping[str, Any], found: Found) -> bool:
-    """By the selector of the Jobs or StatefulSets that are there."""
+    """Whether the selector of an existing Job or StatefulSet selects these labels."""
     return any(selects(_spec(each).get("selector"), labels) for each in (found.target, *found.between.values()))
 
 
@@ -154,9 +154,9 @@ def _by_job_name(labels: Mapping[str, Any], found: Found) -> bool:
 
 
 def selects(selector: Any, labels: Mapping[str, Any]) -> bool:
-    """Whether a LabelSelector of the API selects these labels. None selects nothing, nor does an empty one.
+    """Whether a LabelSelector of the API selects these labels. A missing or empty selector selects nothing.
 
-    What is not understood selects: it may.
+    A rule with an unknown operator counts as selecting, to be safe.
     """
     wanted, rules = _mapping(_mapping(selector).get("matchLabels")), _rows(_mapping(selector), "matchExpressions")
     if not wanted and not rules:
@@ -183,7 +183,7 @@ def _status(found: Json) -> Json:
 
 
 def _mapping(value: Any) -> Json:
-    """A part of an object whose definition may allow anything there."""
+    """A part of an object as a mapping; empty if it is anything else, which its definition may allow."""
     return value if isinstance(value, dict) else {}
 
 
@@ -207,7 +207,7 @@ SHAPES: Mapping[Kind, Shape] = {
         _kubeflow("XGBoostJob", "xgbReplicaSpecs"),
         _kubeflow("PaddleJob", "paddleReplicaSpecs"),
         _kubeflow("JAXJob", "jaxReplicaSpecs"),
-        # The MPI operator makes a Job for the launcher; the training operator controls its pod itself.
+        # The MPI operator creates a Job for the launcher. The training operator itself controls the launcher's pod.
         _kubeflow("MPIJob", "mpiReplicaSpecs", (JOB,)),
         Shape(
             ("kubeflow.org", "Notebook"),

@@ -1,7 +1,7 @@
-"""What surrounds pods: a few requests for each namespace that has idle ones, and what they say of each pod.
+"""Reads the surroundings of pods, with a few requests for each namespace that has idle pods.
 
-A namespace is read again when a pod in it is about to rise, and otherwise once in VIEW_S at most, so that requests are
-as many as transitions and not as holders.
+A namespace is read again when a pod in it is about to rise, and otherwise at most once in VIEW_S. So the number of
+requests grows with the number of transitions, not with the number of holders.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from gpu_exporter.outside import whole
 from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api, Budget
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget
+from gpu_exporter.reconciler.kubernetes.client.keys import CLASS, GROUPS, KUEUE_GROUP, KUEUE_TOTAL
+from gpu_exporter.reconciler.kubernetes.client.lean import SPEC_GROUP
+from gpu_exporter.reconciler.kubernetes.client.namespace import NamespaceView, PodView, read_namespace
+from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.kubernetes.gangs import LOOSE, SCHEDULES, gangs, group_keys, unnamed_gang
-from gpu_exporter.reconciler.kubernetes.keys import CLASS, GROUPS, KUEUE_GROUP, KUEUE_TOTAL
 from gpu_exporter.reconciler.kubernetes.kinds import classify
-from gpu_exporter.reconciler.kubernetes.lean import SPEC_GROUP
-from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Link, Owner, OwnerLook, Owners, controller_of
 from gpu_exporter.reconciler.kubernetes.shapes import match
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.threads import NoThread, run_ahead
 
 log = logging.getLogger(__name__)
 SCHEDULER = "kubernetes"
-VIEW_S = 60.0  # a wish that is written on an owner or a namespace is seen within so long ...
-VIEW_EACH_S = 0.5  # ... or so long for each namespace that has idle pods: ten requests a second at the most
+VIEW_S = 60.0  # how long a view of a namespace is used, so how long a new wish on an owner may stay unseen ...
+VIEW_EACH_S = 0.5  # ... or this long per namespace that has idle pods: at most ten requests per second
 VIEW_MAX_S = 300.0
-FRESH_S = 5.0  # what was read in this cycle is fresh
-SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
+FRESH_S = 5.0  # a view that is younger was read in this cycle
+SERVED_KEEP_S = 900.0  # endpoints and autoscalers may disappear for a while during the rollout of a server
 WORKERS = 4
 SIGN_MAX = 100  # characters of a key in a text
-NAMESPACE_S = 20.0  # for the lists of one namespace and what is above its pods; 20,000 pods take four
-LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace; they are read as a stream
-KEPT_MAX = 96 * 1024 * 1024  # what all namespaces together may cost in memory, about
+NAMESPACE_S = 20.0  # for the lists of one namespace and the owners of its pods; 20,000 pods take four seconds
+LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace, which are read as streams
+KEPT_MAX = 96 * 1024 * 1024  # approximate bytes of memory for all namespaces together
 
 
 class _Read(NamedTuple):
@@ -55,7 +55,7 @@ class _Read(NamedTuple):
 
 
 class PodSurveyor:
-    """Pods of one API server."""
+    """Surveys the pods of one API server."""
 
     def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources = GPU_RESOURCES) -> None:
         self._api = api
@@ -64,8 +64,8 @@ class PodSurveyor:
         self._resources = resources
         self._owners = Owners(api, clock)
         self._reads: dict[str, _Read | Unreadable] = {}
-        self._slow: set[str] = set()  # namespaces that were too large to be read when they were last
-        self._served: dict[str, tuple[float, str]] = {}  # by UID of a pod: when (monotonic), and by what
+        self._slow: set[str] = set()  # namespaces that were too large at their last read
+        self._served: dict[str, tuple[float, str]] = {}  # by pod UID: when it was last served (monotonic), and by what
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
@@ -102,7 +102,7 @@ class PodSurveyor:
         return {name: self._guarded(name, wall) for name in names}
 
     def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
-        """A failure on one holder's objects does not affect other holders."""
+        """The surroundings of one holder. A failure on its objects does not affect other holders."""
         try:
             return self._surroundings(name, wall)
         except Exception as exc:
@@ -110,18 +110,18 @@ class PodSurveyor:
             return _left_out(name.namespace, name.name, MALFORMED, f"unforeseen {type(exc).__name__}")
 
     def _make_room(self) -> None:
-        """Give up the largest namespaces where all together are too large: a small one is never given up for them."""
+        """Drop the largest namespaces until the rest fits into KEPT_MAX. So small namespaces are kept."""
         weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _Read)}
         total = sum(weights.values())
         for name in sorted(weights, key=weights.__getitem__, reverse=True):
             if total <= KEPT_MAX:
                 return
             total -= weights[name]
-            why = f"namespace {name} is too large: all together are to be known in {KEPT_MAX // 2**20} MiB"
+            why = f"namespace {name} is too large: all namespaces together may need at most {KEPT_MAX // 2**20} MiB"
             self._reads[name] = Unreadable(why, reason=TOO_LARGE, kind="Namespace")
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:
-        """The namespaces, of each these pods; what is not there in time is not readable now."""
+        """Read these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
         found: dict[str, _Read | Unreadable] = {}
         until = self._clock.monotonic() + EVIDENCE_S
         late = Unreadable(f"the API server was too slow for {len(wanted)} namespaces in this cycle", True)
@@ -135,8 +135,8 @@ class PodSurveyor:
                 self._slow.discard(namespace)
                 return namespace, found_now
             except MarkError as exc:
-                why = f"what surrounds pods of {namespace} cannot be read: {exc}"
-                if exc.result == "size":  # it is this namespace that is too large
+                why = f"the surroundings of pods in {namespace} cannot be read: {exc}"
+                if exc.result == "size":  # this namespace is too large
                     self._slow.add(namespace)
                     return namespace, Unreadable(why, reason=TOO_LARGE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
@@ -145,7 +145,7 @@ class PodSurveyor:
                 return namespace, Unreadable(f"unforeseen in namespace {namespace}: {type(exc).__name__}: {exc}", True)
 
         try:
-            # Those that were too large come last: they keep no other waiting.
+            # Namespaces that were too large come last, so that others do not wait for them.
             names = sorted(wanted, key=lambda name: (name in self._slow, name))
             self._slow &= set(wanted)
             found.update(run_ahead(read, names, min(WORKERS, len(wanted)), "survey"))
@@ -154,12 +154,12 @@ class PodSurveyor:
         return dict.fromkeys(wanted, late) | found
 
     def _read(self, namespace: str, pods: Collection[str], until: float) -> _Read:
-        """A namespace, and what is above these of its pods. Raises MarkError."""
+        """Read a namespace, and the controllers of these pods. Raises MarkError."""
         most = Budget(LIST_MAX, until, self._clock)
         view = read_namespace(self._api, namespace, self._resources, pods, most)
         look = self._owners.look(namespace, until)
         chains: dict[str, Chain | Unreadable] = {}
-        for name in sorted(pods):  # before all others, since limits may be reached
+        for name in sorted(pods):  # before other pods of the namespace, since a limit may be reached
             pod = view.pods.get(name)
             if name in view.left_out:
                 chains[name] = _left_out(namespace, name, *view.left_out[name])
@@ -188,7 +188,7 @@ class PodSurveyor:
         return describe(name, read.view, chain.owners, read.gangs[name.name], server, self._policy, wall)
 
     def _server(self, pod: PodView, view: NamespaceView, owners: Sequence[Owner]) -> str:
-        """What sends a pod requests, or scales it, now or a few minutes ago; "" for nothing."""
+        """The Service or autoscaler in front of a pod, now or within the last SERVED_KEEP_S; "" for none."""
         uid, now = str(pod.metadata["uid"]), self._clock.monotonic()
         scaled = (view.scaled.get((owner.kind, owner.metadata["name"])) for owner in owners)
         if server := view.server_of(pod) or next(filter(None, scaled), ""):
@@ -199,49 +199,49 @@ class PodSurveyor:
 
 
 def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
-    """As OwnerLook.ancestry; of what is not understood the pod's own reference remains. Raises MarkError."""
+    """As OwnerLook.ancestry. After an unforeseen error, only the pod's own reference remains. Raises MarkError."""
     try:
         return look.ancestry(pod.metadata)
     except MarkError:
         raise
     except Exception:
-        log.exception("unforeseen, of what is above %s", pod.metadata["name"])
+        log.exception("unforeseen, for the owners of %s", pod.metadata["name"])
         own = controller_of(pod.metadata)
         return [] if own is None else [own]
 
 
 def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | Unreadable:
-    """The controllers above a pod; what one of them holds costs no other pod its own. Raises MarkError."""
+    """The controllers above a pod. An odd controller does not affect other pods. Raises MarkError."""
     try:
         return look.chain(pod.metadata)
     except MarkError:
         raise
     except Exception as exc:
         log.exception("unforeseen, of %s/%s", namespace, name)
-        return _left_out(namespace, name, MALFORMED, f"unforeseen {type(exc).__name__} at what controls it")
+        return _left_out(namespace, name, MALFORMED, f"unforeseen {type(exc).__name__} at its controllers")
 
 
 def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:
-    """Why a pod must not be judged by itself: it has a gang, and who else is in it cannot be known."""
+    """Why a pod must not be judged by itself: it belongs to a gang whose other members are not known. Else None."""
     name = pod.metadata["name"]
     if sign := unnamed_gang(pod.metadata, ancestry):
-        why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, and nothing that is known names the gang"
+        why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, but no known label names the gang"
         return Unreadable(f"{why}: give all members one label, such as {GROUPS[0]}")
-    if pod.metadata.get(SPEC_GROUP) and view.left_out:  # of those only the metadata was read
+    if pod.metadata.get(SPEC_GROUP) and view.left_out:  # of these pods only the metadata was read
         others = ", ".join(sorted(view.left_out)[:3])
-        return Unreadable(f"whether {others} is in the gang of pod {name} cannot be read")
+        return Unreadable(f"whether {others} is in the gang of pod {name} is not known, since it cannot be read")
     return None
 
 
 def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
-    """Of a pod that is malformed or too large."""
+    """The result for a pod that is malformed or too large."""
     return Unreadable(f"pod {namespace}/{name} cannot be read: {why}", reason=reason, kind="Pod")
 
 
 def _members_of(
     namespace: str, gangs_: Mapping[str, frozenset[str]], view: NamespaceView
 ) -> dict[str, tuple[Member, ...]]:
-    """By pod, the members of its gang: one list for all of them, since a gang may have thousands."""
+    """By pod, the members of its gang. All members share one list, since a gang may have thousands."""
     lists: dict[frozenset[str], tuple[Member, ...]] = {}
     for gang in gangs_.values():
         if gang not in lists:
@@ -262,8 +262,10 @@ def describe(
     policy: Policy,
     wall: float,
 ) -> Surroundings:
-    """What surrounds a pod of `view`. `owners`: nearest first. `members`: the pods of its gang, itself among them.
-    `server`: what sends it requests, "" for nothing.
+    """The surroundings of a pod of `view`.
+
+    `owners`: nearest first. `members`: the pods of its gang, including the pod. `server`: the Service or autoscaler in
+    front of it, "" for none.
     """
     pod = view.pods[name.name]
     own = [
@@ -310,8 +312,9 @@ def _kind_texts(kind: str, group: str) -> tuple[str, ...]:
 
 
 def acts_on(owners: Sequence[Owner]) -> str:
-    """What pods that are judged together have in common: the highest controller, but a run and not its schedule, and a
-    Deployment and not what has made it.
+    """The title of the highest controller that pods with these controllers have in common.
+
+    This is a run rather than its schedule, and a Deployment rather than the object that created it.
     """
     found = ""
     for at, owner in enumerate(owners):
@@ -323,7 +326,7 @@ def acts_on(owners: Sequence[Owner]) -> str:
 
 
 def target_of(owners: Sequence[Owner]) -> Reference | None:
-    """What an act on a pod with these controllers would be done to."""
+    """The target of an act on a pod with these controllers; None where the reconciler never acts."""
     found = match([owner.link for owner in owners])
     if found is None:
         return None
@@ -333,7 +336,7 @@ def target_of(owners: Sequence[Owner]) -> Reference | None:
 
 
 def pods_missing(pod: PodView, owners: Sequence[Owner], view: NamespaceView) -> int:
-    """Members of the pod's gang that are to exist and do not: those that are there can only wait for them."""
+    """How many members of the pod's gang do not exist yet. The existing members wait for them."""
     missing = 0
     if owners and owners[0].wanted is not None and owners[0].kind not in LOOSE:
         missing = owners[0].wanted - view.alive.get(owners[0].link, 0)

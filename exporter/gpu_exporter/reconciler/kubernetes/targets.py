@@ -1,7 +1,7 @@
-"""Reads what an act on an object would end: the object, and one list of the pods of its namespace.
+"""Reads the target of an act, and all pods that the act would end, from one list of the pods in its namespace.
 
-A pod is a member when its chain of controllers was read and has the shape of the object's kind. A pod whose own
-controller has another kind than those between needs no read: the object's controller does not end it.
+A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the controller of a
+pod has a kind that the shape does not contain, the act does not end this pod, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held, Part, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources
-from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
-from gpu_exporter.reconciler.kubernetes.keys import QUEUE, STOPPED
-from gpu_exporter.reconciler.kubernetes.lean import trim, trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.namespace import (
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget, Json, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.keys import QUEUE, STOPPED
+from gpu_exporter.reconciler.kubernetes.client.lean import trim, trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.client.namespace import (
     ALIVE,
     LARGE_MAX,
     VIEW_MAX,
@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.kubernetes.namespace import (
     holds_gpus,
     view_pod,
 )
+from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import (
     Link,
@@ -48,16 +49,15 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Wanted,
 )
 from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
-from gpu_exporter.reconciler.target import Held, Part, Target
 
 SCHEDULER = "kubernetes"
 ACTED = PREFIX + "acted"
-WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of what it was made for
+WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # label of Kueue's Workload: the UID of the object that it was created for
 KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
 NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not allow to deactivate it"
 WITHIN_S = 10.0  # for the list and the owners
 LIST_MAX = 256 * 1024 * 1024  # bytes: 40,000 pods of 6 kB
-# Who may manage what has a field `managedBy`: its own controller.
+# Values of `managedBy` that mean the object's own controller.
 MANAGERS = (
     "",
     "kubernetes.io/job-controller",
@@ -68,7 +68,10 @@ MANAGERS = (
 
 
 class Lever(NamedTuple):
-    """What is patched, as it was read. `place`: group, version, namespace, plural and name. `path`: what is set."""
+    """The object that an act patches. `place`: group, version, namespace, plural and name. `found`: as it was read.
+
+    `path`, `value`: the field that the act sets, and its new value.
+    """
 
     place: tuple[str, str, str, str, str]
     kind: str
@@ -83,18 +86,18 @@ class Lever(NamedTuple):
 
 
 class _Pods(NamedTuple):
-    """The pods of a namespace that may have to do with a target."""
+    """The pods of a namespace that may be related to a target."""
 
-    own: list[PodView]  # the object itself controls them
-    below: dict[Link, list[PodView]]  # by what controls them, which is of a kind that stands between
-    loose: list[PodView]  # nothing controls them
-    others: list[PodView]  # they hold GPUs, and something else controls them
-    dependents: list[tuple[PodView, frozenset[str]]]  # pods that name pods as owners, with the UIDs of these
-    odd: list[str]  # pods that are not understood, or too large, with the reason
+    own: list[PodView]  # controlled by the target itself
+    below: dict[Link, list[PodView]]  # by their controller, whose kind may be between the target and its pods
+    loose: list[PodView]  # without a controller
+    others: list[PodView]  # with GPUs and another controller
+    dependents: list[tuple[PodView, frozenset[str]]]  # pods that name pods as owners, with the UIDs of these owners
+    odd: list[str]  # pods that are malformed or too large, with the reason
 
 
 class TargetReader:
-    """Reads from one API server."""
+    """Reads targets from one API server."""
 
     def __init__(self, api: Api, policy: Policy, clock: Clock, owners: Owners, resources: Resources) -> None:
         self._api = api
@@ -112,7 +115,7 @@ class TargetReader:
         if fault := self._api.clock_fault:
             raise MarkError("error", fault)
         if found is None:
-            raise Refused("replaced", f"{reference.title} is gone, or another one has its name")
+            raise Refused("replaced", f"{reference.title} is gone, or another object has its name")
         if isinstance(found, Unread):
             raise Refused("unread", found.why)
         metadata = found["metadata"]
@@ -132,7 +135,7 @@ class TargetReader:
         ends = tuple(self._part(pod, shape, owner, namespace, idle_s, wall) for owner, pod in members)
         verb = shape.verbs[0] if lever is None or lever.kind == link.kind else DEACTIVATE
         if lever is not None and lever.kind == link.kind:
-            reference = lever.reference  # of the version that is served
+            reference = lever.reference  # with the version that the API server serves
         return Target(
             reference,
             namespace,
@@ -151,7 +154,7 @@ class TargetReader:
         )
 
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
-        """One list, of which only that is kept which may have to do with the target. Raises MarkError."""
+        """List the pods of the namespace, and keep those that may be related to the target. Raises MarkError."""
         kept = _Pods([], {}, [], [], [], [])
         left_out: dict[str, tuple[str, str]] = {}
         left = VIEW_MAX
@@ -170,7 +173,7 @@ class TargetReader:
             owner, view = entry
             left -= weigh(entry)
             if left < 0:
-                raise MarkError("size", f"what is to be known of its pods is larger than {VIEW_MAX // 2**20} MiB")
+                raise MarkError("size", f"its pods need more than {VIEW_MAX // 2**20} MiB of memory")
             if above := pods_above(view.metadata):
                 kept.dependents.append((view, above))
             is_near = owner is None or owner.uid == link.uid or (owner.group, owner.kind) in shape.between
@@ -190,7 +193,7 @@ class TargetReader:
     def _large_pods(
         self, namespace: str, left_out: dict[str, tuple[str, str]]
     ) -> Iterator[tuple[Link | None, PodView]]:
-        """Pods that are too large to be read whole, by their metadata; they are then no longer left out."""
+        """Pods that are malformed or too large, by their metadata. A pod that is yielded is removed from `left_out`."""
         for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
             if name:
                 try:
@@ -203,7 +206,7 @@ class TargetReader:
                 yield controller_of(metadata), PodView(trim(metadata), None, "", "", (reason, why))
 
     def _trim_pod(self, pod: Json, link: Link, shape: Shape) -> tuple[Link | None, PodView] | None:
-        """A pod with what controls it; None for one that has nothing to do with a target."""
+        """A pod with the reference to its controller; None for a pod that cannot be related to the target."""
         if has_ended(pod):
             return None
         metadata = pod["metadata"]
@@ -215,7 +218,7 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Members, each with what controls it; what stands between, by UID; strangers; what cannot be read."""
+        """Sort the pods: members, each with its controller; objects between, by UID; strangers; unread objects."""
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}
         strangers: list[str] = []
@@ -223,13 +226,13 @@ class TargetReader:
         if () in shape.chains:
             members += [(found, pod) for pod in pods.own]
         else:
-            strangers += [f"{_name(pod)} belongs to it in a way that its kind does not have" for pod in pods.own]
+            strangers += [f"{_name(pod)} belongs to it in a way that is unknown for its kind" for pod in pods.own]
         for owner, below in sorted(pods.below.items()):
             parent = look.parent(owner)
             if isinstance(parent, Unread):
                 unread.append(f"{_name(below[0])}: {parent.why}")
             elif parent is not None and parent.uid == link.uid:
-                # It may have changed since it was read for a mark, so what it wants is read now.
+                # It may have changed since it was read for a mark, so it is read again.
                 intermediate = look.read(owner)
                 if isinstance(intermediate, dict):
                     between[owner.uid] = intermediate
@@ -237,12 +240,12 @@ class TargetReader:
                 elif intermediate is not None:
                     unread.append(f"{_name(below[0])}: {intermediate.why}")
             elif parent is not None and (parent.group, parent.kind, parent.name) == (link.group, link.kind, link.name):
-                strangers.append(f"{owner.title} belongs to an earlier object of its name")
+                strangers.append(f"{owner.title} belongs to an earlier object with its name")
             elif shape.shares_name and owner.name == link.name:
-                strangers.append(f"{owner.title} has its name, and is not its own")
+                strangers.append(f"{owner.title} has its name, but does not belong to it")
         whole = Found(found, between)
         strangers += [
-            f"{_name(pod)} has no controller, and would become one of its pods"
+            f"{_name(pod)} has no controller, and the target would adopt it"
             for pod in pods.loose
             if shape.adopts(pod.labels, whole)
         ]
@@ -255,7 +258,7 @@ class TargetReader:
             if chain.unread is not None:
                 unread.append(f"{_name(pod)}, which names the same group: {chain.unread.why}")
             elif any(owner.link.uid == link.uid for owner in chain.owners):
-                strangers.append(f"{_name(pod)} is below it in a way that its kind does not have")
+                strangers.append(f"{_name(pod)} is below it in a way that is unknown for its kind")
         return members, between, strangers, unread
 
     def _part(self, pod: PodView, shape: Shape, owner: Json, namespace: str, idle_s: float, wall: float) -> Part:
@@ -276,7 +279,7 @@ class TargetReader:
     def _lever(
         self, look: OwnerLook, link: Link, shape: Shape, found: Json, verbs: Sequence[str]
     ) -> tuple[Lever | None, Held | None]:
-        """What is patched, or why nothing can be."""
+        """The object to patch, or why it cannot be patched."""
         place = look.place(link)
         if isinstance(place, Unread):
             return None, Held("unread", place.why)
@@ -303,11 +306,11 @@ class TargetReader:
             )
         if not workloads and not is_queued:
             return own, None
-        if DEACTIVATE not in verbs:  # Kueue can manage an object without the label, too, and would resume it
+        if DEACTIVATE not in verbs:  # Kueue can manage an object without the label too, and would resume it
             return None, Held("kind", NOT_DEACTIVATED)
         if len(workloads) != 1:
-            which = "which one holds its quota is not known"
-            return None, Held("kueue", f"Kueue has {len(workloads)} Workloads of it, and {which}")
+            which = "the one that holds its quota is not known"
+            return None, Held("kueue", f"Kueue has {len(workloads)} Workloads for it, and {which}")
         (workload,) = workloads
         name = str(workload["metadata"]["name"])
         lever = Lever((KUEUE, version, place[2], "workloads", name), "Workload", workload, ("spec", "active"), False)
@@ -333,13 +336,13 @@ class TargetReader:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """The pods that the garbage collector ends after these: they name one of them as an owner, or each other."""
+    """The pods that the garbage collector ends after the members, since they name a pod that ends as an owner."""
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
     while below := [pod for pod, above in left if not ending.isdisjoint(above)]:
         ending.update(str(pod.metadata["uid"]) for pod in below)
-        found += [f"{_name(pod)} ends with one of its pods, which it names as its owner" for pod in below]
+        found += [f"{_name(pod)} ends with a pod of the target, which it names as its owner" for pod in below]
         left = [(pod, above) for pod, above in left if str(pod.metadata["uid"]) not in ending]
     return found
 
@@ -357,14 +360,14 @@ def _wants(shape: Shape, found: Found) -> Wanted:
 
 
 def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
-    return why or ("it is to be left alone until it was idle for longer" if idle_after_s > idle_s else "")
+    return why or ("its owner asked for a longer idle time" if idle_after_s > idle_s else "")
 
 
 def _above(found: Json, title: str) -> str:
-    """What would undo the act, or depends on what is acted on; "" for nothing."""
+    """A controller that would undo the act, or that depends on the target, in words; "" for none."""
     owner = controller_of(found["metadata"])
     if owner is not None:
-        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo it"
+        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the act"
         return f"{title} belongs to {owner.kind}/{owner.name}, {why}"
     spec = found.get("spec") or {}
     manager = str(spec.get("managedBy") or (spec.get("runPolicy") or {}).get("managedBy") or "")
@@ -372,13 +375,13 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Held | None:
-    """Why an object is not to be put to rest: it ends, has ended, or rests."""
+    """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Held("terminating", f"{title} is being deleted")
     rests = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend") or spec.get("active") is False
     if rests or STOPPED in (metadata.get("annotations") or {}):
-        return Held("rests", f"{title} rests already")
+        return Held("rests", f"{title} is suspended or stopped already")
     ended = ("Complete", "Failed", "Completed", "Succeeded", "Finished")
     if any(each.get("type") in ended and each.get("status") == "True" for each in status.get("conditions") or ()):
         return Held("ended", f"{title} has ended")
@@ -386,7 +389,7 @@ def _obstacle(live: Json, title: str) -> Held | None:
 
 
 def _undo(verb: str, lever: Lever) -> str:
-    """The command that takes it up again."""
+    """The command that resumes the object."""
     group, _, namespace, plural, name = lever.place
     if verb == STOP:
         return f"kubectl annotate -n {namespace} notebook {name} {STOPPED}-"

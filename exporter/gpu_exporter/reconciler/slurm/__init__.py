@@ -1,1 +1,1 @@
-"""Jobs of Slurm: what surrounds them, and the marks that they carry."""
+"""Jobs of Slurm: their surroundings, their marks, acts on them, and the demand for GPUs."""

@@ -1,8 +1,8 @@
-"""Requeues jobs that asked for it, and cancels others where the site allows that.
+"""Requeues jobs whose owners allow it, and cancels other jobs where the site allows that.
 
-Neither `scontrol requeue` nor `scancel` takes a run of a job, only its id, so the job is read right before. What is
-about to be done is written into its mark first, and read back. A process that dies in between leaves that note, and no
-second command is given while the mark stands.
+`scontrol requeue` and `scancel` take the id of a job but not a certain run of it, so the job is read right before. A
+note about the act is first written into the job's mark, and read back. If the process ends in between, the note
+remains, and no second command is given while the mark remains.
 
 A heterogeneous job is one target: either command ends all of its components.
 """
@@ -18,16 +18,16 @@ from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.policy import UNDERUSED
 from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held, Part, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import LiveJob
 from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, add_note, object_to_job, run_slurm
 from gpu_exporter.reconciler.slurm.survey import CANCEL, REQUEUE, SCHEDULER, describe
-from gpu_exporter.reconciler.target import Held, Part, Target
 
-# In a job's Comment: its script can be started again from its beginning, or goes on from a checkpoint.
+# In a job's Comment: its script can be restarted, from its beginning or from a checkpoint.
 REQUEUE_OK = re.compile(r"(?:^|[\s;,|])gpu-requeue-ok(?=$|[\s;,|])")
-REQUEUES_MAX = 1  # of one job, by whomever: one that stages its data for longer than the windows would never end
+REQUEUES_MAX = 1  # restarts of one job by any cause: a job that stages data for longer than the windows would never end
 
 
 class JobActor:
@@ -36,7 +36,7 @@ class JobActor:
     scheduler = SCHEDULER
 
     def __init__(self, marker: JobMarker, policy: Policy, run: Callable[..., str] = run_slurm) -> None:
-        """`run`: one of Slurm's commands to its output; raises MarkError."""
+        """`run`: runs one of Slurm's commands and returns its output; raises MarkError."""
         self._marker = marker
         self._policy = policy
         self._run = run
@@ -62,7 +62,7 @@ class JobActor:
         )
 
     def rehearse(self, target: Target) -> None:
-        """As Actor: Slurm does what it is told, or says why not."""
+        """As Actor: nothing to check, since Slurm obeys the command or reports an error."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
         """As Actor."""
@@ -82,16 +82,16 @@ class JobActor:
             self._marker.set_text(job, add_note(job.text, entry.note))
         again = self._read_again(before)
         if any(acted_on(job) != entry.note for job in again if _holds_gpus(job)):
-            raise Refused("changed", "its mark does not say what is about to be done, so it is not done")
+            raise Refused("changed", "its mark does not show the note about the act, so the act is not done")
         first = now[0]
         if target.verb == REQUEUE:
-            # Incomplete: a job that has ended since the last look would be run again from its beginning.
+            # `Incomplete` excludes jobs that have ended since they were read: they would run again from the beginning.
             self._run("scontrol", "requeue", "Incomplete", first.target)
         else:
             self._run("scancel", "--state=RUNNING", first.leader or first.target)
 
     def look(self, entry: Entry) -> str:
-        """As Actor. Slurm shows a job for some minutes after its end."""
+        """As Actor. Slurm lists a job for some minutes after its end."""
         try:
             job = self._marker.read(entry.target.name, ended=True)
         except Refused:
@@ -103,10 +103,10 @@ class JobActor:
         return NOT_DONE if job.runs and acted_on(job) != entry.note else UNCLEAR
 
     def tell(self, entry: Entry, text: str) -> None:
-        """As Actor: the mark says it, and sacct shows that."""
+        """As Actor: nothing to do, since the mark contains the note, and sacct shows it."""
 
     def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
-        """What would be done, and how the job is taken up again."""
+        """The act, and how the job is resumed."""
         (job, *others) = components
         asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
         if asked and not others and REQUEUE in verbs:
@@ -122,33 +122,33 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """The same run of every component, with nothing of it changed but its mark. Raises Refused."""
+        """Read the components again. Raises Refused if more than a mark has changed, e.g. the run of a component."""
         now = [self._marker.read(job.job_id) for job in before]
         if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
-            raise Refused("changed", "the job was started again, or its Comment was changed, since it was looked at")
+            raise Refused("changed", "the job was started again, or its Comment was changed, since it was read")
         for job in now:
             object_to_job(job)
         return now
 
 
 def _components(jobs: Sequence[LiveJob], name: str) -> list[LiveJob]:
-    """All of a job that has not ended, the leader first; of any other job the one."""
+    """The components of a job that have not ended, the leader first. Other jobs have one component."""
     found = [job for job in jobs if name in (job.job_id, job.leader) and not job.has_ended]
     return sorted(found, key=lambda job: (job.job_id != name, need_whole(job.job_id)))
 
 
 def _fixed(job: LiveJob) -> tuple[str, str]:
-    """The run of a job, and its Comment without a mark of ours in it."""
+    """The run of a job, and its Comment without the reconciler's mark."""
     return job.incarnation, job.marked.get("Comment", job.comment)
 
 
 def _holds_gpus(job: LiveJob) -> bool:
-    """Whether it was given some, as far as Slurm counts them, or asked for some."""
+    """Whether Slurm gave the job GPUs, or the job asked for GPUs."""
     return bool(job.gpus) or job.asks
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Held | None:
-    """Why not where a component that holds GPUs has no mark any more, or none holds any."""
+    """Why the act is held: no component holds GPUs, or one that holds GPUs has no mark `underused`. Else None."""
     if not holding:
         return Held("changed", "it holds no GPU now")
     for job in holding:
@@ -163,16 +163,16 @@ def _obstacle(components: Sequence[LiveJob], verb: str) -> Held | None:
         why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
         return Held("part", f"job {part.target} {why}")
     if unknown := next((job for job in components if job.asks and job.gpus is None), None):
-        return Held("members", f"how many GPUs Slurm gave job {unknown.target} is not known")
+        return Held("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
-        return Held("requeued", f"it was started again {first.restarts} times already")
+        return Held("requeued", f"it was already started again {first.restarts} times")
     return None
 
 
 def _dependent(components: Sequence[LiveJob], jobs: Sequence[LiveJob]) -> str:
-    """A job of the same user or account that waits for the end of this one; "" for none.
+    """A job of the same user or account that waits for the end of this job; "" for none.
 
-    Others' jobs do not count: anybody may submit one that waits for this.
+    Jobs of others do not count, since any user may submit a job that waits for this job.
     """
     ids = {text for job in components for text in (job.job_id, job.leader, job.target.partition("_")[0])} - {""}
     owners = {(job.user, job.account) for job in components}

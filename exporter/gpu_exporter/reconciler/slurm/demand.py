@@ -1,7 +1,7 @@
 """GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus, gpu_demand_counted_gpus.
 
-On Kubernetes kube-state-metrics reports the same; Slurm has no exporter of its own. Jobs that wait for something else,
-a dependency, a start time, a limit or a release, are not demand: freeing a GPU would not start them.
+On Kubernetes, kube-state-metrics reports the demand. Slurm has no such exporter. Jobs that wait for something else (a
+dependency, a start time, a limit or a release) are not demand: a free GPU would not start them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpu_exporter.outside import need_whole
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
-# Widths pad every row, and Slurm cuts at them: far above any real value, and 830 bytes a row, so
-# that 160,000 pending tasks fit into what one answer may be.
+# Widths of columns. Slurm pads every value to its width, or cuts it. They are far above any real value, and add up to
+# 830 bytes per row, so that 160,000 pending tasks fit into the largest answer.
 COLUMNS = {
     "Reason": 24,
     "Partition": 256,
@@ -31,24 +31,22 @@ COLUMNS = {
     "UserName": 64,
 }
 FORMAT = ",".join(f"{column}:{width}|" for column, width in COLUMNS.items())
-WAITING = ("Resources", "Priority")  # the scheduler's own reasons; the first in line has Resources
+WAITING = ("Resources", "Priority")  # reasons that mean waiting for the scheduler; the first in line has Resources
 GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,()]*)?(?:[:=](\d+))?(?=,|\(|$)")
 
 
 class Demand(NamedTuple):
-    """GPUs that are waited for, by partition: all of them, and as many as count for actions."""
+    """GPUs that are waited for, by partition. `pending`: all of them. `counted`: those that count for actions."""
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]
 
 
 def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
-    """GPUs by partition out of `squeue -h -a -r -t PENDING -O FORMAT`. A line that is not understood is left out.
+    """GPUs by partition from the output of `squeue -h -a -r -t PENDING -O FORMAT`. Malformed lines are left out.
 
-    Raises ValueError where that is all of them.
-
-    A job that asks for several partitions is in each of them. `job_max`, `tenant_max`: of one job, and of one account,
-    no more than so many count.
+    `job_max`, `tenant_max`: how many GPUs of one job and of one account count at most. A job that asks for several
+    partitions counts in each of them. Raises ValueError if all lines are malformed.
     """
     demand: Counter[str] = Counter()
     by_tenant: Counter[tuple[str, str]] = Counter()
@@ -62,7 +60,7 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
         reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket, account, user = cells
         if reason not in WAITING:
             continue
-        # Of several ways to ask the one that names the whole comes first; sockets are at least one a node.
+        # A request per job comes first, since it names the total. For sockets, one per node is assumed.
         try:
             gpus = (
                 _count(per_job)
@@ -89,28 +87,28 @@ def _count(tres: str) -> int:
 
 
 def _number(text: str) -> int:
-    """A number of nodes or tasks: `2`, or at least `2` of `2-4`; 1 while Slurm does not say."""
+    """A number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 while Slurm does not show it."""
     match = re.match("[0-9]+", text)
     return max(1, need_whole(match[0])) if match else 1
 
 
 class SlurmDemand:
-    """Asks one Slurm cluster."""
+    """Reads the demand of one Slurm cluster."""
 
     def __init__(self, run: Callable[..., str], job_max: int, tenant_max: int) -> None:
-        """`run`: one of Slurm's commands to its output; raises MarkError. Others as in parse_demand."""
+        """`run`: runs one of Slurm's commands and returns its output; raises MarkError. Others: as in parse_demand."""
         self._run = run
         self._most = job_max, tenant_max
         self._problem = ""
 
     def read(self) -> Demand | None:
-        """GPUs by partition; None while Slurm does not answer, which is logged once."""
+        """GPUs by partition; None while the answer of Slurm is missing or malformed, which is logged once."""
         problem, demand = "", None
         try:
             demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT), *self._most)
         except (MarkError, ValueError) as exc:
             problem = str(exc)
         if problem and problem != self._problem:
-            log.warning("GPUs that pending jobs wait for are not known: %s", problem)
+            log.warning("the GPUs that pending jobs wait for are not known: %s", problem)
         self._problem = problem
         return demand

@@ -1,4 +1,4 @@
-"""Jobs as `squeue --json` prints them, and the marks that they carry."""
+"""Parses jobs as `squeue --json` prints them, and the marks on them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
 from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
 
-# What a mark is, at the beginning of a field. Others may have written something behind it.
+# A mark at the beginning of a field. Other text may follow the mark.
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
-ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:gpu:h100:1
-PART = re.compile(r"(?:^|[,:/])(?:shard|mps)(?:[:=,]|$)")  # of what it asks for, or was given: gres/shard=1
-DEPENDS_ON = re.compile(r"[:](\d+)")  # in afterok:12(unfulfilled) or afterany:13_*:14_3, the jobs
-# Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
-# neither the job's owner nor anybody who copies a submit line sets or removes it.
+ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # a GPU in the request of a job: gres/gpu:2, gres:gpu:h100:1
+PART = re.compile(r"(?:^|[,:/])(?:shard|mps)(?:[:=,]|$)")  # a part of a GPU, requested or allocated: gres/shard=1
+DEPENDS_ON = re.compile(r"[:](\d+)")  # the jobs in afterok:12(unfulfilled) or afterany:13_*:14_3
+# Fields of a job that may carry a mark, with their names in JSON. The first can be written only by an Administrator, so
+# neither the job's owner nor a copied submit line can set or remove the mark.
 FIELDS = {"AdminComment": "admin_comment", "Extra": "extra", "Comment": "comment"}
 # A job in one of these states can no longer be changed.
 FINISHED = frozenset(
@@ -31,17 +31,18 @@ FINISHED = frozenset(
 
 
 class LiveJob(NamedTuple):
-    """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
+    """The used fields of one job.
 
-    `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
-    part has it as its job id. `text`: what its mark says, else what stands in `field`, which is where a mark of it
-    belongs, "" where every field that may be used holds a text of others. `marked`: the fields
-    that have marks, and what others have added behind each.
-    `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: how many Slurm gave it, None where
-    it gave none or does not say which. `has_part`: it has only a part of one or more of them (shard, mps). `asks`:
-    whether it asks for some, or may have been given some. `title`: the job's name, and `comment` its Comment, both in
-    its owner's words. `may_requeue`: whether Slurm may start it again, as its owner or the site said; None where that
-    is not known. `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
+    `target`: its name for scontrol. The job id is not enough: one task of an array, or one component of a heterogeneous
+    job, has the id that names the whole. `start`: Unix seconds, 0 while unknown. `text`: the text of its mark, else the
+    content of `field`. `field`: the field for a mark; "" if all usable fields contain other texts. `marked`: the fields
+    that have marks, each with the text that others have added after the mark. `leader`: the first component of a
+    heterogeneous job, "" for other jobs. `is_batch`: whether it has a batch script; None where that is not known.
+    `gpus`: how many GPUs Slurm gave it; None if it has no GPUs, or Slurm does not show which. `has_part`: whether it
+    has only a part of a GPU (shard, mps). `asks`: whether it asks for GPUs, or may have some. `title`, `comment`: the
+    job's name and Comment, in its owner's words. `may_requeue`: whether Slurm may start it again, by its owner or the
+    site; None where that is not known. `waits_for`: ids of the jobs on whose end it depends; for an array without the
+    task.
     """
 
     job_id: str
@@ -70,22 +71,22 @@ class LiveJob(NamedTuple):
 
     @property
     def words(self) -> frozenset[str]:
-        """Its state and the flags of that."""
+        """Its state and the flags of the state."""
         return frozenset(self.state.split(","))
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can no longer be changed."""
+        """Whether it has ended, so that it can no longer be changed."""
         return not FINISHED.isdisjoint(self.words)
 
     @property
     def runs(self) -> bool:
-        """Whether it can work: flags such as COMPLETING come as further words."""
+        """Whether it can work. With a flag such as COMPLETING, the state has further words."""
         return self.state == "RUNNING"
 
     @property
     def mark(self) -> Mark | None:
-        """The mark that its text is, if it is one."""
+        """The mark in its text; None if the text is no mark."""
         match = MARK.match(self.text)
         if match is None:
             return None
@@ -101,7 +102,7 @@ class LiveJob(NamedTuple):
 
 
 def read_field(text: str, name: str) -> str | None:
-    """`name=value` of a mark's text; None when it has none."""
+    """The value of `name=value` in the text of a mark; None if it is missing."""
     fields = (part.partition("=") for part in text.split(";"))
     return next((value for key, _, value in fields if key == name), None)
 
@@ -109,11 +110,10 @@ def read_field(text: str, name: str) -> str | None:
 def parse_jobs(
     text: str, fields: Sequence[str], denied: Collection[str] = (), report: Callable[[int], None] = lambda count: None
 ) -> list[LiveJob]:
-    """Jobs of an answer of `squeue --json`; `fields`: those of FIELDS that may carry a mark, the best first.
-    `denied`: those that we may not write, whose marks are not ours to change. `report`: is told how many jobs are left
-    out since they are not understood.
+    """The jobs in the output of `squeue --json`.
 
-    Raises ValueError.
+    `fields`: those of FIELDS that may carry a mark, the best first. `denied`: fields that the reconciler may not write;
+    their marks are ignored. `report`: called with the number of malformed jobs, which are left out. Raises ValueError.
 
     22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
     """
@@ -123,19 +123,19 @@ def parse_jobs(
         errors = answer.get("errors") or ()
         parsed = [_read_job(row, fields, denied) for row in rows]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
-    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise ValueError(f"squeue --json printed output that is not understood: {exc!r}") from exc
+    if errors:  # 22.05 exits with status 0 and no jobs when the controller does not answer
         raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
     jobs = [job for job in parsed if job is not None]
     if len(jobs) < len(rows):
         report(len(rows) - len(jobs))
     if rows and not jobs:
-        raise ValueError(f"squeue --json printed {len(rows)} jobs, all of them not understood")
+        raise ValueError(f"squeue --json printed {len(rows)} jobs, and none of them is understood")
     return jobs
 
 
 def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob | None:
-    """One job; None when it is not understood, which must not hide the others."""
+    """One job; None if it is malformed, so that other jobs are not affected."""
     try:
         return _read_row(row, fields, denied)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
@@ -191,10 +191,10 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
-    """How many GPUs Slurm gave a job, whether it has a part of one only, and whether it may have some.
+    """How many GPUs Slurm gave a job, whether it has only a part of a GPU, and whether it asks for or may have GPUs.
 
-    Which GPU a part is of stands in `gres_detail` alone; so do all GPUs where AccountingStorageTRES does not name them,
-    as by default.
+    Only `gres_detail` shows the GPU of a part. Where AccountingStorageTRES does not name GPUs, which is the default,
+    only `gres_detail` shows whole GPUs too.
     """
     allocated = str(row.get("tres_alloc_str") or "")
     asked = [str(row.get(f"tres_per_{of}") or "") for of in ("job", "node", "socket", "task")]
@@ -213,13 +213,13 @@ def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
 
 
 def _dependencies(text: str) -> frozenset[str]:
-    """Ids of the jobs on whose end a job waits. `after` is about their beginning."""
+    """Ids of the jobs for whose end a job waits. `after` waits for their start, so it does not count."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 
 
 def _plain(value: Any) -> Any:
-    """0 for what is not set."""
+    """The plain number of a field; 0 if it is not set."""
     return value["number"] if isinstance(value, dict) else value or 0
 
 

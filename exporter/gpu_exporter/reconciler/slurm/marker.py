@@ -1,8 +1,8 @@
-"""Marks on Slurm jobs: a line of text in AdminComment; where that is taken or refused, in Extra, before 23.02 Comment.
+"""Marks on Slurm jobs: a line of text in AdminComment. If this field is in use or denied: in Extra (23.02) or Comment.
 
-Jobs are read with `squeue --json`, where no job name or comment can imitate another field. A text that is not ours is
-never overwritten, nor is Extra written where Slurm reads it as a node filter (SchedulerParameters=extra_constraints).
-AdminComment needs the rights of an Administrator, the others those of an Operator.
+Jobs are read with `squeue --json`, where no job name or comment can imitate another field. Texts of others are never
+overwritten. Extra is not written where Slurm reads it as a node filter (SchedulerParameters=extra_constraints).
+AdminComment needs the rights of an Administrator; the other fields need the rights of an Operator.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from gpu_exporter.reconciler.slurm.survey import describe
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MAX_ANSWER = 128 * 1024 * 1024  # 40,000 jobs of `squeue --json`
-# On 22.05, where every list is of all jobs, one list serves the renewals of so long: 3,000 jobs are 9 MB and half a
+# How long one list serves for renewals on 22.05, where every list contains all jobs: 3,000 jobs are 9 MB and half a
 # second.
 RECENT_S = 5.0
-LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below the shortest usual interval
-# The list of a cycle takes no more than this share of slurmctld's time, up to a rest of REST_MAX_S: the slower it is,
-# the less it is asked.
+LISTED_S = 20.0  # how long the list of a cycle serves for the survey; below the shortest usual interval
+# The lists take at most this share of slurmctld's time: after a slow list, the reconciler pauses for up to REST_MAX_S.
 BUSY_SHARE = 0.05
-REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals; marks end that much later
+REST_MAX_S = 60.0  # the time that the liveness probe adds to three intervals; marks end later by up to this time
 AUTO = "auto"
 EXTRA_SINCE = (23, 2)  # release of Slurm
-NEEDS = "AdminComment may be written by an Administrator of Slurm (sacctmgr), SlurmUser and root"
-# What scontrol says where the rights do not reach.
+NEEDS = "only an Administrator of Slurm (sacctmgr), SlurmUser and root may write AdminComment"
+# Error of scontrol for missing rights.
 DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
-# What scontrol says when the job is no longer the one that was decided on.
+# Errors of scontrol for a job that has ended or does not exist.
 GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
-TAKEN = frozenset(("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"))  # ends of a job that are not its own
+TAKEN = frozenset(("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"))  # the job did not end by itself
 
 
 def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -> str:
-    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs.
+    """The text of a mark.
 
-    `stage`: the decision's where a mark is set, the mark's own where it is renewed. `acted`: what was done to this run
-    of the job, as what@time; "" for nothing.
+    `stage`: the stage of the decision for a new mark, the stage of the mark for a renewal. `start`: of the job (Unix
+    seconds), which differs after a requeue. `acted`: the note about an act on this run of the job; "" for no act.
     """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
@@ -59,7 +58,7 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
 
 
 def acted_on(job: LiveJob) -> str:
-    """What was done to this run of a job, as its mark says; "" for nothing."""
+    """The note in the mark about an act on this run of a job; "" for no act."""
     start = parse_timestamp(read_field(job.text, "start"))
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
@@ -67,7 +66,10 @@ def acted_on(job: LiveJob) -> str:
 
 
 def add_note(text: str, note: str) -> str:
-    """The text of a mark that says as well what is done to this run of its job; what stands behind it stays."""
+    """The text of a mark with a note about an act on this run of its job.
+
+    The result does not contain text of others after the mark; `set_text` keeps that text.
+    """
     match = MARK.match(text)
     assert match is not None
     fields = [field for field in match[0].split(";") if not field.startswith("acted=")]
@@ -75,13 +77,13 @@ def add_note(text: str, note: str) -> str:
 
 
 def _read_setting(settings: str, name: str) -> str:
-    """A value in the output of `scontrol show config`; "" when it has none."""
+    """A value in the output of `scontrol show config`; "" if it is missing or (null)."""
     match = re.search(rf"^{name}[ \t]*=[ \t]*(.*?)[ \t]*$", settings, flags=re.MULTILINE)
     return match[1] if match and match[1] != "(null)" else ""
 
 
 def run_slurm(*command: str) -> str:
-    """One of Slurm's commands to its output. Raises MarkError."""
+    """Run one of Slurm's commands and return its output. Raises MarkError."""
     try:
         done = commands.run(command, commands.slurm_environment(), TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
@@ -93,7 +95,7 @@ def run_slurm(*command: str) -> str:
 
 
 class JobMarker:
-    """Jobs of one cluster."""
+    """Marks jobs of one cluster."""
 
     scheduler = "slurm"
     rest_s = 0.0
@@ -103,9 +105,9 @@ class JobMarker:
     _run = staticmethod(run_slurm)
 
     def __init__(self, clock: Clock, policy: Policy, field: str = AUTO) -> None:
-        """`field`: the only one of FIELDS that is written, or AUTO.
+        """`field`: the only one of FIELDS to write, or AUTO.
 
-        Raises MarkError when Slurm does not answer, or has no field for us.
+        Raises MarkError when Slurm does not answer, names no cluster, or does not allow this field.
         """
         self._clock = clock
         self._policy = policy
@@ -114,23 +116,23 @@ class JobMarker:
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = need_wholes(version.groups()) if version else (0, 0)
         self._filters = release >= EXTRA_SINCE
-        """Whether squeue --json shows the jobs only that it is asked for."""
+        """Whether `squeue --json --jobs` lists only the named jobs."""
         settings = self._run("scontrol", "show", "config")
         self.cluster = _read_setting(settings, "ClusterName")
         if not self.cluster:
             raise MarkError(
                 "error",
-                "scontrol show config: no ClusterName, and evidence of another cluster's job with the same id would "
-                "count for ours; jobs are not marked; set ClusterName in slurm.conf",
+                "scontrol show config: ClusterName is missing, so evidence about a job with the same id in another "
+                "cluster would count too; jobs are not marked; set ClusterName in slurm.conf",
             )
         self._denied: set[str] = set()
         self.odd: Counter[tuple[str, str]] = Counter()
         extra = "Extra" if release >= EXTRA_SINCE else "Comment"
         self.fields = ["AdminComment", extra] if field == AUTO else [field]
-        """Where marks go, the best first."""
+        """Fields for marks, the best first."""
         if "Extra" in self.fields and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
             if field == "Extra":
-                text = "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked"
+                text = "SchedulerParameters=extra_constraints makes Extra a node filter; jobs are not marked"
                 raise MarkError("error", text)
             self.fields.remove("Extra")
         if field == "Extra" and release < EXTRA_SINCE:
@@ -142,7 +144,7 @@ class JobMarker:
         return commands.find("squeue") is not None and commands.find("scontrol") is not None
 
     def list_marks(self) -> Sequence[Mark]:
-        self._recent = None  # what is compared with these marks must be younger than they are
+        self._recent = None  # a list that is compared with these marks must be younger than the marks
         began = self._clock.monotonic()
         try:
             jobs = self._jobs()
@@ -154,11 +156,11 @@ class JobMarker:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """By the list of jobs that the marks were read from: one list a cycle."""
+        """As Surveyor, by the list of jobs from which the marks were read: one list per cycle."""
         try:
             jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
         except MarkError as exc:
-            return dict.fromkeys(names, Unreadable(f"what surrounds jobs cannot be read: {exc}", True))
+            return dict.fromkeys(names, Unreadable(f"the surroundings of jobs cannot be read: {exc}", True))
         gone = Unreadable("squeue does not list the job")
         return {
             name: describe(jobs[name.name], jobs.values(), self._policy) if name.name in jobs else gone
@@ -196,7 +198,7 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""
+        """As Marker. The whole text is written, so the job is read right before; on 22.05 within the last RECENT_S."""
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:
@@ -207,7 +209,7 @@ class JobMarker:
         self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
+        """Remove the mark from any run of the job, since a requeued job keeps the text of its last run."""
         try:
             job = self.read(mark.name.name)
         except Refused as exc:
@@ -215,7 +217,7 @@ class JobMarker:
         if job.mark is None:
             return
         try:
-            self.update(job.target, job.marked)  # fields that may be others than marks go to now
+            self.update(job.target, job.marked)  # an older mark may be in a field that is no longer used
         except MarkError as exc:
             if not DENIED.search(str(exc)):
                 raise
@@ -224,9 +226,9 @@ class JobMarker:
             raise MarkError("error", f"{exc}; {NEEDS}") from exc
 
     def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
-        """The live job, or one that has ended some minutes ago too. Raises Refused when there is none.
+        """The job, if it is live, or with `ended` also some minutes after its end. Raises Refused if it is gone.
 
-        22.05 answers with all jobs whatever is asked.
+        22.05 always answers with all jobs.
         """
         try:
             jobs = self._jobs("--jobs", job_id, *(["--states=all"] if ended else []))
@@ -244,7 +246,7 @@ class JobMarker:
         return found
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """As Surveyor, of a job that Slurm still shows for some minutes after its end; `incarnation`: when it began."""
+        """As Surveyor. Slurm lists a job for some minutes after its end. `incarnation`: the start of the job."""
         try:
             job = self.read(name.name, ended=True)
         except Refused:
@@ -256,7 +258,7 @@ class JobMarker:
         return ENDED if job.has_ended else RUNS
 
     def recent_jobs(self) -> list[LiveJob]:
-        """All jobs, as listed within the last RECENT_S."""
+        """All jobs, by a list that is at most RECENT_S old."""
         now = self._clock.monotonic()
         if self._recent is None or now - self._recent[0] >= RECENT_S:
             self._recent = now, self._jobs()
@@ -271,13 +273,13 @@ class JobMarker:
 
     def _note_odd(self, count: int) -> None:
         if not self.odd:
-            log.warning("squeue --json: %d jobs are not understood, and are left out; this is logged once", count)
+            log.warning("squeue --json: %d jobs are malformed and are left out; this is logged once", count)
         self.odd["Job", "malformed"] += count
 
     def set_text(self, job: LiveJob, text: str) -> None:
-        """Write a mark where it belongs, and take it from the fields that have an older one. Raises MarkError.
+        """Write a mark into its field, and remove older marks from other fields. Raises MarkError.
 
-        What others have added behind a mark stays.
+        Text that others have added after a mark is kept.
         """
         added = job.marked.get(job.field, "")
         try:
@@ -289,7 +291,7 @@ class JobMarker:
                 raise MarkError("error", f"{exc}; {NEEDS}, or choose another --slurm.field") from exc
             self.fields.remove("AdminComment")
             self._denied.add("AdminComment")
-            left = f"marks go to {self.fields[0]} from the next cycle on, and what AdminComment has is left to others"
+            left = f"from the next cycle on marks are written to {self.fields[0]}, and AdminComment is not changed"
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
@@ -300,28 +302,28 @@ class JobMarker:
 def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     """Raise Refused when a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
-        known = f"is of a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
+        known = f"is about a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
         raise Refused("cluster", f"the evidence {known}, the live job is of cluster {cluster}")
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
     if job.gpus is not None and job.gpus != decision.held:
-        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, the evidence is of {decision.held}")
+        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, the evidence is about {decision.held}")
     object_to_texts(job)
 
 
 def object_to_texts(job: LiveJob) -> None:
     """Raise Refused when a job has no field that is free for a mark."""
     if not job.field or (job.text and job.mark is None):
-        raise Refused("foreign", "the field holds a text that is not ours")
+        raise Refused("foreign", "the field contains a text that the reconciler did not write")
 
 
 def object_to_job(job: LiveJob) -> None:
-    """Raise Refused when a live job must not carry any mark, whatever the evidence."""
+    """Raise Refused when a live job must not carry any mark."""
     if not job.runs:
         raise Refused("not_running", f"the job is {job.state}")
 
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
-    """Raise Refused when a live job did not start when the job of the evidence did."""
+    """Raise Refused when a live job has another start than the job in the evidence (`start_wall`, Unix seconds)."""
     if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
-        raise Refused("replaced", "the job was started again since the evidence")
+        raise Refused("replaced", "the job was started again since the evidence was read")

@@ -1,4 +1,4 @@
-"""What surrounds a job: its heterogeneous siblings, a person who sits at it, what its Comment asks for. Pure."""
+"""The surroundings of a job: other components of a heterogeneous job, its class, the wish in its Comment. Pure."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpu_exporter.reconciler.slurm.live import LiveJob
 
 SCHEDULER = "slurm"
 REQUEUE, CANCEL = ACTIONS[3:]
-# A job's own wish, anywhere in its Comment: gpu-keep=4h or gpu-keep=4h:reason.
+# The wish to keep idle GPUs, anywhere in a job's Comment: gpu-keep=4h or gpu-keep=4h:reason.
 KEEP = re.compile(r"(?:^|[\s;,|])gpu-keep=([^\s;,|:]*)(?::([^;,|]*))?")
-# Names of jobs that Open OnDemand starts, and of servers that people start to work in.
+# Names of interactive jobs: those that Open OnDemand starts, and servers for interactive work.
 SCREENS = re.compile(r"^sys/dashboard/|jupyter|code-server|rstudio", re.IGNORECASE)
 REASON_MAX = 120  # characters of an owner's words
 
 
 def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundings:
-    """What surrounds a job among all `jobs`."""
+    """The surroundings of a job among all `jobs`."""
     kind, kind_why = _kind(job)
     siblings = [each for each in jobs if job.leader and each.leader == job.leader and not each.has_ended]
     members = tuple(
@@ -55,7 +55,7 @@ def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundi
 
 
 def read_keep(job: LiveJob, policy: Policy) -> tuple[float, Exemption | None, str]:
-    """For how long a job wants to keep idle GPUs (seconds, 0 for no wish), who says so, and what cannot be read."""
+    """How long a job wants to keep idle GPUs (seconds, 0 for no wish), the wish in words, and why it is unreadable."""
     match = KEEP.search(job.comment)
     if match is None:
         return 0.0, None, ""

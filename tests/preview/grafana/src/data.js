@@ -1,4 +1,4 @@
-// From a panel's JSON to data frames as Grafana's components want them: variables, PromQL, transformations, field config.
+// Turns a panel's JSON into data frames for Grafana's components: variables, PromQL, transformations, field config.
 import {
   applyFieldOverrides,
   createDataFrame,
@@ -11,7 +11,7 @@ import {
 } from '@grafana/data';
 import { lastValueFrom } from 'rxjs';
 
-// The list of standard options is in Grafana's server: an option that is missing here would be lost without a word.
+// Grafana's server has the list of standard options. An option that is missing here would be ignored without an error.
 const STANDARD = ['unit', 'decimals', 'min', 'max', 'mappings', 'thresholds', 'color', 'noValue', 'displayName', 'links', 'filterable'];
 const CUSTOM = [
   'width', 'cellOptions', 'fillOpacity', 'lineWidth', 'stacking', 'drawStyle', 'showPoints', 'spanNulls', 'axisSoftMax',
@@ -62,7 +62,7 @@ function overTime(target, result, from, to, step) {
     const values = [];
     for (let t = from; t <= to; t += step) {
       times.push(t * 1000);
-      values.push(known.get(t) ?? null); // a gap stays one
+      values.push(known.get(t) ?? null); // a gap remains a gap
     }
     const { __name__, ...labels } = series.metric;
     return createDataFrame({
@@ -110,7 +110,7 @@ function infinite(config) {
   return config;
 }
 
-// Frames of a panel; `values`: of the dashboard's variables.
+// The frames of a panel; `values`: the values of the dashboard's variables.
 export async function load(panel, values, { from, to }, theme, width) {
   const step = Math.max(60, Math.ceil((to - from) / Math.max(width, 100) / 60) * 60);
   const end = Math.floor(to / 60) * 60;

@@ -1,5 +1,5 @@
-// One dashboard: ?dash=URL of its JSON &from= &to= (Unix seconds) &theme=dark|light &var-NAME=VALUE
-// Each panel carries data-state: ok, nodata, error or unsupported; <html data-ready="1"> when all of them are drawn.
+// Shows one dashboard: ?dash=URL of its JSON &from= &to= (Unix seconds) &theme=dark|light &var-NAME=VALUE
+// Each panel carries data-state: ok, nodata, error or unsupported; <html data-ready="1"> is set when all panels are drawn.
 import '@fontsource-variable/inter';
 import 'uplot/dist/uPlot.min.css';
 import { createTheme, dateTime, ThemeContext } from '@grafana/data';

@@ -1,5 +1,5 @@
-// One component for each type of panel. Grafana's own where it is published; timelines and heat maps are ours, in its
-// colours, since theirs are part of the server.
+// One component for each type of panel. Grafana publishes most of them. Timelines and heat maps are part of its server, so
+// they are written here, in Grafana's colours.
 import { getDisplayValueAlignmentFactors, getFieldDisplayValues, VizOrientation } from '@grafana/data';
 import { BarGauge, BigValue, BigValueColorMode, BigValueGraphMode, BigValueJustifyMode, BigValueTextMode, TimeSeries, VizLegend, VizRepeater } from '@grafana/ui';
 import { TableNG } from '@grafana/ui/unstable';

@@ -1,7 +1,7 @@
-"""What an act would end, and why it may not be done: one value for both schedulers, read right before the act. Pure.
+"""The target of an act, and why the act may be refused. Both schedulers use it; it is read right before the act. Pure.
 
-The invariant: what an act ends lies inside what was judged, and every member of it was seen idle, now. So a target
-lists every member that the act would end, with GPUs or without, and whatever is not known of it holds the act.
+The invariant: an act ends only members that were judged, and each of them was seen idle just before. So a target lists
+every member that the act would end, with GPUs or without. Anything unknown about the target holds the act.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SE
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
-# To which classes each may be done.
+# The classes on which each act is allowed.
 CLASSES_OF: Mapping[str, tuple[str, ...]] = {
     SUSPEND: (BATCH,),
     DEACTIVATE: (BATCH,),
@@ -24,23 +24,23 @@ CLASSES_OF: Mapping[str, tuple[str, ...]] = {
     REQUEUE: (BATCH,),
     CANCEL: (BATCH, INTERACTIVE),
 }
-CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, the one first that asks for most care
+CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least careful
 
 
 class Held(NamedTuple):
-    """Nothing is done. `reason`: one word, a label value; `why`: in words, with the remedy."""
+    """An act is held. `reason`: one word, a label value. `why`: in words, with the remedy."""
 
     reason: str
     why: str
 
 
 class Part(NamedTuple):
-    """One pod or component of a job that the act would end, alive now.
+    """A live pod, or component of a job, that the act would end.
 
     `incarnation`: the pod's UID, or the job's id, restart count and start. `units`: GPUs and MIG instances that its
-    scheduler gave it, 0 for none; None where that cannot be counted. `role`: what it is to the target, as `wants` names
-    it. `waits`: why it cannot work now. `kind`: the class that its own label says, "" for none. `wish`: why it is to be
-    left alone. `start_wall`: since when it exists (Unix seconds), 0 for longer than anything that is asked of it.
+    scheduler gave it; None where they cannot be counted. `role`: its role in the target, one of the keys of `wants`.
+    `waits`: why it cannot work now, "" if it can. `kind`: the class in its own label, "" for no label. `wish`: its wish
+    to keep the GPUs, in words. `start_wall`: since when it exists (Unix seconds); 0 counts as very long ago.
     """
 
     name: HolderName
@@ -54,14 +54,14 @@ class Part(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A live object or job that an act would be done to.
+    """The live object or job on which an act would be done.
 
-    `verb`: of ACTIONS, what would be done. `ends`: every member that this ends. `wants`: how many members of each role
-    it keeps running, None where that cannot be counted. `strangers`: what may end with it, or belongs to it, and is
-    none of its members. `unread`: what may be a member and could not be read. `above`: what controls or schedules it,
-    or depends on it. `wish`: why it is to be left alone itself. `kind`: the class that its label says, "" for none.
-    `note`: what is written on it about an earlier act, "" for nothing. `obstacle`: why it cannot be acted on now.
-    `undo`: the command that takes it up again. `live`: as its actor read it.
+    `verb`: the act, of ACTIONS. `ends`: every member that the act ends. `wants`: how many members of each role it keeps
+    running; None where they cannot be counted. `strangers`: objects that may end with it or belong to it, but are no
+    members. `unread`: possible members that could not be read. `above`: objects that control it, schedule it or depend
+    on it. `wish`: its own wish to keep the GPUs, in words. `kind`: the class in its label, "" for no label. `note`: the
+    note of an earlier act on it, "" for no act. `obstacle`: why no act is possible now. `undo`: how it is resumed.
+    `live`: the object as its actor read it.
     """
 
     reference: Reference
@@ -81,34 +81,34 @@ class Target(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As people know it, with its namespace."""
+        """Its name for people, with its namespace."""
         return place(self.reference, self.namespace)
 
     @property
     def beside(self) -> tuple[Part, ...]:
-        """Its members without GPUs, of which metrics of GPUs say nothing."""
+        """Its members without GPUs, about which GPU metrics show nothing."""
         return tuple(part for part in self.ends if part.units == 0)
 
 
 def place(reference: Reference, namespace: str) -> str:
-    """`batch/v1/Job/train in ml`; a job needs no place."""
+    """`batch/v1/Job/train in ml`. A Slurm job has no namespace."""
     return f"{reference.title} in {namespace}" if namespace else reference.title
 
 
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Held | None:
-    """Why nothing may be done to a target; None where all that it would end is underused, or has no GPU.
+    """Why no act on a target is allowed; None where every member that it would end is underused or has no GPU.
 
-    `decisions`: on holders that are underused, and marked so. `verbs`: of ACTIONS, what the site allows. `notes`: what
-    our own journal says was written on objects.
+    `decisions`: on holders that are marked underused. `verbs`: those of ACTIONS that the site allows. `notes`: notes of
+    the acts in the reconciler's journal.
     """
     if target.obstacle is not None:
         return target.obstacle
     if target.note:
         if target.note in notes:
             return Held("acted", f"it was acted on before ({target.note})")
-        return Held("noted", f"it says that it was acted on ({target.note}), and the journal does not: an opt-out")
+        return Held("noted", f"its note about an act ({target.note}) is not in the journal, so it counts as an opt-out")
     if target.above:
         return Held("above", f"{target.above}")
     if target.verb not in verbs:
@@ -117,13 +117,13 @@ def why_not(
 
 
 def _membership(target: Target) -> Held | None:
-    """Whether it is known what would end, and all of that is there."""
+    """Why the members of the target are not known completely, or not all present; None if they are."""
     if target.unread:
-        return Held("unread", f"what may belong to it cannot be read: {target.unread[0]}{_more(target.unread)}")
+        return Held("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
         return Held("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
     if target.wants is None:
-        return Held("uncounted", "how many members it wants cannot be counted")
+        return Held("uncounted", "the number of members that it wants is not known")
     there = Counter(part.role for part in target.ends)
     for role, wanted in sorted(target.wants.items()):
         if there[role] < wanted:
@@ -135,7 +135,7 @@ def _membership(target: Target) -> Held | None:
 
 
 def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Held | None:
-    """Whether the members that hold GPUs now are exactly the holders that were decided on."""
+    """Why the members that hold GPUs now are not exactly the underused holders; None if they are."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
         return Held("members", "it has no member that holds GPUs")
@@ -144,18 +144,19 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Held 
     for name, part in sorted(holders.items()):
         decision = decisions.get(name)
         if decision is None or decision.stage != UNDERUSED:
-            return Held("members", f"not all that it holds is marked underused: {name} is not")
+            return Held("members", f"not all of its members are marked underused: {name} is not")
         if decision.incarnation and decision.incarnation != part.incarnation:
-            return Held("replaced", f"{name} is another one than the evidence is of")
-        if part.units is not None and part.units != decision.held:  # also of replicas: what ends is not taken back
-            return Held("members", f"{name} was given {part.units} GPUs, {decision.held} are seen")
+            return Held("replaced", f"{name} is not the pod or job run that the evidence is about")
+        if part.units is not None and part.units != decision.held:  # for replicas too: an end cannot be undone
+            return Held("members", f"{name} was given {part.units} GPUs, but {decision.held} are seen")
     return None
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Held | None:
-    """Whether its class allows it, and no owner asked to keep it.
+    """Why its class or an owner's wish forbids the act; None if neither does.
 
-    What its members show counts, unless its own label says otherwise. Labels of members may only ask for more care.
+    The class that its members show counts, unless its own label sets another class. Labels of members may only make the
+    class more careful.
     """
     around = [each.around for each in decisions.values() if each.around is not None]
     shown = [target.kind] if target.kind else [each.shown for each in around]

@@ -1,4 +1,4 @@
-"""What happens again and again is logged at once, and then at most once a minute with the number of times since."""
+"""Limits repeated log lines: the first is written at once, then one a minute with the number of repeats since."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Generic, TypeVar
 from gpu_exporter.clock import Clock
 
 T = TypeVar("T", bound=Hashable)
-QUIET_S = 60.0  # between two lines about one subject
-MAX_SUBJECTS = 1000  # within that time; further ones are not logged
+QUIET_S = 60.0  # shortest time between two lines about one subject
+MAX_SUBJECTS = 1000  # subjects within that time; further subjects are not logged
 
 
 @dataclass(slots=True)
 class _Line:
-    """When the last line was written, and how often its subject happened since."""
+    """When the last line was written, and how often the subject has repeated since."""
 
     at: float
     more: int = 0
 
 
 class Repeats(Generic[T]):
-    """Says when a line is due. Not thread-safe: belongs to one loop, which asks `take_due` in each turn."""
+    """Decides when a log line is due. Not thread-safe: belongs to one loop, which calls `take_due` in every turn."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lines: dict[T, _Line] = {}
 
     def is_due(self, subject: T) -> bool:
-        """Whether to write a line about this now; otherwise it is counted for the next one."""
+        """Whether to log this subject now; otherwise it is counted for the next line."""
         line = self._lines.get(subject)
         if line is not None:
             line.more += 1
@@ -40,7 +40,7 @@ class Repeats(Generic[T]):
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
-        """Each subject whose last line is QUIET_S old and that happened again since, with the number of times."""
+        """Each subject that repeated after its last line, if that line is QUIET_S old, with the number of repeats."""
         now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []

@@ -1,10 +1,10 @@
-"""Whether the zeros of GPM can be believed: other witnesses that show work contradict them.
+"""Whether zeros of GPM are credible: other witnesses that show work contradict them.
 
-A window that reads 0 while utilization, power or another witness of the same board shows work is withheld: its ratios
-are not published, and nothing in it is idle. Instances of a board share its power, so none of their zeros counts while
-the board works and no instance says that it does. After CONFIRM windows in a row the contradiction is counted and
-logged, since the witnesses look at slightly different times and may disagree for a moment when work begins or ends.
-From then on GPM is withheld until it reads work again, or until it was opened again after REOPEN_S.
+If GPM reads 0 while utilization, power or another witness of the same board shows work, the window is withheld: its
+ratios are not published, and no time in it counts as idle. The instances of a board share its power. So their zeros do
+not count while the board works and no instance shows work. After CONFIRM such windows in a row the contradiction is
+counted and logged. A shorter one is normal when work begins or ends, since the witnesses are read at slightly different
+times. From then on GPM is withheld until it shows work again, or until it was opened again after REOPEN_S.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS as INSTANCE_RATIOS
 from gpu_exporter.devices.protocol import ENGINES, Gpm
 from gpu_exporter.model.readings import UTILIZATION
-from gpu_exporter.sampling.driver_ring import UNWATCHED_MAX_S
-from gpu_exporter.sampling.witnesses import (
+from gpu_exporter.sampling.activity.driver_ring import UNWATCHED_MAX_S
+from gpu_exporter.sampling.activity.witnesses import (
     GPM_NAMES,
     QUIET,
     UNKNOWN,
@@ -30,9 +30,9 @@ from gpu_exporter.sampling.witnesses import (
 
 log = logging.getLogger(__name__)
 CONTRADICTED = ("nvmlGpmMetricsGet", "CONTRADICTED")
-CONFIRM = 3  # windows in a row: utilization and power may stand for up to a period and a second before theirs
+CONFIRM = 3  # windows in a row: utilization and power may cover up to a period and a second before the windows
 REOPEN_S = 60.0
-APART_MAX_S = 0.3  # power that was read so long before the end of a cycle says nothing of the GPM windows at its end
+APART_MAX_S = 0.3  # power that was read longer than this before the end of a cycle is no evidence on its GPM windows
 BOARD = ""
 BOARD_FAMILIES = frozenset(family.name for family in GPM.families)
 INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values())
@@ -40,7 +40,7 @@ INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values()
 
 @dataclass(slots=True)
 class _Doubt:
-    """What is held against one subject. `since`: when it was confirmed."""
+    """The contradictions of one subject. `since`: when they were confirmed."""
 
     windows: int = 0
     since: float | None = None
@@ -54,15 +54,15 @@ class GpmTrust:
         self._doubts: dict[str, _Doubt] = {}
         self._stuck_since: dict[str, float] = {}
         self._power_at: float | None = None  # when power was last read
-        self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance said so
+        self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance showed work
 
     def review(self, cycle: Cycle, seen: dict[str, Observation], now: float) -> None:
-        """Take out of `cycle` and `seen` what is not to be believed. `seen`: the board's witnesses by name."""
+        """Remove readings that are not credible from `cycle` and `seen`. `seen`: the board's witnesses by name."""
         self._review_stuck(cycle, now)
         power = seen.get("power", UNKNOWN)
         if power is not UNKNOWN:
             self._power_at = now
-        # Power that was read lately and is missing now might have contradicted. On MIG it is the only one that could.
+        # Power that was read recently but is missing now might have contradicted GPM. On MIG no other witness could.
         is_late = cycle.begin is not None and now - cycle.begin > APART_MAX_S
         expected = self._power_at is not None and now - self._power_at < REOPEN_S
         power_missing = expected and (power is UNKNOWN or (power is QUIET and is_late))
@@ -84,14 +84,14 @@ class GpmTrust:
             self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
-        """Windows whose cycle counters do not move were dropped by the collector; here they are named and reopened."""
+        """Log and reopen GPM windows whose cycle counters do not move; the collector has already dropped them."""
         for subject in cycle.gpm_stuck:
             since = self._stuck_since.get(subject)
             if since is None:
                 self._stuck_since[subject] = now
                 log.warning(
                     "gpu %d%s: the cycle counters of GPM do not move; its GPM series are withheld and its time is "
-                    "unknown; GPM is opened again every %.0f s until they do",
+                    "unknown; GPM is opened again every %.0f s until they move",
                     cycle.device.identity.index,
                     f" {subject}" if subject else "",
                     REOPEN_S,
@@ -112,9 +112,9 @@ class GpmTrust:
         names = [name for name in active if name == "power" or name in GPM_NAMES]
         if all(gpm is not None and _is_dead(gpm) for gpm in readings):
             names = list(active)
-        # A board at work whose work none of its instances admits. One that could not be read may be the one.
+        # The board works, but no instance shows work. If one instance could not be read, it may be the working one.
         all_read = all(gpm is not None and gpm.graphics is not None for gpm in readings)
-        # A window that reaches back to a time when nothing explained the board's work is not quiet either.
+        # A window that begins before the end of unexplained work of the board is not quiet either.
         before, self._unexplained_at = self._unexplained_at, now if names or power_missing else self._unexplained_at
         reviewed: list[InstanceCycle] = []
         for instance in cycle.instances:
@@ -135,7 +135,7 @@ class GpmTrust:
         cycle.instances = reviewed
 
     def _is_withheld(self, cycle: Cycle, subject: str, is_zero: bool, against: Iterable[str], now: float) -> bool:
-        """Whether this window is withheld; counts, logs and reopens."""
+        """Whether this window is withheld. Counts, logs and reopens."""
         names = sorted(set(against)) if is_zero else []
         doubt = self._doubts.get(subject)
         if not is_zero or (doubt is None and not names):
@@ -174,7 +174,7 @@ def _reads_zero(gpm: Gpm) -> bool:
 
 
 def _is_dead(gpm: Gpm) -> bool:
-    """Whether nothing at all is read: a window that lives reads at least some traffic."""
+    """Whether all values are 0: a working window reads at least some traffic."""
     rest = (gpm.occupancy, gpm.tensor, gpm.dram, gpm.pcie, gpm.nvlink, gpm.engines)
     return _reads_zero(gpm) and not any(rest)
 
@@ -187,8 +187,8 @@ def _shows_work(gpm: Gpm, rules: ActivityRules) -> bool:
 def _work(cycle: Cycle, seen: Mapping[str, Observation], gpm: Gpm) -> list[str]:
     """The witnesses of a board that contradict a GPM reading of no work.
 
-    Utilization and power mean kernels, which GPM must see. Engines and traffic work without kernels: they contradict
-    a window only when it reads nothing at all, and traffic only where GPM reports that same traffic.
+    Utilization and power indicate kernels, which GPM must see. Engines and traffic work without kernels: they
+    contradict a window only if all of its values are 0, and traffic only if GPM reports that same traffic.
     """
     active = active_names(seen)
     names = [name for name in ("power",) if name in active]

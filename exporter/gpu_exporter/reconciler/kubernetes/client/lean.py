@@ -1,6 +1,6 @@
-"""What is kept of an object once it was read: the few fields that are looked at, each with a limit. Pure.
+"""Trims objects to the few fields that the reconciler uses, each with a limit. Pure.
 
-A tenant can create thousands of objects of 1.5 MiB each (etcd's limit).
+Without this, a tenant could fill the memory: with thousands of objects of 1.5 MiB each (etcd's limit).
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from typing import Any
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.keys import GANG_SIGN, GROUP_LISTS, READ, SIGNS_MAX
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE, Odd
+from gpu_exporter.reconciler.kubernetes.client.keys import GANG_SIGN, GROUP_LISTS, READ, SIGNS_MAX
+from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, TOO_LARGE, Odd
 from gpu_exporter.reconciler.marks import PREFIX
 
 STAMPS = ("namespace", "resourceVersion", "creationTimestamp", "deletionTimestamp")
-TEXT_MAX = 512  # characters of an annotation, or of a word of a reference; what is cut keeps its digest
-LIST_MAX = 16 * 1024  # characters of a list of groups: one that is cut off is one whose members are judged alone
+TEXT_MAX = 512  # characters of an annotation, or of a word of a reference; a shortened text keeps its digest
+LIST_MAX = 16 * 1024  # characters of a list of groups; the members of groups that are cut off are judged alone
 LABELS_MAX = 16 * 1024  # characters of all labels of an object
-REFERENCES_MAX = 32  # pods that an object names as its owners
-FIELDS_MAX = 64  # managers that have written annotations or labels of ours
-VALUE_BYTES = 64  # about what a value costs beside its characters
+REFERENCES_MAX = 32  # pods that an object may name as its owners
+FIELDS_MAX = 64  # entries of managedFields for annotations or labels that the reconciler reads
+VALUE_BYTES = 64  # approximate memory of a value in addition to its characters
 CONTROLLER_KIB = 256
-CONTROLLER_MAX = CONTROLLER_KIB * 1024  # of the spec and status of one controller, without the pods' own
+CONTROLLER_MAX = CONTROLLER_KIB * 1024  # bytes of the spec and status of one controller, without pod templates
 SPEC_GROUP = "group"
-"""Key of trimmed metadata: the group of pods that the pod's spec names, where it names one."""
-DISRUPTED = "DisruptionTarget"  # condition of a pod that somebody has taken away
+"""Key of trimmed metadata: the group of pods in the pod's spec, if the spec names a group."""
+DISRUPTED = "DisruptionTarget"  # condition of a pod that was taken away, e.g. by eviction or preemption
 ODD_KEY = "odd"
-"""Key of trimmed metadata: one of REASONS and why, where not all of it could be kept. Its object is not decided on."""
+"""Key of trimmed metadata that could not be kept completely: one of REASONS, and why. No decision uses the object."""
 
 
 def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata that is looked at. Raises Odd, ValueError and their like for what no API server writes."""
+    """The metadata that the reconciler uses.
+
+    Raises Odd, ValueError and similar exceptions for metadata that no API server writes.
+    """
     odd: list[tuple[str, str]] = []
     labels, annotations = (_texts(metadata.get(key), key, odd) for key in ("labels", "annotations"))
     if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
@@ -54,7 +57,7 @@ def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": need_name(metadata["name"]),
         "uid": need_name(metadata["uid"]),
-        **{key: value for key, value in texts.items() if value},  # 20,000 pods without any are 10 MiB
+        **{key: value for key, value in texts.items() if value},  # empty values of 20,000 pods would cost 10 MiB
         **{key: need_name(metadata[key]) for key in STAMPS if metadata.get(key)},
     }
 
@@ -64,7 +67,7 @@ def _is_read(key: str) -> bool:
 
 
 def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, str]:
-    """Labels or annotations, of which those are left out that are no texts."""
+    """Labels or annotations. Values that are not texts are left out, and noted in `odd`."""
     if value is None:
         return {}
     texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
@@ -74,7 +77,7 @@ def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, st
 
 
 def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
-    """A list of objects, of which those are left out that are none."""
+    """A list of JSON objects. Other values are left out, and noted in `odd`."""
     if value is None:
         return []
     rows: list[Mapping[str, Any]] = []
@@ -86,7 +89,7 @@ def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str
 
 
 def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The controller first, then a DaemonSet and all pods: of any other owner nothing follows."""
+    """The references that matter: the controller first, then a DaemonSet, then pods."""
     controller = next((row for row in rows if row.get("controller")), None)
     daemon = next((row for row in rows if row.get("kind") == "DaemonSet"), None)
     pods = [row for row in rows if row.get("kind") == "Pod" and row is not controller]
@@ -99,7 +102,7 @@ def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of managedFields, when annotations and labels of ours were written."""
+    """The entries of managedFields for labels and annotations that the reconciler reads."""
     kept = []
     for entry in entries:
         written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
@@ -113,7 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """What is looked at of a pod that is marked, or about to be. Raises Odd, ValueError and their like."""
+    """The used fields of a pod that is marked, or about to be marked. Raises Odd, ValueError and similar exceptions."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -124,7 +127,7 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
             "resourceClaims": bool(spec.get("resourceClaims")),
         },
         "status": {
-            # The kubelet's reasons have slashes: OutOfnvidia.com/gpu.
+            # Reasons of the kubelet may contain a slash: OutOfnvidia.com/gpu.
             **{key: shorten(str(status[key]), TEXT_MAX) for key in ("phase", "reason", "startTime") if status.get(key)},
             **{
                 key: [_trim_status(each) for each in status.get(key) or ()]
@@ -140,8 +143,9 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_of(spec: Mapping[str, Any]) -> str:
-    """The group that a pod's spec names, "" for none: Kubernetes' own gang scheduling (KEP-4671), whose field is
-    `workloadRef` in 1.35 and `schedulingGroup` later.
+    """The group that a pod's spec names, "" for none.
+
+    Kubernetes' own gang scheduling (KEP-4671) uses the field `workloadRef` in 1.35 and `schedulingGroup` later.
     """
     reference, group = spec.get("workloadRef"), spec.get("schedulingGroup")
     words = [reference.get(key) for key in ("name", "podGroup", "podGroupReplicaKey")] if reference else []
@@ -150,13 +154,14 @@ def group_of(spec: Mapping[str, Any]) -> str:
 
 
 def is_sidecar(container: Mapping[str, Any]) -> bool:
-    """Whether an init container stays while the others run."""
+    """Whether an init container keeps running beside the containers."""
     return container.get("restartPolicy") == "Always"
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Its name and policy, the limits of resources of device plugins, which have a domain in their name, and whether
-    it has claims.
+    """The name and restart policy of a container, its limits of device plugins, and whether it has claims.
+
+    Resources of device plugins have a domain in their name.
     """
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
@@ -176,19 +181,19 @@ class Room:
     """Remaining memory budget, in bytes (approximate)."""
 
     def __init__(self, left: int, text: str) -> None:
-        """`text`: what is said of an object for which there is no room."""
+        """`text`: the text of Odd when there is no room left."""
         self._left = left
         self._text = text
 
     def take(self, cost: int) -> None:
-        """Raises Odd when there is no more room."""
+        """Use `cost` bytes. Raises Odd when there is no room left."""
         self._left -= cost
         if self._left < 0:
             raise Odd(TOO_LARGE, self._text)
 
 
 def weigh(value: Any) -> int:
-    """About what a value costs in memory."""
+    """The approximate memory of a value, in bytes."""
     if isinstance(value, str):
         return VALUE_BYTES + len(value)
     if isinstance(value, Mapping):
@@ -197,7 +202,7 @@ def weigh(value: Any) -> int:
 
 
 def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
-    """A controller without its pods' spec. `is_counted`: its spec and status are looked at. Raises Odd, ValueError."""
+    """A controller without pod templates. `is_counted`: keep its spec and status. Raises Odd, ValueError."""
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
     if odd := kept["metadata"].get(ODD_KEY):
         raise Odd(*odd)
@@ -215,12 +220,12 @@ def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, 
 def _without_pods(value: Any, room: Room) -> Any:
     room.take(VALUE_BYTES)
     if isinstance(value, dict):
-        if "containers" in value:  # a pod's own spec
+        if "containers" in value:  # the spec of a pod
             return {}
         room.take(sum(map(len, value)))
         return {key: _without_pods(each, room) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_pods(each, room) for each in value]
     if isinstance(value, str):
-        room.take(len(value))  # nothing is cut: a list of indexes says less then
+        room.take(len(value))  # never shortened: a shortened list of indexes would be wrong
     return value

@@ -1,4 +1,4 @@
-"""Requests to the API server, answered in plain JSON."""
+"""Requests to the API server, with answers as plain JSON."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.outside import load_json, parse_http_date, whole
 from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence.clocks import ahead_of, describe_disagreement
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
+from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
 Json: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 TIMEOUT_S = 10.0  # for a connection, and for each part of an answer
-ANSWER_S = 30.0  # for a whole one
+ANSWER_S = 30.0  # for a whole answer
 CHUNK = 64 * 1024
 MIB = 1024 * 1024
-ODD_NAMES_MAX = 1000  # objects that were logged once
-# Of one object, and of a list: its metadata only (kubernetes.io/docs/reference/using-api/api-concepts).
+ODD_NAMES_MAX = 1000  # names of odd objects that are remembered, so that each is logged once
+# Ask for the metadata only, of one object and of a list (kubernetes.io/docs/reference/using-api/api-concepts).
 METADATA = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 METADATA_LIST = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
-LONG = 64 * MIB  # bytes of a list that takes long by itself
-SEND_MAX = 256 * 1024  # bytes of an answer that are read although nothing is looked at, to keep the connection
+LONG = 64 * MIB  # bytes: a list beyond this size takes long even from a fast server
+SEND_MAX = 256 * 1024  # bytes of an unused answer that are read, so that the connection can be reused
 NOT_JSON = "API server: its answer is not JSON; is there a proxy in between?"
-PAGE = 500  # objects of one answer
-PATIENCE_MAX_S = 600.0  # a server that asks for more is asked again all the same
+PAGE = 500  # objects per answer
+PATIENCE_MAX_S = 600.0  # the longest Retry-After that is obeyed
 
 
 def connect(kubeconfig: str = "") -> Api:
-    """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that says what is missing."""
+    """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that names what is missing."""
     settings = client.Configuration()
-    settings.retries = False  # urllib3 would sleep as long as a Retry-After says; the next cycle is the retry
+    settings.retries = False  # urllib3 would sleep for the whole Retry-After; the next cycle retries instead
     try:
         if kubeconfig:
             load_kube_config(kubeconfig, client_configuration=settings)
@@ -54,11 +54,11 @@ def connect(kubeconfig: str = "") -> Api:
             load_incluster_config(settings)
         return Api(client.ApiClient(settings))
     except (ConfigException, OSError, ValueError, TypeError, YAMLError) as exc:
-        raise MarkError("error", f"no way to the API server: {exc}") from exc
+        raise MarkError("error", f"cannot connect to the API server: {exc}") from exc
 
 
 def is_in_cluster() -> bool:
-    """Whether this process has a service account to speak with."""
+    """Whether this process has the service account of a pod."""
     try:
         load_incluster_config(client.Configuration())
     except ConfigException:
@@ -67,7 +67,7 @@ def is_in_cluster() -> bool:
 
 
 class OddAnswer(MarkError):
-    """The API server has answered, but the object is malformed or too large. `reason`: one of REASONS."""
+    """The API server answered with an object that is malformed or too large. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__("error", text)
@@ -75,7 +75,7 @@ class OddAnswer(MarkError):
 
 
 class Budget:
-    """What one list may cost."""
+    """The limits of one list."""
 
     def __init__(self, length: int, until: float, clock: Clock) -> None:
         """`length`: bytes. `until`: monotonic seconds."""
@@ -84,18 +84,18 @@ class Budget:
         self._clock = clock
 
     def spend(self, length: int) -> None:
-        """Raise MarkError once more was read than may be, or for longer."""
+        """Count bytes that were read. Raises MarkError beyond the length, or after the time limit."""
         self._left -= length
         if self._left < 0:
             raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
         if self._clock.monotonic() > self._until:
-            # Of a list that is not long it is the server that is slow.
+            # If the list is not long, the server is slow.
             result = "size" if self._length - self._left > LONG else "error"
             raise MarkError(result, "the list was not read within its time limit")
 
     @property
     def is_spent(self) -> bool:
-        """Whether there is nothing left to spend."""
+        """Whether a limit has been reached."""
         return self._left < 0 or self._clock.monotonic() > self._until
 
 
@@ -113,13 +113,13 @@ class Api:
         self.odd: Counter[tuple[str, str]] = Counter()
         """How often an object was left out, by its kind and one of REASONS."""
         self._odd_names: set[tuple[str, str]] = set()
-        self._ahead_s = 0.0  # of our clock, by the last answer
+        self._ahead_s = 0.0  # how far the reconciler's clock is ahead, by the last answer
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # held while a whole object is in memory
 
     @property
     def clock_fault(self) -> str:
-        """Why nothing can be decided by our clock, as the last answer shows; "" while it agrees with the server's."""
+        """How the clocks of the reconciler and the server disagree, by the last answer; "" while they agree."""
         return describe_disagreement(self._ahead_s, "the API server")
 
     def call(
@@ -130,10 +130,10 @@ class Api:
         keep: Callable[[Json], Json] = lambda found: found,
         **options: Any,
     ) -> Json:
-        """One request by a function of the client, whose typed objects would cost ten times the memory.
+        """One request by a function of the client. Returns JSON: typed objects would cost ten times the memory.
 
-        `keep`: what is needed of the answer, where that may be large. Raises MarkError, of these OddAnswer for one that
-        is longer than OBJECT_MAX or that `keep` does not understand.
+        `keep`: extracts the needed part of a large answer. Raises MarkError; this is an OddAnswer for an answer that is
+        longer than OBJECT_MAX, or for which `keep` fails.
         """
         parts: list[bytes] = []
         left = OBJECT_MAX
@@ -146,19 +146,19 @@ class Api:
             try:
                 found = load_json(b"".join(parts).decode("utf-8", "replace"))
             except RecursionError as exc:
-                raise OddAnswer(MALFORMED, "API server: its answer is nested too deep") from exc
+                raise OddAnswer(MALFORMED, "API server: its answer is nested too deeply") from exc
             except ValueError as exc:
                 raise MarkError("error", NOT_JSON) from exc
             try:
                 return keep(found)
             except Odd as exc:
                 raise OddAnswer(exc.reason, f"API server: {exc}") from exc
-            except Exception as exc:  # whatever one object holds
+            except Exception as exc:  # an object may contain anything
                 why = f"API server: its answer is not understood ({type(exc).__name__})"
                 raise OddAnswer(MALFORMED, why) from exc
 
     def send(self, function: Any, *arguments: Any, **options: Any) -> None:
-        """One request of whose answer only the status counts. Raises MarkError."""
+        """One request. Only the status of the answer is used. Raises MarkError."""
         chunks = self._request(function, *arguments, **options)
         length = 0
         for chunk in chunks:
@@ -168,7 +168,7 @@ class Api:
         chunks.close()
 
     def read_metadata(self, namespace: str, pod: str) -> Json:
-        """The metadata of a pod that is too large to be read whole. Raises MarkError."""
+        """The metadata of a pod that is too large to be read as a whole. Raises MarkError."""
         chunks = self._request(self.core.read_namespaced_pod, pod, namespace, _headers=METADATA)
         try:
             return ListReader(chunks, lambda found: found, lambda *_: None, self._one_at_a_time).metadata()
@@ -187,10 +187,11 @@ class Api:
         most: Budget | None = None,
         **options: Any,
     ) -> Iterator[T]:
-        """What `keep` makes of each object of a list, whose pages are read as a stream.
+        """The result of `keep` for each object of a list. The pages are read as a stream.
 
-        `kind` of the objects. `keep` may raise anything: the object is then left out, logged and counted, as is one
-        that is too large; `odd` is told its name, one of REASONS, and why. `most`: what the list may cost.
+        `kind`: the kind of the objects. `keep`: may raise any exception; the object is then left out, logged and
+        counted. An object that is too large is treated alike. `odd`: called for every object left out, with its name,
+        one of REASONS and the reason in words. `most`: the limits of the list.
         """
 
         def report(name: str, reason: str, why: str) -> None:
@@ -220,12 +221,12 @@ class Api:
         most: Budget | None = None,
         **options: Any,
     ) -> Generator[bytes, None, None]:
-        """The bytes of an answer as they come. Raises MarkError for an error, and for one that takes too long."""
-        left_s = max(timeout_s, ANSWER_S)  # of waiting: what is made of the answer is not the server's time
+        """The bytes of an answer as they arrive. Raises MarkError for an error, and after the time limit."""
+        left_s = max(timeout_s, ANSWER_S)  # only waiting for the server counts, not the use of its answer
         asked_wall = time.time()
         try:
             response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
-        except ApiException as exc:  # of some releases of the client, which have read the answer by then
+        except ApiException as exc:  # raised by some releases of the client, which have already read the answer
             raise failure(exc.status or 0, _text(exc.body), _patience(exc.headers)) from exc
         except (HTTPError, OSError) as exc:
             raise MarkError("error", f"API server: {exc}") from exc
@@ -242,14 +243,14 @@ class Api:
                 if not chunk:
                     return
                 if left_s < 0.0:
-                    raise MarkError("error", f"API server: no whole answer within {ANSWER_S:.0f} s")
+                    raise MarkError("error", f"API server: no complete answer within {ANSWER_S:.0f} s")
                 if most is not None:
                     most.spend(len(chunk))
                 yield chunk
         except (HTTPError, OSError) as exc:
             raise MarkError("error", f"API server: {exc}") from exc
         finally:
-            response.close()  # a connection whose answer was read to its end is given back by then
+            response.close()  # after a complete answer the connection is already back in the pool
 
     def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
         """Count an object that is left out, and log it once."""
@@ -264,7 +265,7 @@ class Api:
 
 
 def _head(response: Any) -> str:
-    """The beginning of an answer that is an error."""
+    """The beginning of an error answer."""
     body = b""
     while len(body) < CHUNK and (chunk := response.read1(CHUNK)):
         body += chunk
@@ -280,10 +281,10 @@ def _patience(headers: Any) -> str:
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
-    """What an answer of the API server other than 2xx means; `retry_after`: seconds, as its header says.
+    """The MarkError for an answer of the API server other than 2xx. `retry_after`: its header, in seconds.
 
-    A 404 means that the object is gone only where the answer names an object. A kind or version that is not served has
-    a 404 too, and says nothing about the object.
+    A 404 means that the object is gone only if the answer names the object. An unknown kind or version is answered with
+    404 too; then nothing is known about the object.
     """
     try:
         answer = json.loads(text)
@@ -292,7 +293,7 @@ def failure(status: int, text: str, retry_after: str = "") -> MarkError:
         fields = [cause.get("field") for cause in details.get("causes") or ()]
         names_object = bool(details.get("name"))
     except (ValueError, AttributeError, RecursionError):
-        message, fields, names_object = text, [], False  # throttling answers in plain text
+        message, fields, names_object = text, [], False  # throttling is answered in plain text
     results = {404: "replaced" if names_object else "error", 409: "conflict", 429: "throttled"}
     result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
     patience_s = min(whole(retry_after) or 0, PATIENCE_MAX_S) if result == "throttled" else 0.0

@@ -1,9 +1,9 @@
-"""What each process did on a shared GPU, in periods that follow one another and end with the driver's newest sample.
+"""The work of each process on a shared GPU, in consecutive periods that end with the driver's newest sample.
 
-The driver reports each process's mean over its samples since a moment (nvmlDeviceGetProcessUtilization). It is asked
-from the newest entry of its ring of utilization that the cycle before has read, so that both are of the same time.
-Entries that cannot be true are left out: once a process is a zombie, drivers list a hundred with pids that do not exist
-and shares of millions (Syllo/nvtop issue 110).
+The driver reports each process's mean over its samples since a given moment (nvmlDeviceGetProcessUtilization). This
+moment is the newest entry of the utilization ring that the last cycle has read, so that both cover the same time.
+Implausible entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not
+exist and shares of millions (Syllo/nvtop issue 110).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import ProcessUtilization
 from gpu_exporter.model.readings import ProcessPeriod, ProcessShare
 
-LONGEST_S = 15.0  # what the driver keeps of single processes is not documented; its rings keep some 16 s
-LEAST = 0.005  # a process that is listed with a share that rounds to 0 has worked all the same; half of NVML's step
-AHEAD_S = 1.0  # an entry may be stamped so much later than now: the longest sample period of a driver
+LONGEST_S = 15.0  # how long the driver keeps per-process samples is not documented; its rings keep some 16 s
+LEAST = 0.005  # share of a listed process whose share rounds to 0, since it has worked; half of NVML's step
+AHEAD_S = 1.0  # an entry may be stamped this much later than now: the longest sample period of a driver
 PID_MAX = 2**22  # of Linux (PID_MAX_LIMIT)
-UNSUPPORTED = "the driver does not tell what single processes do"
-TOO_LONG = "what single processes did was not asked in time"
+UNSUPPORTED = "the driver reports no per-process utilization"
+TOO_LONG = "per-process utilization was not read in time"
 
 
 class ProcessPeriods:
@@ -29,13 +29,14 @@ class ProcessPeriods:
         self._since: float | None = None  # wall
 
     def forget(self) -> None:
-        """The GPU is not shared, or does not answer: the next period begins with the next read."""
+        """Start again at the next read, because the GPU is not shared or does not answer."""
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The period up to `newest_wall`, None for the first one and while there is nothing new.
+        """The period up to `newest_wall`, None for the first read and while there is nothing new.
 
-        `newest_wall`: Unix seconds of the newest entry that is known of the device itself; `monotonic` is `wall` now.
+        `newest_wall`: Unix seconds of the newest known entry of the device itself. `monotonic` and `wall` are the same
+        moment, now.
         """
         since = self._since
         if since is None or newest_wall <= since - AHEAD_S:  # the wall clock was set back
@@ -53,14 +54,14 @@ class ProcessPeriods:
             return ProcessPeriod(start, end, problem=UNSUPPORTED)
         fresh = [entry for entry in entries if 0 < entry.pid < PID_MAX and entry.wall > since]
         believed = [entry for entry in fresh if 0.0 <= entry.ratio <= 1.0 and entry.wall <= wall + AHEAD_S]
-        # One whose number cannot be true was listed all the same, so it did something: its holder is not idle.
+        # A process with an implausible share was listed nevertheless, so it worked: its holder is not idle.
         odd = {entry.pid for entry in fresh} - {entry.pid for entry in believed}
         unread = tuple(ProcessShare(pid, LEAST, end) for pid in sorted(odd))
         return ProcessPeriod(start, end, (*_by_process(believed, shift), *unread))
 
 
 def _by_process(entries: Sequence[ProcessUtilization], shift: float) -> tuple[ProcessShare, ...]:
-    """One share for each process, the mean of its entries where a driver gives several; None where all are zeros."""
+    """One share per process: the mean of its entries if there are several, None if all of them are zeros."""
     found: dict[int, list[ProcessUtilization]] = {}
     for entry in entries:
         found.setdefault(entry.pid, []).append(entry)

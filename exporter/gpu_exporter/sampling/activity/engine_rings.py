@@ -1,6 +1,6 @@
-"""The driver's rings of encoder, decoder, JPEG and optical flow: what they did between two cycles.
+"""The driver's rings of encoder, decoder, JPEG and optical flow: their work between two cycles.
 
-The driver keeps these entries with those of utilization, with the same stamps, so that both cover the same time.
+The driver keeps these entries together with the utilization entries, with the same stamps, so both cover the same time.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.collectors.contract import Cycle
-from gpu_exporter.sampling.driver_ring import DriverRing
+from gpu_exporter.sampling.activity.driver_ring import DriverRing
 from gpu_exporter.sampling.watches import Track, WitnessPeriod
 
 
 class EngineRings:
-    """The rings of one device's engines, from cycle to cycle."""
+    """The rings of one device's engines, kept from cycle to cycle."""
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the longest period that the driver may have."""
@@ -27,12 +27,12 @@ class EngineRings:
         return (track for _, track in self._rings.values())
 
     def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
-        """Take in what is new up to `monotonic`, which is `wall` by the wall clock; the engines that it shows active.
+        """Read the new entries up to `monotonic`, which is `wall` by the wall clock; returns the active engines.
 
-        `stepped`: the wall clock was stepped, so what the rings hold was stamped in another time.
+        `stepped`: the wall clock was stepped, so the entries of the rings were stamped before the step.
         """
         for name in self._rings.keys() - cycle.engine_samples.keys():
-            del self._rings[name]  # the next time all of it is read again
+            del self._rings[name]  # its next read starts with all entries
         active: list[str] = []
         for name, samples in cycle.engine_samples.items():
             if name not in self._rings:

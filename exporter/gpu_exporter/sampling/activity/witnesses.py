@@ -1,7 +1,8 @@
-"""The witnesses of idleness beside utilization: engines, GPM, traffic and power. A new one is one class here.
+"""The witnesses of idleness in addition to utilization: engines, GPM, traffic and power. A new witness is one class.
 
-Each is an object of one unit, which remembers what it must of earlier cycles. Whole GPUs and MIG instances are given
-the same; what a unit does not have is absent. Utilization itself is judged in activity.py, since it covers time.
+Each witness is an object of one unit and keeps the values of earlier cycles that it needs. Whole GPUs and MIG instances
+have the same witnesses; a witness that a unit does not support is absent. Utilization itself is judged in activity.py,
+since it covers time.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic
 
 
 class Observation(enum.Enum):
-    """What a witness says of the time since the last cycle."""
+    """The result of a witness for the time since the last cycle."""
 
     ACTIVE = "active"
     QUIET = "quiet"
-    UNKNOWN = "unknown"  # known to exist, and not known before the next cycle: quiet others prove nothing
-    ABSENT = "absent"  # this unit has no such witness, or it has never answered
+    UNKNOWN = "unknown"  # supported, but unknown until the next cycle: then quiet witnesses prove nothing
+    ABSENT = "absent"  # this unit does not support the witness, or it has never answered
 
 
 ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
 
 
 class Moment(NamedTuple):
-    """What one cycle read of a unit that a witness may look at. Traffic and energy are counters of the driver.
+    """The values of one cycle of a unit that witnesses may use. Traffic and energy are counters of the driver.
 
-    `is_instance`: a MIG instance, of which only GPM reports.
+    `is_instance`: a MIG instance, which only GPM reports.
     """
 
     gpm: Gpm | None = None
@@ -47,20 +48,20 @@ class Moment(NamedTuple):
     energy_at: float = 0.0
 
 
-FACTS = tuple(name for name in Moment._fields if name != "is_instance")  # which Cycle has under the same names
+FACTS = tuple(name for name in Moment._fields if name != "is_instance")  # fields that Cycle has with the same names
 
 
 def moment_of(cycle: Cycle) -> Moment:
-    """What a cycle read of the whole GPU."""
+    """The values of one cycle of the whole GPU."""
     return Moment(**{name: getattr(cycle, name) for name in FACTS})
 
 
 class ActivityRules(NamedTuple):
-    """`interval_s`, `interval_max_s`: sampling interval, and the one of a device whose driver keeps what lies between
-    two cycles; see defaults.yaml for the rest.
+    """`interval_s`: the sampling interval. `interval_max_s`: the interval for a device whose driver buffers everything
+    between two cycles. See defaults.yaml for the rest.
 
-    `driver_period_max_s`: the longest time that one utilization of the driver stands for; nvmlUtilization_t says that
-    its sample period is between 1/6 and 1 s.
+    `driver_period_max_s`: the longest time that one utilization value of the driver covers; by nvmlUtilization_t its
+    sample period is between 1/6 and 1 s.
     """
 
     interval_s: float
@@ -75,16 +76,14 @@ class ActivityRules(NamedTuple):
 
 
 class PowerFloor:
-    """Learns the power of the GPU at rest, and judges whether a draw is clearly above it.
+    """Learns the power of the GPU at rest, and decides whether a power is clearly above it.
 
-    The floor never rises, so that long work is not taken for rest. It is the lowest median of three readings in a row:
-    a single wrong reading would otherwise lower it for good, and the GPU would never be idle again.
+    The floor never rises, so that long work is not mistaken for rest. It is the lowest median of three consecutive
+    readings: otherwise a single wrong reading would lower it for good, and the GPU would never count as idle again.
     """
 
     READINGS = 3
-    LEAST = (
-        0.5  # of the floor: what is drawn at less is a wrong reading, until a median says that the floor was too high
-    )
+    LEAST = 0.5  # of the floor: a power below this is a wrong reading, until a median shows that the floor was too high
 
     def __init__(self, rules: ActivityRules) -> None:
         self._rules = rules
@@ -92,14 +91,14 @@ class PowerFloor:
         self._floor = float("inf")
 
     def is_active(self, power_w: float, limit_w: float) -> bool | None:
-        """True when `power_w` lies more than a step of the way from the floor to the limit.
+        """True if `power_w` is more than a step of the range from the floor to the limit above the floor.
 
-        None when it is so far below the floor that it cannot be true.
+        None if it is so far below the floor that it is implausible.
         """
         self._recent.append(power_w)
         if len(self._recent) == self.READINGS:
             self._floor = min(self._floor, sorted(self._recent)[1])
-        # Two readings have no median: until there are three the lower one stands in, and is not remembered.
+        # Two readings have no median: until there are three, the lower one is used but not remembered.
         learned = min(self._recent) if self._floor == float("inf") else self._floor
         floor = min(learned, self._rules.power_floor_max_ratio * limit_w)
         if power_w < self.LEAST * floor:
@@ -114,7 +113,7 @@ class TrafficRate:
         self._last: tuple[float, Traffic] | None = None
 
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The most that a second since the last step can have had, both directions together; None while not known."""
+        """The most bytes that one second since the last step can have had, of both directions; None if unknown."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
@@ -123,9 +122,9 @@ class TrafficRate:
 
 
 def in_one_second(mean: float, span_s: float) -> float:
-    """The mean of a second in which everything was done that `mean` says of a longer time.
+    """The mean of one second, if all of the work behind `mean` over a longer time was done in that second.
 
-    Work that is short may be thinned out over the time since the last cycle, and must not fall below a floor by that.
+    The time since the last cycle may thin out short work, which must not fall below a floor because of that.
     """
     return mean * max(1.0, span_s)
 
@@ -133,19 +132,19 @@ def in_one_second(mean: float, span_s: float) -> float:
 class Witness(Protocol):
     """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total.
 
-    `is_moment`: whether what it said last is of a moment. Work between two cycles may then be over before it looks, and
-    the GPU is read each second, unless a ring of the driver of this name has kept what lay between.
+    `is_moment`: whether the last observation covers only a moment. Work between two cycles may then end before the
+    next observation. So the GPU is read every second, unless a ring of the driver with the same name covers the time.
     """
 
     name: str
     is_moment: bool
 
     def observe(self, moment: Moment) -> Observation:
-        """What it says of this cycle; called once each cycle, in order."""
+        """The observation for this cycle; called once in every cycle, in order."""
 
 
 class Engine:
-    """A fixed-function engine by NVML's own call: encoder, decoder, JPEG, optical flow."""
+    """A fixed-function engine with its own NVML call: encoder, decoder, JPEG, optical flow."""
 
     is_moment = True
 
@@ -160,8 +159,8 @@ class Engine:
 class GpmRatio:
     """A ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: of whole GPUs too. Those have witnesses besides GPM, and memory that nobody uses can read above the floor
-    for ever (NVIDIA/DCGM#65), which would keep a GPU from ever being idle.
+    `of_gpus`: whether the ratio is used on whole GPUs too. Whole GPUs have other witnesses than GPM. And the ratio of
+    memory that is not in use can remain above the floor (NVIDIA/DCGM#65), so such a GPU would never be idle.
     """
 
     is_moment = False
@@ -182,7 +181,7 @@ class GpmRatio:
 
 
 class LinkTraffic:
-    """Bytes over PCIe or NVLink: of the driver's counters and of GPM the higher, since a counter may have wrapped."""
+    """Bytes over PCIe or NVLink: the higher of the driver's counters and GPM, since a counter may have wrapped."""
 
     is_moment = False
 
@@ -200,7 +199,7 @@ class LinkTraffic:
         if reported and moment.gpm is not None and in_one_second(reported, moment.gpm.span_s) > self._floor:
             return ACTIVE
         if traffic is not None and counted is None:
-            return UNKNOWN  # a counter that needs a second reading leaves open whether a quiet GPM is right
+            return UNKNOWN  # the counter needs a second reading before it can confirm a quiet GPM
         return ABSENT if counted is None and reported is None else QUIET
 
 
@@ -222,8 +221,8 @@ class Power:
         return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
-        """The power now, or the mean since the last cycle where that is higher: work between two reads costs energy,
-        though the moment of the read (power is a moment's value before Ampere and on GA100) may be a quiet one.
+        """The power now, or the mean since the last cycle if that is higher: work between two reads costs energy, but
+        the moment of the read may be quiet (before Ampere and on GA100, power is the value of a moment).
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
@@ -249,13 +248,13 @@ REGISTRY: tuple[Callable[[ActivityRules], Witness], ...] = (
 
 
 class Witnesses:
-    """The witnesses of one unit, from cycle to cycle."""
+    """The witnesses of one unit, kept from cycle to cycle."""
 
     def __init__(self, rules: ActivityRules) -> None:
         self._all = tuple(make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
-        """By name, what each witness says that this unit has."""
+        """By name, the observations of the witnesses that this unit supports."""
         seen: dict[str, Observation] = {}
         for witness in self._all:
             observation = witness.observe(moment)
@@ -264,10 +263,10 @@ class Witnesses:
         return seen
 
     def momentary(self, seen: Mapping[str, Observation]) -> set[str]:
-        """Of those that were `seen` last, the ones that spoke of a moment alone."""
+        """The witnesses in `seen` whose last observation covers only a moment."""
         return {witness.name for witness in self._all if witness.is_moment and witness.name in seen}
 
 
 def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:
-    """Those that saw activity."""
+    """The witnesses that saw activity."""
     return tuple([name for name, observation in seen.items() if observation is ACTIVE])

@@ -1,12 +1,12 @@
-"""Which of several reconcilers writes: the one that holds a Lease of coordination.k8s.io.
+"""Decides which of several reconcilers writes: the replica that holds a Lease of coordination.k8s.io.
 
-As in client-go's leader election, a replica takes the Lease when it has not seen it change for as long as its holder
-asked for, by its own monotonic clock, so that clocks of hosts need not agree. Unlike there, the holder may write only
-while its last renewal is younger than RENEW_DEADLINE_S, which it looks at before each write: a process that was stopped
-and goes on later finds that it no longer may.
+As in client-go's leader election, a replica takes the Lease when it has seen no change of the Lease for the duration
+that the Lease names. It measures this by its own monotonic clock, so the clocks of hosts need not agree. Unlike in
+client-go, the holder may write only while its last renewal is younger than RENEW_DEADLINE_S, and checks this before
+each write. So a process that was stopped and goes on later writes nothing.
 
-A request that was sent before that, and arrives late, is stopped by the API server: marks carry the resourceVersion of
-the pod, withdrawals its UID.
+A request that was sent earlier and arrives late is refused by the API server: marks carry the resourceVersion of the
+pod, withdrawals its UID.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from gpu_exporter.clock import Clock
 from gpu_exporter.outside import whole
 from gpu_exporter.plain import utc
-from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, connect
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
 from gpu_exporter.reconciler.pause import PauseNote, PauseUnreadable, note_facts, parse_note
 from gpu_exporter.threads import start
@@ -31,7 +31,7 @@ LEASE_S = 15
 RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
 RECORD_SUFFIX = "-record"
-REQUEST_S = 4.0  # a renewal that hangs leaves time for another one before the deadline
+REQUEST_S = 4.0  # time limit of a renewal, so that another one fits before the deadline
 
 
 def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
@@ -40,18 +40,18 @@ def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """Texts beside the Lease at NAMESPACE/NAME, in a Lease without a holder. Raises ValueError, MarkError."""
+    """Texts in a second Lease, NAMESPACE/NAME-record, which has no holder. Raises ValueError, MarkError."""
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
 
 def open_pause(kubeconfig: str, place: str) -> LeasePause:
-    """The pause of the Lease at NAMESPACE/NAME, which is not taken. Raises ValueError, MarkError."""
+    """The pause in the Lease at NAMESPACE/NAME. This does not take the Lease. Raises ValueError, MarkError."""
     return LeasePause(connect(kubeconfig), *split_place(place))
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """Namespace and name. Raises ValueError."""
+    """Split NAMESPACE/NAME into namespace and name. Raises ValueError."""
     namespace, slash, name = place.partition("/")
     if not (namespace and slash and name) or "/" in name:
         raise ValueError(f"--kubernetes.lease {place!r}: write it as NAMESPACE/NAME")
@@ -62,7 +62,7 @@ class Lease:
     """One Lease, which this process holds or waits for."""
 
     def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
-        """`identity`: of this process, by default new for each: one that restarts is another."""
+        """`identity`: of this process; by default a new one, so that a restarted process has another identity."""
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -71,11 +71,11 @@ class Lease:
         self._lock = threading.Condition()
         self._writing = (
             threading.Lock()
-        )  # of the Lease, by one thread at a time: each write needs the last one's answer
-        self._renewed: float | None = None  # when the last renewal that succeeded was begun (monotonic)
-        self._held: Json | None = None  # the Lease as we wrote it last, while we hold it
-        self._seen: tuple[object, ...] = ()  # what another holder wrote last ...
-        self._seen_at = 0.0  # ... and when we first saw that (monotonic)
+        )  # one thread at a time writes the Lease: each write needs the answer to the last one
+        self._renewed: float | None = None  # when the last successful renewal was sent (monotonic)
+        self._held: Json | None = None  # the Lease as this process last wrote it, while it holds the Lease
+        self._seen: tuple[object, ...] = ()  # what another holder last wrote ...
+        self._seen_at = 0.0  # ... and when this process first saw it (monotonic)
         self._annotations: Json = {}  # of the Lease as it was last seen
         self._is_released = False
         self._trouble = ""
@@ -90,11 +90,11 @@ class Lease:
         return renewed is not None and self._clock.monotonic() - renewed < RENEW_DEADLINE_S
 
     def read_pause(self) -> PauseNote | None:
-        """As PausePlace: of the Lease as it was last seen, at most RENEW_DEADLINE_S ago while it is ours."""
+        """As PausePlace, by the Lease as it was last seen: at most RENEW_DEADLINE_S ago while this process holds it."""
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def wait(self, seconds: float) -> bool:
-        """Wait until this process holds the Lease, at most so long; whether it does."""
+        """Wait at most `seconds` until this process holds the Lease; whether it holds the Lease."""
         with self._lock:
             return self._lock.wait_for(self._may_write, seconds)
 
@@ -109,11 +109,11 @@ class Lease:
         start(threading.Thread(target=run, name="lease", daemon=True))
 
     def read_text(self, key: str) -> str:
-        """As TextPlace: an annotation of the Lease, as it was last seen; only the Lease's holder writes it."""
+        """As TextPlace: an annotation of the Lease as it was last seen. Only the holder of the Lease writes it."""
         return str(self._annotations.get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace: with a renewal, so that only its holder can write."""
+        """As TextPlace: together with a renewal, so that only the holder of the Lease can write."""
         with self._writing:
             for _ in range(2):  # a pause may have been written since the last renewal
                 began = self._clock.monotonic()
@@ -135,7 +135,7 @@ class Lease:
         raise MarkError("fenced", f"Lease {self._namespace}/{self._name} is not held")
 
     def tick(self) -> None:
-        """Renew the Lease, or take it where its holder is silent for too long. Raises nothing."""
+        """Renew the Lease, or take it where its holder has not renewed it in time. Raises nothing."""
         with self._writing:
             self._tick()
 
@@ -145,8 +145,8 @@ class Lease:
             held = self._renew() if self._held is not None else self._take(began)
             trouble = ""
         except MarkError as exc:
-            # Another one was quicker, the Lease was edited or deleted, or a renewal of ours that timed out has arrived
-            # all the same: read it again.
+            # Another replica was quicker, the Lease was edited or deleted, or a renewal by this process has arrived
+            # after its timeout: read the Lease again.
             if exc.result in ("conflict", "replaced"):
                 held, trouble = None, ""
             else:
@@ -155,13 +155,13 @@ class Lease:
             log.exception("unforeseen")
             held, trouble = self._held, f"unforeseen {type(exc).__name__}: {exc}"
         if trouble != self._trouble:
-            needs = "; it needs get and update on this Lease, and create on leases"
+            needs = "; the reconciler needs `get` and `update` on this Lease, and `create` on leases"
             log.warning("lease %s/%s: %s", self._namespace, self._name, trouble + needs if trouble else "answers again")
             self._trouble = trouble
         self._see(held, began, trouble)
 
     def _see(self, held: Json | None, began: float, trouble: str) -> None:
-        """The Lease as ours, as it was answered to a request that began then; None while it is not."""
+        """Note the answer to a request of `began` (monotonic). `held`: the Lease; None if another process holds it."""
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None
@@ -194,7 +194,7 @@ class Lease:
         return self._put(held)
 
     def _take(self, now: float) -> Json | None:
-        """The Lease as ours, None while another one holds it. Raises MarkError."""
+        """Take the Lease. Returns it as written; None while another process holds it. Raises MarkError."""
         try:
             found = self._api.call(
                 self._api.coordination.read_namespaced_lease, self._name, self._namespace, timeout_s=REQUEST_S
@@ -203,11 +203,11 @@ class Lease:
             if exc.result != "replaced":
                 raise
             metadata = {"name": self._name, "namespace": self._namespace, "annotations": self._annotations}
-            body = {"metadata": metadata, "spec": self._spec(0)}  # a pause outlives whoever deletes the Lease
+            body = {"metadata": metadata, "spec": self._spec(0)}  # a pause survives if the Lease is deleted
             return self._api.call(
                 self._api.coordination.create_namespaced_lease, self._namespace, body, timeout_s=REQUEST_S
             )
-        self._annotations = found["metadata"].get("annotations") or {}  # a pause, whoever holds the Lease
+        self._annotations = found["metadata"].get("annotations") or {}  # a pause counts for every replica
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime"), found["metadata"].get("resourceVersion"))
@@ -230,13 +230,13 @@ class Lease:
         }
 
     def _put(self, lease: Json) -> Json:
-        """Replace the Lease, if it is as we read it: its resourceVersion travels along. Raises MarkError."""
+        """Replace the Lease if its resourceVersion has not changed since it was read. Raises MarkError."""
         return self._api.call(
             self._api.coordination.replace_namespaced_lease, self._name, self._namespace, lease, timeout_s=REQUEST_S
         )
 
     def _now(self) -> str:
-        moment = utc(self._clock.wall())  # MicroTime needs its fraction
+        moment = utc(self._clock.wall())  # MicroTime needs a fraction of a second
         return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -262,7 +262,7 @@ class LeaseTexts:
         return str((self._seen["metadata"].get("annotations") or {}).get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace. Raises MarkError (`conflict`) if another process has written it since it was read."""
+        """As TextPlace. Raises MarkError (`conflict`) if another process has written the Lease since it was read."""
         coordination = self._api.coordination
         if self._seen is None:
             metadata = {"name": self._name, "namespace": self._namespace, "annotations": {PREFIX + key: text}}

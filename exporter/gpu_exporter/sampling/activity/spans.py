@@ -1,6 +1,6 @@
-"""From raw answers to known activity: which stretch of time does a reading cover, and was anything going on?
+"""Derives known activity from raw answers: which stretch of time a reading covers, and whether the GPU was active.
 
-Idleness rests on witnesses: a utilization of 0 counts as idle only while every other readable witness is quiet.
+Idleness needs witnesses: a utilization of 0 counts as idle only while every other readable witness is quiet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import Gpm
 from gpu_exporter.model.readings import UTILIZATION, Activity, Span
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.driver_ring import (
+from gpu_exporter.sampling.activity.driver_ring import (
     LATENESS,
     RING_AGE_MAX_S,
     WALL_STEP_S,
@@ -20,21 +20,21 @@ from gpu_exporter.sampling.driver_ring import (
     agreeing,
     pieces,
 )
-from gpu_exporter.sampling.engine_rings import EngineRings
-from gpu_exporter.sampling.gpm_trust import GpmTrust
+from gpu_exporter.sampling.activity.engine_rings import EngineRings
+from gpu_exporter.sampling.activity.gpm_trust import GpmTrust
+from gpu_exporter.sampling.activity.witnesses import UNKNOWN, ActivityRules, Moment, Witnesses, active_names, moment_of
 from gpu_exporter.sampling.watches import Track, WitnessPeriod
-from gpu_exporter.sampling.witnesses import UNKNOWN, ActivityRules, Moment, Witnesses, active_names, moment_of
 
 log = logging.getLogger(__name__)
-RING_ASK_S = 10.0  # how often a ring that held little is asked for everything: it may just have been emptied
-RING_LAG_MAX_S = 2.0  # a ring whose newest entry is older is asked at the short interval
-RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
+RING_ASK_S = 10.0  # how often all entries of a short ring are requested again: the ring may just have been emptied
+RING_LAG_MAX_S = 2.0  # a ring whose newest entry is older is read at the short interval
+RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20 s and may deliver late
 
 
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
-    """Activity of a MIG instance, which only GPM reports: over the window that ended at `at`.
+    """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
 
-    `witnesses` may be one for all instances: GPM compares two moments by itself, so that they remember nothing.
+    `witnesses` may be shared by all instances: GPM itself compares two moments, so the witnesses need no memory.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
@@ -43,13 +43,13 @@ def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, w
     spans: tuple[Span, ...] = ()
     if known and (ratio or active or not gpm.missing):
         spans = (Span(at - gpm.span_s, at, ratio, () if ratio else active),)
-    elif active:  # nothing that covers time, but a sign of life, which ends idle runs
+    elif active:  # a sign of activity that covers no time, but ends idle runs
         spans = (Span(at, at, ratio, active),)
     return Activity(unit, spans, len(seen) if gpm.graphics is not None else 0)
 
 
 class ActivityReader:
-    """Turns the cycles of one device into spans."""
+    """Converts the cycles of one device into spans."""
 
     def __init__(self, unit: UnitId, rules: ActivityRules) -> None:
         self._unit = unit
@@ -63,30 +63,30 @@ class ActivityReader:
         self._last_samples_monotonic: float | None = None
         self._ring = DriverRing(rules.driver_period_max_s)
         self._engines = EngineRings(rules.driver_period_max_s)
-        self._rings_asked_at: float | None = None  # when they were last asked for all that they hold
+        self._rings_asked_at: float | None = None  # when all entries of the rings were last requested
         self._asks_all = True
         self._was_covered = False
         self._track = Track()
         self.interval_s = rules.interval_s
-        """how long the next cycle may wait: until then no witness loses anything"""
+        """how long the next cycle may wait without loss for any witness"""
 
     @property
     def samples_since(self) -> Mapping[str, float]:
-        """Stamp of the newest entry of each ring of the driver that was read, Unix seconds; empty asks for all."""
+        """Stamp of the newest entry read of each ring of the driver, Unix seconds; empty requests all entries."""
         if self._asks_all:
             return {}
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """Up to when the driver's ring has told the utilization, Unix seconds; None while it tells nothing."""
+        """Time up to which the driver's ring has reported the utilization, Unix seconds; None without a ring."""
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
-        """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed).
+        """Activity of the whole GPU, None if it has no source (MIG mode, or every call failed).
 
-        GPM readings that the other witnesses contradict are taken out of the cycle.
+        GPM readings that the other witnesses contradict are removed from the cycle.
         """
-        # The first witness was read when the cycle began: of what came later its silence says nothing.
+        # The first witness was read when the cycle began: its quiet covers no later time.
         watched_until = monotonic if cycle.begin is None else cycle.begin
         previous, self._last_monotonic = self._last_monotonic, watched_until
         self._note_absence(previous, watched_until)
@@ -106,7 +106,7 @@ class ActivityReader:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
         else:
-            # What was stamped later is read again in the next cycle, when its time was watched.
+            # Entries stamped later are read again in the next cycle, when their time has been watched.
             spans = self._read_ring(cycle, watched_until, wall_watched)
         self._choose_interval(monotonic, wall, covered=covers and known and not cycle.instances)
         if self._ring.answered:
@@ -120,14 +120,14 @@ class ActivityReader:
         reported = cycle.utilization is not None or bool(cycle.driver_samples)
         alive = active or worked or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
         if alive and not any(_is_active(span) for span in spans):
-            # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
+            # A sign of activity that covers no time: a span without length books nothing, but ends idle runs.
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
         if not reported and not spans:
             return None
         return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
-        """What the driver's ring says of the time up to `until` (monotonic, `wall` at that moment)."""
+        """The entries of the driver's ring up to `until` (monotonic; `wall` is the same moment)."""
         spans = self._ring.read(cycle.driver_samples, until, wall)
         if not cycle.utilization:
             return spans
@@ -135,11 +135,11 @@ class ActivityReader:
         return agreeing(entries, cycle.utilization_at, self._longest())
 
     def _longest(self) -> float:
-        """The longest time that one utilization of the driver may stand for."""
+        """The longest time that one utilization value of the driver may cover."""
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """The next cycle may wait longer after two in a row that missed nothing, and half as long as the rings keep."""
+        """Lengthen the interval after two covered cycles in a row, up to half of the time that the rings keep."""
         rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
         covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
         kept_s = min(ring.length_s for ring in rings)
@@ -153,15 +153,16 @@ class ActivityReader:
     def _note_watch(
         self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
     ) -> None:
-        """Remember what the witnesses, read from `until` to `read_at`, say of the time since the last cycle.
+        """Remember what the witnesses, read from `until` to `read_at`, showed for the time since the last cycle.
 
-        Quiet ones cover the time that each of them saw: up to the first read, and from one period of the driver before
-        the last one, since an engine's utilization stands for no more; or all of it where the driver `covers` it with
-        rings and sums. What an active one saw lies anywhere up to the last read.
+        Quiet witnesses cover the time that each of them saw. This time ends at the first read. It begins one period of
+        the driver before the last read, since the utilization of an engine covers no more; or at the last cycle if the
+        driver `covers` the whole time with rings and sums. An active witness may have seen its activity at any moment
+        up to the last read.
         """
         if known and not active:
             seen_s = self._longest()
-            # Twice the interval is what the rings keep. Where a site reads less often, sums are too coarse to tell.
+            # The rings keep twice the interval. At a site that reads less often, sums are too coarse as a proof.
             if covers and read_at - previous <= 2 * min(self.interval_s, self._rules.interval_max_s):
                 seen_s = read_at - previous
             self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
@@ -169,19 +170,19 @@ class ActivityReader:
             self._track.note(WitnessPeriod(previous, read_at, active, known))
 
     def _entries(self, span: Span) -> Iterable[Span]:
-        """The entries of the driver's ring that a span stands for, of one length."""
+        """The entries of the driver's ring that a span combines, all of one length."""
         return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
 
     def _judge_run(self, span: Span) -> Iterable[Span]:
-        """A span of many entries is judged as one where it is idle, else entry by entry."""
+        """Judge a span of many entries as one span if it is idle, otherwise entry by entry."""
         whole = self._judge(span)
         if whole is not None and not whole.other:
             return (whole,)
         return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
 
     def _judge(self, span: Span) -> Span | None:
-        """A span of no utilization is other activity when a witness saw any in it, and unknown when not all of it was
-        watched; a span with utilization is what it is.
+        """A span without utilization is other activity if a witness was active in it, and unknown if not all of it was
+        watched. A span with utilization remains unchanged.
         """
         if span.ratio > 0.0 or span.end <= span.start:
             return span
@@ -194,13 +195,13 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """Our absence is not the silence of the driver's ring."""
+        """Shift the ring's last answer by a pause in sampling: the pause must not count as a silent ring."""
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous
 
     def _note_offset(self, offset: float) -> bool:
-        """Whether the wall clock was stepped since last time, against the monotonic one; logged."""
+        """Whether the wall clock was stepped against the monotonic clock since the last cycle; a step is logged."""
         previous, self._offset = self._offset, offset
         step = 0.0 if previous is None else offset - previous
         if abs(step) <= WALL_STEP_S:
@@ -215,12 +216,12 @@ class ActivityReader:
         return True
 
     def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
-        """Whether the reported rate may stand for the time since the last cycle."""
+        """Whether the reported rate may cover the time since the last cycle."""
         near = previous is not None and monotonic - previous <= self._max_gap
         return near and not self._has_ring(monotonic)
 
     def _has_ring(self, monotonic: float) -> bool:
-        """Whether the driver's sample ring answered lately, so that its samples are worth waiting for."""
+        """Whether the driver's sample ring answered recently, so that its samples are worth waiting for."""
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 

@@ -1,8 +1,8 @@
-"""A utilization that stands at 100 % while everything else says that the GPU rests.
+"""Detects a utilization that remains at 100 % although all other values show that the GPU is at rest.
 
-After some faults the driver's counter stays there for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of 145 W,
-P8, without a process). The number is then no evidence of work, nor of idleness. A GPU that has just begun to work looks
-the same for a moment, since clocks and processes are read less often: so it has to last.
+After some faults the driver's counter remains at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of
+145 W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks
+the same for a moment, since clocks and processes are read less often. So the contradiction must last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StuckCounter:
         self._since: float | None = None
 
     def judge(self, cycle: Cycle, monotonic: float) -> str:
-        """Why the utilization says nothing, "" while it is believed."""
+        """Why the utilization is no evidence, "" if it is valid evidence."""
         if not _contradicts(cycle):
             self._since = None
             return ""
@@ -33,7 +33,7 @@ class StuckCounter:
             return ""
         state, power = cycle.value(GPU_PERFORMANCE_STATE), cycle.power_w
         rest = f"P{state:.0f}" + (f", {power:.0f} W" if power is not None else "")
-        return f"the driver says 100 % at rest ({rest}) and lists no process: the counter is stuck"
+        return f"the driver reports 100 % at rest ({rest}) and lists no process: the counter is stuck"
 
 
 def _contradicts(cycle: Cycle) -> bool:

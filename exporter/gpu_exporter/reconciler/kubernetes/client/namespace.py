@@ -1,4 +1,4 @@
-"""One namespace as the API server shows it: its pods that hold GPUs, and what sends them requests."""
+"""Reads one namespace from the API server: its pods that hold GPUs, its Services and its autoscalers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
-from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
-from gpu_exporter.reconciler.kubernetes.lean import ODD_KEY, SPEC_GROUP, TEXT_MAX, group_of, trim, weigh
+from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget, Json, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.keys import KUEUE_GROUP
+from gpu_exporter.reconciler.kubernetes.client.lean import ODD_KEY, SPEC_GROUP, TEXT_MAX, group_of, trim, weigh
+from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
-ALIVE = ",".join(f"status.phase!={phase}" for phase in ENDED)  # a field selector: thousands may have ended
+ALIVE = ",".join(f"status.phase!={phase}" for phase in ENDED)  # a field selector, since thousands may have ended
 NOT_UNDERSTOOD = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
-LARGE_MAX = 20  # pods above 2 MiB whose metadata is read one by one; with more, the namespace is unknown
-VIEW_MAX = 32 * 1024 * 1024  # what is kept of one namespace, about: 20,000 pods with GPUs take half of it
+LARGE_MAX = 20  # malformed or too large pods whose metadata is read one by one; with more, the namespace is unknown
+VIEW_MAX = 32 * 1024 * 1024  # approximate bytes kept of one namespace: 20,000 pods with GPUs need half of them
 
 
 class PodView(NamedTuple):
     """A pod that holds GPUs and has not ended.
 
-    `gpus`: what it asks for; None where a ResourceClaim says it, or it is not understood. `waits`: why it cannot work
-    now, "" when it can. `start`: when its kubelet took it, as the API writes times; "" before. `odd`: one of REASONS
-    and what of it is malformed or too large, None for nothing.
+    `gpus`: how many GPUs it requests; None for a pod with a ResourceClaim or an invalid limit. `waits`: why it cannot
+    work now, "" when it can. `start`: when its kubelet accepted it, as the API writes times; "" before that. `odd`: one
+    of REASONS and the malformed or too large part, None for a normal pod.
     """
 
     metadata: Mapping[str, Any]
@@ -49,7 +49,7 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """What is kept of a Service. `selector`: labels of the pods that it sends requests to; empty for none."""
+    """The used fields of a Service. `selector`: labels of the pods that receive its requests; empty for none."""
 
     name: str
     is_headless: bool
@@ -59,10 +59,10 @@ class Service(NamedTuple):
 class NamespaceView(NamedTuple):
     """A namespace at one moment.
 
-    `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of what is
-    scaled, its autoscaler. `alive`: how many pods each controller, by the whole reference to it, and each Kueue group
-    has, with GPUs or not. `left_out`: by name, pods that were not read, with the reason in a word and in words.
-    `weight`: approximate memory in bytes.
+    `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of a scaled
+    object, its autoscaler. `alive`: how many live pods each controller (by the whole reference to it) and each Kueue
+    group has, with or without GPUs. `left_out`: by name, pods that were not read, with one of REASONS and the reason in
+    words. `weight`: approximate memory in bytes.
     """
 
     metadata: Mapping[str, Any]
@@ -74,12 +74,12 @@ class NamespaceView(NamedTuple):
     weight: int = 0
 
     def server_of(self, pod: PodView) -> str:
-        """The Service that sends a pod requests, or will when it is ready; "" for none."""
+        """The Service that sends requests to a pod, or will send them when the pod is ready; "" for none."""
         return self.served.get(str(pod.metadata["uid"]), "")
 
 
 class _Reader:
-    """Reads one namespace; what it keeps has a limit."""
+    """Reads one namespace, and limits the memory for it."""
 
     def __init__(self, api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> None:
         self._api = api
@@ -101,10 +101,10 @@ class _Reader:
         return NamespaceView(metadata, pods, served, scaled, alive, self._left_out, self._weight)
 
     def _keep(self, value: Any) -> None:
-        """Count what is kept. Raises MarkError when it is too much."""
+        """Count the memory of a kept value. Raises MarkError beyond VIEW_MAX."""
         self._weight += weigh(value)
         if self._weight > VIEW_MAX:
-            raise MarkError("size", f"what is to be known of it is larger than {VIEW_MAX // 2**20} MiB")
+            raise MarkError("size", f"its objects need more than {VIEW_MAX // 2**20} MiB of memory")
 
     def _note_odd(self, name: str, reason: str, why: str) -> None:
         self._keep(name)
@@ -122,7 +122,7 @@ class _Reader:
             most=self._most,
             field_selector=ALIVE,
         )
-        for keys, view in itertools.chain(listed, self._large_pods()):  # the second once the first is read
+        for keys, view in itertools.chain(listed, self._large_pods()):  # `_large_pods` starts after the list was read
             for key in keys:
                 if key not in alive:
                     self._keep(key)
@@ -133,8 +133,9 @@ class _Reader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """Pods that are malformed or too large, by their metadata: they belong to gangs all the same. Raises MarkError
-        where one remains of which nothing is known, since it may belong to any gang.
+        """Pods that are malformed or too large, by their metadata, since they are members of gangs too.
+
+        Raises MarkError where a pod remains of which nothing is known, since it may belong to any gang.
         """
         large = [name for name in self._left_out if name]
         if len(large) > LARGE_MAX or self._left_out.get("", ("", ""))[0] == TOO_LARGE:
@@ -142,7 +143,7 @@ class _Reader:
         for name in large:
             try:
                 metadata = self._api.read_metadata(self._name, name)
-            except OddAnswer as exc:  # any other error is the server's
+            except OddAnswer as exc:  # any other error is a failure of the server
                 why = f"pod {name} is malformed or too large, and its metadata cannot be read: {exc}"
                 raise MarkError("size", why) from exc
             except MarkError as exc:
@@ -152,11 +153,11 @@ class _Reader:
             try:
                 view = PodView(trim(metadata), None, "", "", self._left_out[name])
             except NOT_UNDERSTOOD:
-                continue  # without a name or UID: no API server has such a pod
+                continue  # a pod without a name or UID, which no API server has
             yield keys_of(metadata), view
 
     def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
-        """What a pod belongs to, and itself if it holds GPUs or was asked for."""
+        """The groups of a pod, and its view if it holds GPUs or was asked for."""
         if has_ended(pod):
             return [], None
         metadata = pod["metadata"]
@@ -164,8 +165,9 @@ class _Reader:
         return keys_of(metadata), view_pod(pod, self._resources) if is_kept else None
 
     def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
-        """By UID, the Service that sends a pod requests: by its selector, since its endpoints can be empty for a
-        moment, else by its endpoints.
+        """By pod UID, the Service that sends requests to the pod.
+
+        The selector of the Service counts first, since its endpoints can be empty for a moment; then its endpoints.
         """
         by_label: defaultdict[tuple[str, str], list[PodView]] = defaultdict(list)
         for pod in pods.values():
@@ -213,23 +215,23 @@ class _Reader:
 
 
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
-    """Five requests, one more for every further 500 objects of a kind, and one for each pod that is too large.
+    """Read a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
+
+    `asked`: pods that are kept although they request no GPU. `most`: the limits of all lists together.
 
     Raises MarkError.
-
-    `asked`: pods that are kept although they ask for no GPU. `most`: what may be read.
     """
     return _Reader(api, name, resources, asked, most).read()
 
 
 def has_ended(pod: Json) -> bool:
-    """Whether its phase says so."""
+    """Whether the phase of a pod shows that it has ended."""
     status = pod.get("status")
     return isinstance(status, dict) and status.get("phase") in ENDED
 
 
 def keys_of(metadata: Json) -> list[Link | str]:
-    """What a pod belongs to, as in NamespaceView.alive."""
+    """The controller and the Kueue group of a pod, as in NamespaceView.alive."""
     labels = metadata.get("labels")
     group = labels.get(KUEUE_GROUP) if isinstance(labels, dict) else None
     keys = [controller_of(metadata), shorten(group, TEXT_MAX) if isinstance(group, str) else None]
@@ -237,7 +239,7 @@ def keys_of(metadata: Json) -> list[Link | str]:
 
 
 def holds_gpus(pod: Json, resources: Resources) -> bool:
-    """Whether a pod asks for GPUs, or may: by a claim, or in a way that is not understood."""
+    """Whether a pod requests GPUs, or may request them: by a claim, or by an invalid spec."""
     try:
         return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
     except NOT_UNDERSTOOD:
@@ -245,7 +247,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """What is kept of a live pod. Raises ValueError and its like for one without a name or UID."""
+    """The used fields of a live pod. Raises ValueError and similar exceptions for a pod without a name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -280,7 +282,7 @@ def _waits(metadata: Json, spec: Json, status: Json) -> str:
 
 
 def trim_service(service: Json) -> Service:
-    """Raises ValueError and its like."""
+    """The used fields of a Service. Raises ValueError and similar exceptions."""
     spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
     selects = spec.get("selector") and spec.get("type") != "ExternalName"
     selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()
@@ -288,9 +290,9 @@ def trim_service(service: Json) -> Service:
 
 
 def serving_pods(endpoints: Json, headless: Collection[str], uids: Collection[str]) -> dict[str, str]:
-    """By UID, those of these pods that the endpoints of a Service name, ready or not.
+    """By UID, the pods of `uids` that are endpoints of a Service, ready or not.
 
-    Headless Services give names to the members of a training job, so they say nothing.
+    Headless Services are ignored, since they only give names to the members of a training job.
     """
     service = (endpoints["metadata"].get("labels") or {}).get(SERVICE_NAME, "")
     if not service or service in headless:
@@ -301,7 +303,10 @@ def serving_pods(endpoints: Json, headless: Collection[str], uids: Collection[st
 
 
 def trim_scaler(scaler: Json) -> tuple[tuple[str, str], str]:
-    """What an autoscaler scales, by kind and name, and its title. Raises ValueError and its like."""
+    """Kind and name of the object that an autoscaler scales, and the autoscaler's title.
+
+    Raises ValueError and similar exceptions.
+    """
     target = scaler["spec"]["scaleTargetRef"]
     return (need_name(target["kind"]), need_name(target["name"])), (
         f"HorizontalPodAutoscaler/{need_name(scaler['metadata']['name'])}"

@@ -1,6 +1,6 @@
 """Labels, annotations and kinds of other tools that the reconciler reads.
 
-It keeps these, its own keys, and up to 16 KiB of other labels.
+The reconciler keeps these keys, its own keys, and up to 16 KiB of labels in all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpu_exporter.reconciler.marks import PREFIX
 
 Kind: TypeAlias = tuple[str, str]  # API group and kind
 CLASS = PREFIX + "class"
-# Labels or annotations, each with the name of a group within the pod's namespace.
+# Labels or annotations whose value names a group in the pod's namespace.
 GROUPS = (
     "kueue.x-k8s.io/pod-group-name",
     "jobset.sigs.k8s.io/jobset-uid",
@@ -21,7 +21,7 @@ GROUPS = (
     "scheduling.k8s.io/group-name",  # Volcano, and kube-batch before it
     "scheduling.volcano.sh/group-name",
     "volcano.sh/job-name",
-    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins, and its forms of before
+    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins, and its older keys
     "pod-group.scheduling.sigs.k8s.io",
     "pod-group.scheduling.sigs.k8s.io/name",
     "gang.scheduling.koordinator.sh/name",
@@ -34,41 +34,41 @@ GROUPS = (
     "training.kubeflow.org/job-name",
     "ray.io/cluster",
 )
-# YuniKorn puts all pods of a namespace that name no application into one: unity/yunikorn-k8shim, admission controller.
+# YuniKorn's name for all pods of a namespace that name no application (unity/yunikorn-k8shim, admission controller).
 NO_GROUP = re.compile(r"yunikorn-.*-autogen")
-# Several groups that are scheduled together, each as NAMESPACE/NAME, in a list of JSON.
+# JSON lists of groups that are scheduled together, each as NAMESPACE/NAME.
 GROUP_LISTS = ("gang.scheduling.koordinator.sh/groups", "pod-group.scheduling.sigs.k8s.io/groups")
-# What a gang scheduler of any name calls a gang, in the key of a label or annotation, also within camelCase.
+# Words for a gang in the key of a label or annotation of any gang scheduler, also within camelCase.
 GANG_SIGN = re.compile(r"(?i:pod[-_]?group|task[-_]?group)|(?<![a-z])gang(?![a-z])|Gang(?![a-z])|GANG")
-# How a key that names the gang ends, without what stands between its words.
+# Endings of a key whose value is the name of the gang; separators between its words are removed.
 GANG_NAMES = tuple(f"{gang}{name}" for gang in ("podgroup", "gang") for name in ("", "name", "id", "key", "uid"))
-NAMES = frozenset(("name", "id", "key", "uid"))  # ... or after the domain of a gang
-# Domains of one scheduler's keys.
+NAMES = frozenset(("name", "id", "key", "uid"))  # whole last parts of such a key, after a domain that means a gang
+# Keys and domains that belong to the domain of one scheduler.
 DOMAINS = {
     "applicationId": "yunikorn.apache.org",
     "scheduling.x-k8s.io": "pod-group.scheduling.sigs.k8s.io",
 }
-SIGNS_MAX = 8  # of an object, that are kept beside those of GROUPS
+SIGNS_MAX = 8  # annotations of an object with a word for a gang that are kept, in addition to the known keys
 KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
-# Signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the opposite of
-# one, whatever its value.
+# Annotations of other tools that a pod must not be disturbed. descheduler.alpha.kubernetes.io/evict is not among them:
+# with any value it means the opposite.
 OTHERS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "descheduler.alpha.kubernetes.io/prefer-no-eviction": None,  # any value
 }
-MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
-STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to nothing
-QUEUE = "kueue.x-k8s.io/queue-name"  # on whatever Kueue manages
-# Of a pod or Job, its part of what is above it: of a JobSet, of Kubeflow's training operator and of its MPI operator.
+MIRROR = "kubernetes.io/config.mirror"  # on the kubelet's mirror of a static pod, where writes have no effect
+STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to zero
+QUEUE = "kueue.x-k8s.io/queue-name"  # on objects that Kueue manages
+# The role of a pod or Job: in a JobSet, under Kubeflow's training operator and under its MPI operator.
 REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 REPLICA_TYPE, JOB_ROLE, JOB_NAME = (
     f"training.kubeflow.org/{name}" for name in ("replica-type", "job-role", "job-name")
 )
 PARTS = (QUEUE, REPLICATED_JOB, REPLICA_TYPE, JOB_ROLE, JOB_NAME)
-# Labels and annotations that are kept however many others an object has.
+# Labels and annotations that are always kept.
 READ = frozenset((*GROUPS, *GROUP_LISTS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED, *PARTS))
-# Kinds whose spec and status are looked at: of any other controller only its metadata is.
+# Kinds whose spec and status are read. Of any other controller only the metadata is read.
 JOB: Kind = ("batch", "Job")
 STATEFUL_SET: Kind = ("apps", "StatefulSet")
 COUNTED = frozenset(
@@ -93,6 +93,6 @@ def names_gang(key: str) -> bool:
 
 
 def domain_of(key: str) -> str:
-    """Whose key it is: what stands before the slash, or all of a key that is a domain."""
+    """The domain of a key: the part before the slash, or the whole key if it is a domain."""
     domain = key.partition("/")[0] if "/" in key or "." in key else DOMAINS.get(key, "")
     return DOMAINS.get(domain, domain)

@@ -1,9 +1,9 @@
-"""Reads the list that an API server answers with, object by object: at most one object, of up to 2 MiB, is in memory.
+"""Reads the list in an answer of an API server object by object: at most one object, of up to 2 MiB, is in memory.
 
-The JSON decoder of the standard library reads one value from a place in a text, in C. So the text is kept only as far
-as the object that is being read, and an object goes once `keep` has taken from it what is needed.
+The JSON decoder of the standard library decodes one value at a position of a text, in C. So only the text of the
+current object is kept, and the object is dropped after `keep` has extracted the needed part.
 
-An object that is too long, too deep or not understood costs itself: it is skipped by its brackets and reported.
+An object that is too long, nested too deeply or malformed affects only itself: it is skipped and reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-# Characters. etcd takes requests of 1.5 MiB (--max-request-bytes); JSON is longer only where characters are escaped.
+# Characters. etcd accepts requests of 1.5 MiB (--max-request-bytes); JSON is longer only if characters are escaped.
 OBJECT_MAX = 2 * 1024 * 1024
 DECODER = json.JSONDecoder()
 FOLLOWS = frozenset(",]} \t\r\n")
@@ -28,20 +28,20 @@ NAMED = re.compile(
     r'"metadata":\s*{\s*"name":\s*"([^"\\]{1,253})"'
     r'(?:,\s*"generateName":\s*"[^"\\]*")?(?:,\s*"namespace":\s*"([^"\\]{1,253})")?'
 )
-HEAD = 1024  # characters of an object within which its name is looked for
+HEAD = 1024  # characters at the start of an object in which its name is sought
 MALFORMED, TOO_LARGE = REASONS = ("malformed", "size")
 
 
 class NotJson(Exception):
-    """The answer as a whole is not what an API server writes."""
+    """The answer as a whole is not the JSON of an API server."""
 
 
 class _Incomplete(Exception):
-    """The value is not whole yet."""
+    """The value is not complete yet."""
 
 
 class Odd(Exception):
-    """Raised by `keep` for an object that is not to be kept. `reason`: one of REASONS."""
+    """Raised by `keep` for an object that must not be kept. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -49,11 +49,11 @@ class Odd(Exception):
 
 
 class _Unread(Odd):
-    """One value cannot be read; it is still to be passed over."""
+    """A value cannot be decoded. It has not been skipped yet."""
 
 
 class ListReader(Generic[T]):
-    """One answer. Iterate over what `keep` makes of its items; then `token` is that of the next page, "" for none."""
+    """One answer. Iterating yields the result of `keep` for each item. Then `token` is that of the next page, or ""."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class ListReader(Generic[T]):
         self._one_at_a_time = one_at_a_time
         self._text = ""
         self._at = 0
-        self._head = ""  # how the value begins that was read last
+        self._head = ""  # the beginning of the value that was decoded last
         self._is_over = False
         self.token = ""
 
     def __iter__(self) -> Iterator[T]:
-        """Raises NotJson, and what reading raises."""
+        """Raises NotJson, and any exception of the chunks."""
         is_list = False
         for key in self._keys():
             if key == "items" and self._peek() == "[":
@@ -96,7 +96,10 @@ class ListReader(Generic[T]):
             raise NotJson("`items` is missing")
 
     def metadata(self) -> dict[str, Any]:
-        """The `metadata` of one object. Skips fields that are too large, and everything behind it. Raises NotJson."""
+        """The `metadata` of a single object, without values that cannot be decoded. Raises NotJson.
+
+        Reads nothing after the metadata.
+        """
         for key in self._keys():
             if key == "metadata":
                 return {name: value for name in self._keys() if (value := self._value_or_skip()) is not None}
@@ -104,7 +107,7 @@ class ListReader(Generic[T]):
         raise NotJson("it has no metadata")
 
     def _keys(self) -> Iterator[str]:
-        """The keys of an object; whoever takes one reads its value before the next. Raises NotJson."""
+        """The keys of an object. The caller must read the value of a key before it takes the next. Raises NotJson."""
         self._expect("{")
         more = self._peek() != "}"
         if not more:
@@ -118,7 +121,7 @@ class ListReader(Generic[T]):
             more = self._follows("}")
 
     def _value_or_skip(self) -> Any:
-        """The next value; None for one that cannot be read, which is passed over. Raises NotJson."""
+        """The next value; None for a value that cannot be decoded, which is skipped. Raises NotJson."""
         while True:
             try:
                 return self._decoded()
@@ -146,9 +149,9 @@ class ListReader(Generic[T]):
             more = self._follows("]")
 
     def _one(self) -> T:
-        """Read one object and take from it what is needed. Raises Odd, _Unread."""
+        """Decode one object and return the result of `keep`. Raises Odd, _Unread."""
         while True:
-            with self._one_at_a_time:  # not while more is read, which waits for the server
+            with self._one_at_a_time:  # not held while more text is read, which waits for the server
                 try:
                     found = self._decoded()
                     return self._keep(found)
@@ -156,7 +159,7 @@ class ListReader(Generic[T]):
                     pass
                 except (Odd, _Unread, NotJson):
                     raise
-                except Exception as exc:  # whatever one object holds costs no other
+                except Exception as exc:  # one odd object must not affect others
                     raise Odd(MALFORMED, f"it is not understood ({type(exc).__name__})") from exc
             self._read_on()
 
@@ -171,7 +174,7 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """The next value, if it is whole. Raises _Incomplete, _Unread; then nothing of it is read."""
+        """The next value, if it is complete. Raises _Incomplete, _Unread; then the position is unchanged."""
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
@@ -183,24 +186,24 @@ class ListReader(Generic[T]):
                 raise _Unread(MALFORMED, "it is not JSON") from exc
             raise _Incomplete from exc
         except RecursionError as exc:
-            raise _Unread(MALFORMED, "it is nested too deep") from exc
-        except ValueError as exc:  # a number of more digits than Python reads
+            raise _Unread(MALFORMED, "it is nested too deeply") from exc
+        except ValueError as exc:  # a number with more digits than Python parses
             raise _Unread(MALFORMED, "a number in it is too long") from exc
         if end - self._at > OBJECT_MAX:
             raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB")
-        # Of a number the rest may be missing until something else follows.
+        # The rest of a number may be missing until another character follows.
         if not isinstance(value, dict | list | str) and self._text[end : end + 1] not in FOLLOWS and not self._is_over:
             raise _Incomplete
         self._at = end
         return value
 
     def _read_on(self) -> None:
-        """Read as much again as there is of the value, so that a long one is tried a few times only."""
+        """Read as much more text as there is of the value, so that a long value is tried only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
-        """Pass over an object or list by its brackets, or over a text. Raises NotJson."""
+        """Skip an object or list by its brackets, or a string. Raises NotJson."""
         if self._peek() == '"':
             self._at += 1
             self._skip_text()
@@ -223,8 +226,8 @@ class ListReader(Generic[T]):
                 return
 
     def _skip_text(self) -> None:
-        """Pass over the rest of a text, to the first quote that is not escaped."""
-        is_escaped = False  # whether the first character that is not read yet is
+        """Skip the rest of a string, up to the first quote that is not escaped."""
+        is_escaped = False  # whether the next character is escaped
         while True:
             part = self._text[self._at :]
             if is_escaped and part:
@@ -240,10 +243,10 @@ class ListReader(Generic[T]):
 
     def _need_more(self) -> None:
         if not self._more(1):
-            raise NotJson("it breaks off")
+            raise NotJson("it ends too early")
 
     def _peek(self) -> str:
-        """The next character that is not a space, which is then the next to be read."""
+        """The next character that is not white space. Moves the position to it."""
         while (match := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             self._need_more()
@@ -256,7 +259,7 @@ class ListReader(Generic[T]):
         self._at += 1
 
     def _follows(self, end: str) -> bool:
-        """Whether another one follows, or this was the last."""
+        """Whether another element follows: reads `,`, or else the closing bracket `end`."""
         if self._peek() == end:
             self._at += 1
             return False
@@ -264,7 +267,7 @@ class ListReader(Generic[T]):
         return True
 
     def _more(self, least: int) -> bool:
-        """Read at least so many characters more, and drop what is done with; False where there are no more at all."""
+        """Read at least `least` more characters, and drop the text before the position. False if nothing was read."""
         parts = [self._text[self._at :]]
         self._text, self._at = "", 0
         length = 0
@@ -278,6 +281,6 @@ class ListReader(Generic[T]):
 
 
 def _name_in(head: str) -> str:
-    """NAMESPACE/NAME of an object by its first characters, "" where these do not say it."""
+    """NAMESPACE/NAME of an object by its first characters, "" where they do not contain it."""
     match = NAMED.match(head)
     return "/".join(part for part in (match[2], match[1]) if part) if match is not None else ""

@@ -1,0 +1,1 @@
+"""The time that a reading covers, and the activity that it shows: driver rings, witnesses, GPM."""
