@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.kubernetes.notice import CONDITION
 from tests.component.test_pods_marked import POLICY, Bench, condition_of
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import Processes, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -64,7 +65,7 @@ def refusal(api: Api, namespace: str, change: dict[str, Any]) -> str:
 
 
 def test_the_policy_lets_the_reconciler_set_renew_and_remove_marks(bench: Bench, reconciler: Api) -> None:
-    bench.marker = PodMarker(reconciler, POLICY, instance="test", sets_condition=True)
+    bench.marker = PodMarker(reconciler, POLICY, instance="test", sets_condition=True, resources=GPU_RESOURCES)
     bench.restart()
     uid, _ = bench.source.pods["train"]
     assert bench.run() == (["written"], [])

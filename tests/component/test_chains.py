@@ -15,6 +15,7 @@ from gpu_exporter.reconciler.kubernetes.owners import READS_MAX
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site, in_hours, site  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -94,7 +95,7 @@ def test_a_forged_owner_reference_changes_nothing_in_another_namespace(
     ):
         make_pod(other, f"forged-{number}", forged)  # pending: every look at the namespace reads its chain
     run_pod(other, "bait", None)
-    marker = PodMarker(Api(ControlPlane.connect(site.plane.admin)), site.policy, site.clock)
+    marker = PodMarker(Api(ControlPlane.connect(site.plane.admin)), site.policy, site.clock, resources=GPU_RESOURCES)
     for bench in (other, site, other, site):
         bench.restart_with(marker)
         bench.run()

@@ -21,6 +21,7 @@ from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_pods_marked import Bench, bench, plane  # noqa: F401  # fixtures
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.node import program
 from tests.testbed.processes import Processes, free_port, wait_for
 
@@ -37,7 +38,7 @@ class Consumed(Site):
 
     def restart(self) -> None:
         api = Api(ControlPlane.connect(self.plane.admin))
-        self.marker = PodMarker(api, self.policy, self.clock, sets_condition=True)
+        self.marker = PodMarker(api, self.policy, self.clock, sets_condition=True, resources=GPU_RESOURCES)
         super(Site, self).restart()
 
     def evicted(self) -> list[str]:

@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.kubernetes.targets import WITHIN_S
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import Processes, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -107,7 +108,10 @@ def test_an_act_in_a_namespace_of_20000_pods_takes_less_than_ten_seconds(site: S
     wait_for(lambda: listed(last, f"elsewhere-{NAMESPACES - 1}") is not None, "the crowd to be served", 60)
 
     api = Api(ControlPlane.connect(plane.admin))
-    marker, actor = PodMarker(api, POLICY, clock), PodActor(api, POLICY, clock)
+    marker, actor = (
+        PodMarker(api, POLICY, clock, resources=GPU_RESOURCES),
+        PodActor(api, POLICY, clock, resources=GPU_RESOURCES),
+    )
     began = clock.monotonic()
     decisions = judge_of(site.source, [marker], Rulebook(POLICY), clock).judge().decisions
     judged_s = clock.monotonic() - began

@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_pods_marked import POLICY, Source
 from tests.component.test_shapes import VERBS, Ground, plane  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -174,7 +175,10 @@ class Village(Ground):
 
     def look(self, *others: Source, policy: Policy = POLICY) -> Look:
         api = Api(ControlPlane.connect(self.plane.admin))
-        marker, actor = PodMarker(api, policy, self.clock), PodActor(api, policy, self.clock)
+        marker, actor = (
+            PodMarker(api, policy, self.clock, resources=GPU_RESOURCES),
+            PodActor(api, policy, self.clock, resources=GPU_RESOURCES),
+        )
         source = Everywhere(*others, self.source)  # the hostile source is read first
         decisions = judge_of(source, [marker], Rulebook(policy), self.clock).judge().decisions
         own = {each.name.name: each for each in decisions if each.name.namespace == self.namespace}

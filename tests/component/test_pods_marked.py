@@ -30,6 +30,7 @@ from gpu_exporter.reconciler.marks import Mark, MarkError
 from tests.testbed.chart import Helm
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.node import static_pod
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
@@ -101,7 +102,7 @@ class Bench:
     def mark_with(self, *, sets_condition: bool) -> None:
         """Continue as a new process with this setting."""
         api = Api(ControlPlane.connect(self.plane.admin))
-        self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition)
+        self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition, resources=GPU_RESOURCES)
         self.restart()
 
     def restart(self) -> None:

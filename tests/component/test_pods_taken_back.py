@@ -34,10 +34,11 @@ from gpu_exporter.reconciler.kubernetes.client.lease import Lease
 from gpu_exporter.reconciler.kubernetes.shapes import STOPPED
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import Standing
+from gpu_exporter.reconciler.record import PolicyStanding
 from tests.component.test_shapes import QUEUE, Ground, count_pods, plane  # noqa: F401  # a fixture
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.operators import OBJECTS, make_queue
 from tests.testbed.processes import wait_for
 from tests.testbed.proven import SaidProofs, SaidRecord
@@ -82,7 +83,7 @@ class Team(Ground):
 
     def __init__(self, plane: ControlPlane, namespace: str, path: Path) -> None:  # noqa: F811
         self.proofs, self.said = SaidProofs(POOL), SaidRecord()
-        self.said.answers["policy", "interactive"] = Standing(100.0, 1.0)
+        self.said.answers["policy", "interactive"] = PolicyStanding(100.0, 1.0)
         self.audit_path = path / "audit.jsonl"
         self.journal_api: Api | None = None
         self.done: list[tuple[str, str]] = []
@@ -105,7 +106,7 @@ class Team(Ground):
         book = Rulebook(self.policy)
         audit = AuditLog(self.audit_path, book, self.clock, lambda: pytest.fail("audit"))
         admin = Api(ControlPlane.connect(self.plane.admin))
-        actors = {"kubernetes": self.actor or PodActor(admin, self.policy, self.clock)}
+        actors = {"kubernetes": self.actor or PodActor(admin, self.policy, self.clock, resources=GPU_RESOURCES)}
         self.lease = Lease(self.journal_api or admin, self.namespace, "leader", self.clock, identity="test")
         self.lease.tick()
         proofs: Any = self.proofs  # answers like the real one (see test_proofs)
@@ -295,7 +296,7 @@ def test_a_busy_or_unwarned_member_or_an_exemption_protects_the_whole_job(team: 
 @pytest.mark.parametrize("reason", ["shadow", "regret", "no_demand"])
 def test_the_reconciler_does_not_act_without_proof(team: Team, reason: str) -> None:
     team.job("train", 1)
-    team.said.answers["policy", "batch"] = Standing(50.0, 2.0) if reason == "no_demand" else Held(reason, "")
+    team.said.answers["policy", "batch"] = PolicyStanding(50.0, 2.0) if reason == "no_demand" else Held(reason, "")
     team.proofs.waiting = 0.0 if reason == "no_demand" else 8.0
     assert team.act() == ([], {reason})
     assert not team.is_suspended("train")
@@ -544,7 +545,7 @@ def test_a_change_right_before_the_patch_prevents_the_act(team: Team) -> None:
         team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
 
     api = MeddlingApi(ControlPlane.connect(team.plane.admin), wish)
-    team.actor = PodActor(api, team.policy, team.clock)
+    team.actor = PodActor(api, team.policy, team.clock, resources=GPU_RESOURCES)
     team.restart()
     team.job("train", 1)
     done, _ = team.act()
@@ -577,7 +578,9 @@ class LossyApi(Api):
     ],
 )
 def test_a_lost_answer_changes_nothing_for_the_owner(team: Team, lost: tuple[str, ...]) -> None:
-    team.actor = PodActor(LossyApi(ControlPlane.connect(team.plane.admin), *lost), team.policy, team.clock)
+    team.actor = PodActor(
+        LossyApi(ControlPlane.connect(team.plane.admin), *lost), team.policy, team.clock, resources=GPU_RESOURCES
+    )
     team.restart()
     team.job("train", 1)
     assert team.act(3)[0] == [("suspend", "done")]
@@ -599,7 +602,7 @@ def test_a_crash_at_any_step_leaves_a_job_that_is_suspended_only_once(team: Team
         team.job(name, 1)
         generation = team.live_job(name)["metadata"]["generation"]
         api = MortalApi(ControlPlane.connect(team.plane.admin), step, answered=answered)
-        team.actor, team.journal_api = PodActor(api, team.policy, team.clock), api
+        team.actor, team.journal_api = PodActor(api, team.policy, team.clock, resources=GPU_RESOURCES), api
         try:
             team.restart()
             team.act()
@@ -738,7 +741,9 @@ def called(prefix: str, resource: str) -> str:
 def test_the_charts_rights_are_what_each_action_needs_and_no_more(team: Team, kinds: None, account: Account) -> None:
     team.policy, team.proofs.waiting = team.policy._replace(interactive_after=4000.0), 1000.0
     team.settings = ACT._replace(hour_max=100)
-    team.actor = PodActor(Api(ControlPlane.connect(account.kubeconfig)), team.policy, team.clock)
+    team.actor = PodActor(
+        Api(ControlPlane.connect(account.kubeconfig)), team.policy, team.clock, resources=GPU_RESOURCES
+    )
     team.restart()
     resources = sorted({rule["resources"][0] for rule in account.own})
     assert len(account.own) == 12
@@ -818,7 +823,7 @@ def test_the_policy_lets_the_reconciler_suspend_objects_and_change_nothing_else(
         confined.custom.delete_namespaced_custom_object("batch", "v1", team.namespace, "jobs", "a-jobs", dry_run="All")
 
     team.policy, team.proofs.waiting = team.policy._replace(interactive_after=4000.0), 1000.0
-    team.actor = PodActor(confined, team.policy, team.clock)
+    team.actor = PodActor(confined, team.policy, team.clock, resources=GPU_RESOURCES)
     team.restart()
     for resource, idle in pods.items():  # if all became idle at once, a brake would hold the acts
         team.source.pods = idle

@@ -24,6 +24,7 @@ from tests.component.test_pods_marked import POLICY, Tally, condition_of
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.node import static_pod
 from tests.testbed.processes import Processes, wait_for
 
@@ -129,7 +130,7 @@ class Ground:
     def attempt(self) -> dict[str, Any]:
         """The results of a cycle over idle pods, of a cycle over working pods, and of the Lease. Then restores the first state."""
         site, tally = self.site, Tally()
-        marker = PodMarker(self.api, POLICY, instance="test", sets_condition=True)
+        marker = PodMarker(self.api, POLICY, instance="test", sets_condition=True, resources=GPU_RESOURCES)
         cycle = ReconcileCycle(
             judge_of(site.source, [marker], Rulebook(POLICY), SYSTEM_CLOCK), [marker], POLICY, tally, SYSTEM_CLOCK
         )
@@ -154,7 +155,13 @@ class Ground:
         lease.tick()
         found["lease"] = held, lease._renewed != renewed
         found["record"] = self.keep_record()
-        list(withdraw_all([PodMarker(Api(ControlPlane.connect(self.plane.admin)), POLICY)], SYSTEM_CLOCK, apply=True))
+        list(
+            withdraw_all(
+                [PodMarker(Api(ControlPlane.connect(self.plane.admin)), POLICY, resources=GPU_RESOURCES)],
+                SYSTEM_CLOCK,
+                apply=True,
+            )
+        )
         for name in names:
             site.set_run(name, IDLE_S)
             self.plane.core.patch_namespaced_pod_status(name, site.namespace, {"status": {"conditions": None}})

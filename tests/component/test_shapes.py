@@ -27,6 +27,7 @@ from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.operators import (
     OBJECTS,
     create,
@@ -62,7 +63,7 @@ class Ground(Site):
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         super().__init__(plane, namespace)
-        self.admin = PodActor(Api(ControlPlane.connect(plane.admin)), POLICY, SYSTEM_CLOCK)
+        self.admin = PodActor(Api(ControlPlane.connect(plane.admin)), POLICY, SYSTEM_CLOCK, resources=GPU_RESOURCES)
         self.custom = client.CustomObjectsApi(plane.api)
 
     def make(

@@ -15,7 +15,7 @@ from gpu_exporter.attribution.slurm.collected import ANSWERS
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
+from gpu_exporter.cluster.collector import MAX_ANSWER, CollectorRun, SlurmCollector
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.model.holders import Grant
@@ -137,7 +137,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
     """Ten minutes with 200 nodes that poll every 5 s. A new job is known after one round of the collector."""
     clock = ManualClock(wall=time.time())
     ask = run_as(slurm)
-    run = CollectorRun(Collector(CommandLine(ask), clock, 90.0), tmp_path, clock)
+    run = CollectorRun(SlurmCollector(CommandLine(ask), clock, 90.0), tmp_path, clock)
     first = slurm.submit("--gres=gpu:1", "-w", "n0", "-N1")
     assert run()
     nodes = [

@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -35,7 +36,9 @@ class Site(Bench):
     node: str | None = None
 
     def restart(self) -> None:
-        self.restart_with(PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock))
+        self.restart_with(
+            PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock, resources=GPU_RESOURCES)
+        )
 
     def restart_with(self, marker: PodMarker) -> None:
         """Continue as a new process with this marker."""
@@ -135,7 +138,9 @@ class Site(Bench):
 
     def judge(self, *rules: PolicyRule) -> dict[str, Decision]:
         """The decisions of a reconciler that has just started, by pod."""
-        surveyor = PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock)
+        surveyor = PodMarker(
+            Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock, resources=GPU_RESOURCES
+        )
         decisions = judge_of(self.source, [surveyor], Rulebook(self.policy, rules), self.clock).judge().decisions
         return {decision.name.name: decision for decision in decisions}
 
@@ -337,7 +342,7 @@ def test_an_unreadable_controller_makes_its_pods_unknown_and_the_remedy_is_named
     subject = {"kind": "User", "name": "half", "apiGroup": "rbac.authorization.k8s.io"}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "half"}
     rbac.create_cluster_role_binding({"metadata": {"name": "half"}, "roleRef": reference, "subjects": [subject]})
-    marker = PodMarker(Api(ControlPlane.connect(reader)), site.policy, site.clock)
+    marker = PodMarker(Api(ControlPlane.connect(reader)), site.policy, site.clock, resources=GPU_RESOURCES)
     name = HolderName("kubernetes", site.namespace, pod)
     wanted = "batch/v1/Job/train cannot be read"
     wait_for(

@@ -18,7 +18,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import Standing
+from gpu_exporter.reconciler.record import PolicyStanding
 
 AT_REST = Work(0.0, 0.0)
 
@@ -71,7 +71,7 @@ class SaidRecord:
     """The record's answers by policy and class; a class that is missing here has no decisions."""
 
     def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], Held | Standing] = {("policy", "batch"): Standing(50.0, 2.0)}
+        self.answers: dict[tuple[str, str], Held | PolicyStanding] = {("policy", "batch"): PolicyStanding(50.0, 2.0)}
         self.open: set[Any] = set()
         self.watches = self
         self.acts: list[Entry] = []
@@ -82,7 +82,7 @@ class SaidRecord:
     def is_open(self, decisions: Collection[Decision]) -> bool:
         return any(key_of(each) in self.open for each in decisions)
 
-    def why_not(self, account: Account, settings: Actions) -> Held | Standing:
+    def why_not(self, account: Account, settings: Actions) -> Held | PolicyStanding:
         return self.answers.get(account[:2], Held("shadow", "no decisions"))
 
     def note_act(self, entry: Entry) -> None:

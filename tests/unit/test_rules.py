@@ -15,8 +15,7 @@ from tools.rules import BuildError, read_parameters
 
 from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import Collector as SlurmCollector
-from gpu_exporter.cluster.collector import CollectorRun
+from gpu_exporter.cluster.collector import CollectorRun, SlurmCollector
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorMetrics
 from gpu_exporter.collectors import registry

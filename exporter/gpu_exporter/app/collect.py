@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from gpu_exporter.app.serve import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun, Slurmctld
+from gpu_exporter.cluster.collector import MAX_ANSWER, CollectorRun, SlurmCollector, Slurmctld
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.cluster.site import CollectorMetrics, CollectorSite
@@ -51,7 +51,7 @@ def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: 
     slurmctld: Slurmctld = CommandLine(functools.partial(slurm_commands.run, limit=MAX_ANSWER))
     if slurmrestd is not None:
         slurmctld = Rest(*slurmrestd, MAX_ANSWER)
-    return CollectorRun(Collector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
+    return CollectorRun(SlurmCollector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
 
 
 def collect_beside(host: Site, registry: CollectorRegistry) -> tuple[CollectorSite, CollectorRun]:

@@ -33,14 +33,14 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.top.nodes import complete
-    from gpu_exporter.top.screen import Wish
+    from gpu_exporter.top.screen import ViewOptions
     from gpu_exporter.top.terminal import print_once, run_top
 
     try:
         urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))
     except ValueError as exc:
         parser.fail(f"--from: {exc}")
-    wish = Wish(options.sort, options.words)
+    wish = ViewOptions(options.sort, options.words)
     if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         return print_once(urls, wish)
     return run_top(urls, wish, options.interval)

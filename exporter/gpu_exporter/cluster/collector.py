@@ -36,7 +36,7 @@ class Slurmctld(Protocol):
         """The configuration; called after the other two."""
 
 
-class Collector:
+class SlurmCollector:
     """Reads the cluster's configuration once an hour, and the nodes and jobs in every round."""
 
     def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
@@ -92,7 +92,7 @@ WITHHELD = (
 class CollectorRun:
     """Runs round after round. A new problem is logged once; the old answers remain and age."""
 
-    def __init__(self, collector: Collector, directory: Path | None, clock: Clock) -> None:
+    def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
         """`directory`: where NODE.json is written for each node; None if answers are served only over HTTP."""
         self.is_open: Callable[[], bool] = lambda: False
         """Whether every client may read the port now; this changes with the web configuration file. An open port serves

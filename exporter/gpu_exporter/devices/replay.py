@@ -47,7 +47,7 @@ MESSAGE = re.compile(r"Unable to determine|No devices|Failed to|NVIDIA-SMI has f
 NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes the reason for a missing value in brackets
 
 
-class RecordingError(ValueError):
+class ReplayError(ValueError):
     """The file is not such a log. The text is the file, line and fault."""
 
 
@@ -85,29 +85,29 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read one log. Raises RecordingError, OSError."""
+    """Read one log. Raises ReplayError, OSError."""
     try:
         data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_plain(path, LOG_MAX)
         text = data.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, ValueError) as exc:
-        raise RecordingError(f"{path}: not a gzip or text file: {exc}") from exc
+        raise ReplayError(f"{path}: not a gzip or text file: {exc}") from exc
     return parse_recording(text, str(path))
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
     """Convert the text of a log to columns. Rows that repeat or go back in time are dropped.
 
-    Raises RecordingError for a cell that neither is a number in the column's unit nor marks a missing value, and for a
+    Raises ReplayError for a cell that neither is a number in the column's unit nor marks a missing value, and for a
     log of several GPUs: their rows would be combined into one GPU.
     """
     try:
         rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
     except csv.Error as exc:  # NUL bytes, before Python 3.11
-        raise RecordingError(f"{place}: {exc}") from exc
+        raise ReplayError(f"{place}: {exc}") from exc
     header = [name.strip() for name in rows[0]] if rows else []
     for name in (TIMESTAMP, UTILIZATION):
         if name not in header:
-            raise RecordingError(f"{place}:1: column {name!r} is missing")
+            raise ReplayError(f"{place}:1: column {name!r} is missing")
     if len(rows) > 1 and (len(rows[-1]) < len(header) or not text.endswith(("\n", "\r"))):
         rows.pop()  # nvidia-smi ends each line: this line was cut, and 40 may have been 400
     power = next((name for name in POWER if name in header), "")
@@ -134,7 +134,7 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
                 None if i is None else _parse_cell(row[i], header[i]) for i in columns
             )
         except ValueError as exc:
-            raise RecordingError(f"{place}:{number}: {exc}") from exc
+            raise ReplayError(f"{place}:{number}: {exc}") from exc
         previous = when, row
         start = start or when
         t = (when - start).total_seconds()
@@ -143,7 +143,7 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
         ratio = None if utilization is None or utilization > 100 else utilization / 100.0
         _append(recording, t, ratio, temperature, None if clock is None else clock * 1e6, watts)
     if len(recording.times) < 2:
-        raise RecordingError(f"{place}: fewer than two rows")
+        raise ReplayError(f"{place}: fewer than two rows")
     return recording
 
 
@@ -287,7 +287,7 @@ class ReplayBackend:
                 ReplayDevice(read_recording(path), index, path.name.split(".")[0], self._clock)
                 for index, path in enumerate(self._paths)
             ]
-        except (OSError, RecordingError) as exc:
+        except (OSError, ReplayError) as exc:
             raise DriverUnavailable(str(exc)) from exc
 
     def count(self) -> int:

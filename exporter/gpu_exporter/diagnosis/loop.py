@@ -26,7 +26,7 @@ class Subject(NamedTuple):
     window: Window
 
 
-class Evidence(NamedTuple):
+class DiagnosisInput(NamedTuple):
     """The knowledge about a node at one moment: the GPUs that answer, and every allocation."""
 
     snapshots: Sequence[DeviceSnapshot]
@@ -43,7 +43,7 @@ class Findings(NamedTuple):
 class DiagnosisLoop:
     """`findings` is replaced as a whole, and may be read by any thread."""
 
-    def __init__(self, settings: Settings, gather: Callable[[], Evidence], clock: Clock) -> None:
+    def __init__(self, settings: Settings, gather: Callable[[], DiagnosisInput], clock: Clock) -> None:
         self.findings = Findings()
         self._rules = state_rules(settings)
         self._interval_s = settings.diagnosis.interval

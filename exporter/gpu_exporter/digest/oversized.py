@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.evidence.vector import Row
+from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 HOURS_MIN = 24.0  # GPU-hours of known utilization
 MEAN_MAX = 0.2
@@ -62,7 +62,7 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
     yield "over_model", f"{models} and on ({holder}) {long}"
 
 
-def find(rows: Mapping[str, list[Row]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
+def find(rows: Mapping[str, list[VectorRow]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
     """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
     mean = {holder_name(row.labels): row.value for row in rows["over_mean"]}
     peak = {holder_name(row.labels): row.value for row in rows["over_peak"]}

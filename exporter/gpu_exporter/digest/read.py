@@ -15,7 +15,7 @@ from gpu_exporter.digest.oversized import Oversized
 from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.promql import ENFORCED
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.evidence.vector import Row, parse_vector
+from gpu_exporter.reconciler.evidence.vector import VectorRow, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
 
 DAY_S = 86400.0
@@ -170,7 +170,9 @@ class Reader:
         matchers = ",".join(filter(None, (self._matcher, matcher)))
         return f"count(last_over_time({name}{{{matchers}}}{part.window}))"
 
-    def _ask_all(self, queries: list[tuple[_Part, tuple[str, str]]], end: float) -> dict[tuple[_Part, str], list[Row]]:
+    def _ask_all(
+        self, queries: list[tuple[_Part, tuple[str, str]]], end: float
+    ) -> dict[tuple[_Part, str], list[VectorRow]]:
         try:
             answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
             return {(part, name): rows for part, name, rows in answers}
@@ -201,14 +203,14 @@ class Reader:
         )
         yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
 
-    def _ask(self, part: _Part, query: tuple[str, str], end: float) -> tuple[_Part, str, list[Row]]:
+    def _ask(self, part: _Part, query: tuple[str, str], end: float) -> tuple[_Part, str, list[VectorRow]]:
         name, expression = query
         form = {"query": expression, "time": f"{end:.3f}"}
         text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, ANSWER_S)
         return part, name, parse_vector(text, expression)
 
     @staticmethod
-    def _hours(part: _Part, answers: Mapping[tuple[_Part, str], list[Row]]) -> dict[TenantName, Hours]:
+    def _hours(part: _Part, answers: Mapping[tuple[_Part, str], list[VectorRow]]) -> dict[TenantName, Hours]:
         found: dict[TenantName, Hours] = {}
         for name in vars(Hours()):
             for row in answers.get((part, name), []):
@@ -249,7 +251,7 @@ def _parts(since_s: float, ago: float) -> Iterator[_Part]:
         ago += DAY_S
 
 
-def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[Row]) -> None:
+def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[VectorRow]) -> None:
     for row in rows:
         name = holder_name(row.labels)
         before = idle[name].idle if name in idle else 0.0

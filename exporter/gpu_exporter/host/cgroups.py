@@ -26,7 +26,7 @@ CPU = ("cpu", *CPUACCT[1:])
 US, NS = 1e-6, 1e-9
 
 
-class Reading(NamedTuple):
+class CgroupReading(NamedTuple):
     """Counters of one cgroup since its creation. `io_bytes`: read and written bytes, None without that controller.
     `cpus`: how many CPUs it may use at once, None if there is no limit.
     """
@@ -72,20 +72,22 @@ class Cgroups:
                 return found, True
         return found, walk.is_whole
 
-    def read(self, place: PurePosixPath) -> Reading | None:
+    def read(self, place: PurePosixPath) -> CgroupReading | None:
         """The present counters; None if the cgroup has ended or its processor time cannot be read."""
         return self._read_v2(self._root / place) if self._is_v2 else self._read_v1(place)
 
-    def _read_v2(self, folder: Path) -> Reading | None:
+    def _read_v2(self, folder: Path) -> CgroupReading | None:
         usage = _field(_text(folder / "cpu.stat"), "usage_usec")
         if usage is None:
             return None
         traffic = _text(folder / "io.stat")
         io_bytes = None if traffic is None else _sum(traffic, ("rbytes=", "wbytes="))
         quota, _, period = (_text(folder / "cpu.max") or "").strip().partition(" ")
-        return Reading(usage * US, io_bytes, _least(_ratio(quota, period), _count(folder / "cpuset.cpus.effective")))
+        return CgroupReading(
+            usage * US, io_bytes, _least(_ratio(quota, period), _count(folder / "cpuset.cpus.effective"))
+        )
 
-    def _read_v1(self, place: PurePosixPath) -> Reading | None:
+    def _read_v1(self, place: PurePosixPath) -> CgroupReading | None:
         usage = _number(self._v1(CPUACCT, place, "cpuacct.usage"))
         if usage is None:
             return None
@@ -94,7 +96,7 @@ class Cgroups:
         period = self._v1(CPU, place, "cpu.cfs_period_us") or ""
         cpuset = self._tree(("cpuset",))
         allowed = None if cpuset is None else _count(cpuset / place / "cpuset.effective_cpus")
-        return Reading(usage * NS, _field(traffic, "Total"), _least(_ratio(quota, period), allowed))
+        return CgroupReading(usage * NS, _field(traffic, "Total"), _least(_ratio(quota, period), allowed))
 
     def _v1(self, names: tuple[str, ...], place: PurePosixPath, file: str) -> str | None:
         tree = self._tree(names)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.clock import Clock
-from gpu_exporter.host.cgroups import Cgroups, Reading
+from gpu_exporter.host.cgroups import CgroupReading, Cgroups
 from gpu_exporter.model.holders import Allocation
 from gpu_exporter.model.views import HostWork
 
@@ -32,7 +32,7 @@ SPAN_MIN_S = 60.0  # a shorter span is mostly noise
 
 class _Sample(NamedTuple):
     monotonic: float
-    reading: Reading
+    reading: CgroupReading
 
 
 class HostWorks:
@@ -91,7 +91,7 @@ class HostWorks:
         self._searched, self._missing = now, missing
         self._places |= found
 
-    def _add(self, who: Who, reading: Reading, part: float) -> HostWork | None:
+    def _add(self, who: Who, reading: CgroupReading, part: float) -> HostWork | None:
         """The holder's work, None until enough time has passed. `part`: its share of the node's GPUs, 0 to 1."""
         now = self._clock.monotonic()
         samples = self._samples.setdefault(who, deque())

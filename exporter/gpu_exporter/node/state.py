@@ -14,7 +14,7 @@ from gpu_exporter.attribution.slurm.pods import SlurmPods
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
-from gpu_exporter.diagnosis.loop import Evidence, Findings, Subject
+from gpu_exporter.diagnosis.loop import DiagnosisInput, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
@@ -307,14 +307,14 @@ class NodeState:
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         return Buckets(values, self.ledger.rules.bucket_s)
 
-    def evidence(self, placed: Mapping[str, Placed]) -> Evidence:
+    def evidence(self, placed: Mapping[str, Placed]) -> DiagnosisInput:
         """The evidence for diagnosis."""
         records = self.records(placed)
         subjects = [
             Subject(record.id, unknown, self._window(record, gpu))
             for record, gpu, unknown in list_standings(records, self._view_rules)
         ]
-        return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
+        return DiagnosisInput([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
         """The witnesses of the unit's last activity. Empty if it is too old to have ended the last idle run."""

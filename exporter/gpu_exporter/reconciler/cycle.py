@@ -36,7 +36,7 @@ ENDED_MAX = 200  # withdrawals per cycle of marks on ended holders; these marks 
 RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 
-class Observer(Protocol):
+class CycleObserver(Protocol):
     """Counts writes, and marks that were not set."""
 
     def count_write(self, result: str) -> None:
@@ -69,7 +69,7 @@ class ReconcileCycle:
         judge: Judge,
         markers: Sequence[Marker],
         policy: Policy,
-        observer: Observer,
+        observer: CycleObserver,
         clock: Clock,
         hooks: CycleHooks = HOOKS,
         *,

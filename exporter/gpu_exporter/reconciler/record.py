@@ -62,7 +62,7 @@ SAVE_S = 60.0  # interval of writes while only the time in the record changes
 TAKEN_OVER_S = 120.0  # a record that another host wrote within this time still belongs to that host
 
 
-class Standing(NamedTuple):
+class PolicyStanding(NamedTuple):
     """The record for one policy and class: the decisions that count, and how many of them were regretted."""
 
     decisions: float
@@ -167,7 +167,7 @@ class Record:
         """Drop an act whose target no longer exists, so that its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
-    def why_not(self, account: Account, settings: Actions) -> Held | Standing:
+    def why_not(self, account: Account, settings: Actions) -> Held | PolicyStanding:
         """Why the record of a policy, class and tenant allows no act yet; else the record."""
         if not self._is_loaded:
             return Held("proof", f"the record cannot be read: {self._trouble}")
@@ -179,7 +179,7 @@ class Record:
         first = math.floor(since / DAY_S)
         tenants = self._tenants(account, first)
         what = f"of policy {account.policy} on class {account.kind} in {span}"
-        own = tenants.get(account.tenant, Standing(0.0, 0.0))
+        own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
             return Held("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
@@ -197,7 +197,7 @@ class Record:
             return Held("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
         return standing
 
-    def _tenants(self, account: Account, first: int) -> dict[str, Standing]:
+    def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
         """The decisions with outcome `right` or `regret`, and the regrets, of each tenant."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
@@ -205,7 +205,7 @@ class Record:
                 if (policy, kind) == account[:2]:
                     found[tenant][0] += numbers[COUNTS.index(RIGHT)] + numbers[COUNTS.index(REGRET)]
                     found[tenant][1] += numbers[COUNTS.index(REGRET)]
-        return {tenant: Standing(*numbers) for tenant, numbers in found.items() if numbers[0]}
+        return {tenant: PolicyStanding(*numbers) for tenant, numbers in found.items() if numbers[0]}
 
     def _sum(self, account: Account, first: int, count: str) -> int:
         at = COUNTS.index(count)
@@ -360,7 +360,7 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
     return counts
 
 
-def _pool(tenants: dict[str, Standing], regret_max: float) -> Standing | None:
+def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
     """The record of all tenants together, where each counts for at most a fifth; None for fewer than TENANTS_MIN.
 
     The tenant with the largest share of regrets is left out if this share is too large, so that it cannot prevent acts
@@ -374,4 +374,4 @@ def _pool(tenants: dict[str, Standing], regret_max: float) -> Standing | None:
         return None
     most = FIFTH * sum(each.decisions for each in counted.values())
     weights = [(each, min(1.0, most / each.decisions)) for each in counted.values()]
-    return Standing(sum(w * each.decisions for each, w in weights), sum(w * each.regrets for each, w in weights))
+    return PolicyStanding(sum(w * each.decisions for each, w in weights), sum(w * each.regrets for each, w in weights))

@@ -40,7 +40,7 @@ class NodeRow(NamedTuple):
     row: Row
 
 
-class Reading(NamedTuple):
+class ClusterReading(NamedTuple):
     """The result for all nodes. `answered`: number of answers. `problems`: by node, why its data are missing."""
 
     rows: list[NodeRow]
@@ -66,39 +66,39 @@ def name_of(url: str) -> str:
     return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
 
 
-class Answer(NamedTuple):
+class NodeAnswer(NamedTuple):
     """The result for one node: its rows, None without an answer, and its problem, "" for none."""
 
     rows: list[Row] | None
     problem: str = ""
 
 
-def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, Answer]]:
+def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, NodeAnswer]]:
     """One reading of each node, in order of arrival. A silent node does not affect other nodes. Raises NoThread."""
 
-    def read(url: str) -> tuple[str, Answer]:
+    def read(url: str) -> tuple[str, NodeAnswer]:
         try:
-            return url, Answer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
+            return url, NodeAnswer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except FetchError as exc:
             hint = "; use its IP address, or add this name to --web.hosts of its exporter" if exc.status == 421 else ""
-            return url, Answer(None, f"{exc}{hint}")
+            return url, NodeAnswer(None, f"{exc}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return url, Answer(
+            return url, NodeAnswer(
                 None, f"{shorten(url)}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
             )
 
     yield from run_ahead(read, urls, min(WORKERS, len(urls)), "top")
 
 
-def put_together(urls: Sequence[str], answers: Mapping[str, Answer]) -> Reading:
+def put_together(urls: Sequence[str], answers: Mapping[str, NodeAnswer]) -> ClusterReading:
     """The combined result for these nodes, in their order."""
     rows = [NodeRow(name_of(url), row) for url in urls if url in answers for row in answers[url].rows or ()]
     problems = {name_of(url): answers[url].problem if url in answers else "no answer yet" for url in urls}
     answered = sum(answer.rows is not None for answer in answers.values())
-    return Reading(rows, answered, {node: problem for node, problem in problems.items() if problem})
+    return ClusterReading(rows, answered, {node: problem for node, problem in problems.items() if problem})
 
 
-def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Reading:
+def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
     """One reading of all nodes. Raises NoThread."""
     return put_together(urls, dict(read_each(urls, fetch)))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpu_exporter.exposition.rows import NAMES, NUMBERS, Row
 from gpu_exporter.plain import layout, one_line
-from gpu_exporter.top.nodes import NodeRow, Reading
+from gpu_exporter.top.nodes import ClusterReading, NodeRow
 
 IDLE_STATES = ("held_idle", "held_no_process")
 SILENT_STATES = ("lost", "hung", "stale")
@@ -30,7 +30,7 @@ ORDERS: dict[str, Callable[[Row], float]] = {
 }
 
 
-class Wish(NamedTuple):
+class ViewOptions(NamedTuple):
     """Choices of the user. `words`: a row must contain all of them. `skip`: number of rows above the first shown."""
 
     order: str = "waste"
@@ -38,14 +38,14 @@ class Wish(NamedTuple):
     skip: int = 0
 
 
-def choose(rows: Sequence[NodeRow], wish: Wish) -> list[NodeRow]:
+def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
     """The selected rows in the selected order. Equal rows are in the order of nodes and GPUs."""
     words = wish.words.lower().split()
     wanted = [each for each in rows if all(word in f"{each.node} {' '.join(each.row.texts)}".lower() for word in words)]
     return sorted(wanted, key=lambda each: -ORDERS[wish.order](each.row))
 
 
-def summary(reading: Reading, nodes: int) -> str:
+def summary(reading: ClusterReading, nodes: int) -> str:
     """The summary in one line."""
     states = [each.row.state for each in reading.rows if each.row.state != "mig"]
     held = sum(bool(each.row.holder) for each in reading.rows)
@@ -70,7 +70,7 @@ def table(rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
     return layout(header, [(*([each.node] if with_node else []), *each.row.texts) for each in rows], NUMBERS)
 
 
-def draw(reading: Reading, wish: Wish, nodes: int, height: int, width: int) -> list[str]:
+def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[str]:
     """At most `height` lines of `width` characters: summary, problems, table, and help for the keys."""
     problems = [one_line(f"{node}: {text}") for node, text in reading.problems.items()]
     room = max(1, height // 4)

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from gpu_exporter.exits import Exit
 from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
-from gpu_exporter.top.nodes import Answer, Reading, put_together, read_each, read_nodes
-from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
+from gpu_exporter.top.nodes import ClusterReading, NodeAnswer, put_together, read_each, read_nodes
+from gpu_exporter.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
 
 KEY_WAIT_MS = 200  # delay until the screen shows a new reading, or ends
 BACKSPACE = frozenset((8, 127))
 ESCAPE, ENTER = 27, frozenset((10, 13))
 
 
-def print_once(urls: Sequence[str], wish: Wish) -> int:
+def print_once(urls: Sequence[str], wish: ViewOptions) -> int:
     """Print the table and a summary. Returns the exit code: partial if a node is silent, no data if all are."""
     reading = read_nodes(urls)
     for line in table(choose(reading.rows, wish), with_node=len(urls) > 1) if reading.answered else ():
@@ -39,7 +39,7 @@ class _Reader:
         self._urls = urls
         self._interval_s = interval_s
         self._over = threading.Event()
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, NodeAnswer] = {}
         self.reading = put_together(urls, {})
         start(threading.Thread(target=self._read, name="top", daemon=True))
 
@@ -50,7 +50,7 @@ class _Reader:
                     self._answers[url] = answer
                     self.reading = put_together(self._urls, self._answers)
             except Exception as exc:  # the next reading follows soon, and old values are not shown as new
-                self.reading = Reading([], 0, {"top": f"cannot read: {type(exc).__name__}: {exc}"})
+                self.reading = ClusterReading([], 0, {"top": f"cannot read: {type(exc).__name__}: {exc}"})
             self._over.wait(self._interval_s)
 
     def end(self) -> None:
@@ -58,7 +58,7 @@ class _Reader:
         self._over.set()
 
 
-def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
+def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
     """Show the nodes on the whole terminal until q. Raises curses.error if the terminal is unsuitable."""
     import curses
 
@@ -100,7 +100,7 @@ def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
     return Exit.DONE
 
 
-def _write(wish: Wish, key: int) -> tuple[Wish, bool]:
+def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
     """The filter words after a key, and whether typing continues."""
     if key in ENTER:
         return wish, False
@@ -113,7 +113,7 @@ def _write(wish: Wish, key: int) -> tuple[Wish, bool]:
     return wish, True
 
 
-def _follow(wish: Wish, key: int, page: int, keys: object) -> Wish:
+def _follow(wish: ViewOptions, key: int, page: int, keys: object) -> ViewOptions:
     """The choices after a key: another order, or other rows."""
     if key == ord("s"):
         names = list(ORDERS)

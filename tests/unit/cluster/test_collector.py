@@ -24,7 +24,7 @@ from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
-from gpu_exporter.cluster.collector import Collector, CollectorRun
+from gpu_exporter.cluster.collector import CollectorRun, SlurmCollector
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorSite
 from gpu_exporter.slurm.gres import Gres
@@ -49,7 +49,7 @@ class Cluster:
         self.here: dict[str, int] = {}  # the jobs with a step on the node, and a process of each
         self.gres_conf = directory / "gres.conf"
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
-        self.round = CollectorRun(Collector(CommandLine(self.run), self.clock, 90.0), self.directory, self.clock)
+        self.round = CollectorRun(SlurmCollector(CommandLine(self.run), self.clock, 90.0), self.directory, self.clock)
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         text = " ".join(command)
@@ -330,7 +330,7 @@ def test_files_are_not_world_readable_if_slurm_hides_jobs_or_users(cluster: Clus
 
 
 def test_hidden_jobs_are_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    run = CollectorRun(Collector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock)
+    run = CollectorRun(SlurmCollector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock)
     is_open = True
     run.is_open = lambda: is_open
     site = CollectorSite(run)
@@ -380,7 +380,7 @@ def test_an_unknown_cluster_name_is_asked_for_again(cluster: Cluster) -> None:
         def read_config(self) -> SlurmConfig:
             return super().read_config()._replace(cluster=next(names))
 
-    collector = Collector(Asked(cluster.run), cluster.clock, 90.0)
+    collector = SlurmCollector(Asked(cluster.run), cluster.clock, 90.0)
     assert [collector.collect()["n0"].config.cluster for _ in range(3)] == ["", "lab", "lab"]
 
 
@@ -523,6 +523,6 @@ def test_no_file_is_written_for_an_impossible_node_name(cluster: Cluster, name: 
             record = super().read_nodes()["n0"]
             return {"n0": record, name: record}
 
-    collector = Collector(Asked(cluster.run), cluster.clock, 90.0)
+    collector = SlurmCollector(Asked(cluster.run), cluster.clock, 90.0)
     assert CollectorRun(collector, cluster.directory, cluster.clock)()
     assert [path.name for path in cluster.directory.parent.rglob("*.json")] == ["n0.json"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.errors import DriverUnavailable, NotSupported
-from gpu_exporter.devices.replay import RecordingError, ReplayBackend, ReplayDevice, parse_recording, read_recording
+from gpu_exporter.devices.replay import ReplayBackend, ReplayDevice, ReplayError, parse_recording, read_recording
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDINGS = ROOT / "tests" / "fixtures" / "recordings"
@@ -80,7 +80,7 @@ def test_after_the_end_of_a_log_there_is_no_data() -> None:
     ],
 )
 def test_an_invalid_log_is_refused_with_line_and_fault(text: str, message: str) -> None:
-    with pytest.raises(RecordingError) as error:
+    with pytest.raises(ReplayError) as error:
         parse_recording(text, "log")
     assert str(error.value).startswith(message)
 
@@ -153,7 +153,7 @@ def test_a_gpu_whose_uuid_is_unreadable_in_a_row_is_not_a_second_gpu() -> None:
     for second, uuid, degrees in ((1, "GPU-a", "30"), (2, "[GPU is lost]", "-1"), (3, "GPU-a", "31")):
         text += f"2023/07/30 17:28:{second:06.3f}, {uuid}, 5 %, {degrees}\n"
     assert parse_recording(text).temperature == [30.0, None, 31.0]
-    with pytest.raises(RecordingError, match="log:5: the log has a second GPU"):
+    with pytest.raises(ReplayError, match="log:5: the log has a second GPU"):
         parse_recording(text + "2023/07/30 17:28:04.000, GPU-b, 5 %, 30\n", "log")
 
 
@@ -172,7 +172,7 @@ def test_a_log_with_few_columns_and_a_byte_order_mark_is_read(tmp_path: Path) ->
 def test_any_text_is_a_recording_or_a_recording_error(text: str) -> None:
     try:
         parse_recording(HEADER + text)
-    except RecordingError:
+    except ReplayError:
         return
 
 

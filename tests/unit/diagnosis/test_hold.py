@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import IDLE_STATES, WEIGHT, StateHold
-from gpu_exporter.diagnosis.loop import DiagnosisLoop, Evidence, Subject
+from gpu_exporter.diagnosis.loop import DiagnosisInput, DiagnosisLoop, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.model.holders import HolderKey
 from gpu_exporter.model.units import UnitId
@@ -85,12 +85,12 @@ def test_after_a_failed_judgement_no_verdict_remains(caplog: pytest.LogCaptureFi
     subject = Subject(ID, "", Window((0.5,) * 600, 600.0, 0.0))
     shown: list[str] = []
 
-    def gather() -> Evidence:
+    def gather() -> DiagnosisInput:
         shown.append(loop.findings.verdicts[ID].state if ID in loop.findings.verdicts else "none")
         if len(shown) == 23:
             stop.set()
             raise ZeroDivisionError("a bug")
-        return Evidence([], [subject])
+        return DiagnosisInput([], [subject])
 
     loop = DiagnosisLoop(Settings(), gather, ManualClock())
     loop.run(stop)
@@ -101,6 +101,6 @@ def test_after_a_failed_judgement_no_verdict_remains(caplog: pytest.LogCaptureFi
 def test_the_reason_of_an_unknown_state_is_published() -> None:
     clock = ManualClock()
     subject = Subject(ID, "the GPU does not answer", Window((0.0,) * 600, 600.0, 600.0))
-    loop = DiagnosisLoop(Settings(), lambda: Evidence([], [subject]), clock)
+    loop = DiagnosisLoop(Settings(), lambda: DiagnosisInput([], [subject]), clock)
     loop.judge()
     assert loop.findings.verdicts == {ID: Verdict("unknown", "the GPU does not answer")}

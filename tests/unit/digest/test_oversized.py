@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.digest.oversized import find, would_do
-from gpu_exporter.reconciler.evidence.vector import Row
+from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 GB = 1e9
 
@@ -34,8 +34,8 @@ def test_the_smallest_profile_with_enough_memory_and_slices_is_chosen(
 
 
 def test_only_holders_with_all_values_and_one_model_are_listed() -> None:
-    def rows(*values: tuple[str, float], **more: str) -> list[Row]:
-        return [Row({"scheduler": "slurm", "job_id": job, **more}, value) for job, value in values]
+    def rows(*values: tuple[str, float], **more: str) -> list[VectorRow]:
+        return [VectorRow({"scheduler": "slurm", "job_id": job, **more}, value) for job, value in values]
 
     answers = {
         "over_hours": rows(("1", 30.0), ("2", 90.0), ("3", 40.0), ("4", 50.0), ("5", 60.0), user="ada"),

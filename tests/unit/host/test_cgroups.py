@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.host.cgroups import DEPTH_MAX, Cgroups, Reading
+from gpu_exporter.host.cgroups import DEPTH_MAX, CgroupReading, Cgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
 OTHER = "0a89bcaa-3509-4375-83e1-b9e7a5712123"
@@ -38,27 +38,27 @@ def test_the_counters_of_a_pod_are_read_in_version_2(tmp_path: Path) -> None:
     write(tmp_path / SLICE / "cri-containerd-1.scope", cpu__stat="usage_usec 7\n")
     found = cgroups.find({POD, JOB})
     assert found == {POD: PurePosixPath(SLICE)}
-    assert cgroups.read(found[POD]) == Reading(2.5, 1234.0, 1.5)
+    assert cgroups.read(found[POD]) == CgroupReading(2.5, 1234.0, 1.5)
 
 
 @pytest.mark.parametrize(
     ("files", "reading"),
     [
-        ({"cpu__stat": "usage_usec 0\n"}, Reading(0.0)),
-        ({"cpu__stat": "usage_usec 1\n", "cpu__max": "max 100000\n", "io__stat": ""}, Reading(1e-6, 0.0)),
-        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "0-3,8\n"}, Reading(1e-6, None, 5.0)),
+        ({"cpu__stat": "usage_usec 0\n"}, CgroupReading(0.0)),
+        ({"cpu__stat": "usage_usec 1\n", "cpu__max": "max 100000\n", "io__stat": ""}, CgroupReading(1e-6, 0.0)),
+        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "0-3,8\n"}, CgroupReading(1e-6, None, 5.0)),
         (
             {"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "0-3\n", "cpu__max": "50000 100000\n"},
-            Reading(1e-6, None, 0.5),
+            CgroupReading(1e-6, None, 0.5),
         ),
-        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "x-y\n", "cpu__max": "no\n"}, Reading(1e-6)),
+        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "x-y\n", "cpu__max": "no\n"}, CgroupReading(1e-6)),
         ({"cpu__stat": "usage_usec many\n"}, None),
         ({"io__stat": IO}, None),
         ({}, None),
     ],
 )
 def test_a_missing_or_invalid_counter_is_unknown(
-    files: dict[str, str], reading: Reading | None, tmp_path: Path
+    files: dict[str, str], reading: CgroupReading | None, tmp_path: Path
 ) -> None:
     cgroups = v2(tmp_path, "slurm/uid_0/job_42", **files)
     assert cgroups.read(cgroups.find({JOB})[JOB]) == reading
@@ -74,7 +74,7 @@ def test_the_counters_of_a_job_are_read_from_the_separate_trees_of_version_1(tmp
     cgroups = Cgroups(tmp_path)
     found = cgroups.find({POD, JOB})
     assert found == {JOB: PurePosixPath(place)}
-    assert cgroups.read(found[JOB]) == Reading(3.0, 9.0, 4.0)
+    assert cgroups.read(found[JOB]) == CgroupReading(3.0, 9.0, 4.0)
     (tmp_path / "cpu,cpuacct" / place / "cpuacct.usage").unlink()
     assert cgroups.read(found[JOB]) is None
 

@@ -53,7 +53,7 @@ from gpu_exporter.reconciler.decision.target import Held, Part, Target
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.marks import MarkError, Refused
-from gpu_exporter.reconciler.record import Standing
+from gpu_exporter.reconciler.record import PolicyStanding
 from gpu_exporter.reconciler.report import explain
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -452,7 +452,7 @@ def test_a_policy_of_the_site_is_judged_by_its_own_record() -> None:
     assert bench.run(strict) == ([], ["shadow"])
     bench.record.answers["night", "batch"] = Held("regret", "too many")
     assert bench.run(strict) == ([], ["regret"])
-    bench.record.answers["night", "batch"] = Standing(60.0, 0.0)
+    bench.record.answers["night", "batch"] = PolicyStanding(60.0, 0.0)
     assert bench.run(strict)[0] == [("suspend", "done")]
 
 

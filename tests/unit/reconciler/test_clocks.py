@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from tests.testbed.gpu_resources import GPU_RESOURCES
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Reference, Unreadable
 from gpu_exporter.reconciler.evidence.clocks import APART_MAX_S, ahead_of
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
@@ -66,7 +66,7 @@ def test_nothing_is_decided_while_the_clocks_of_reconciler_and_server_differ(
 ) -> None:
     monkeypatch.setattr(Server, "ahead_s", ahead_s)
     name = HolderName("kubernetes", "ml", "train-0")
-    found = PodSurveyor(api, Policy(), ManualClock()).survey([name], [], time.time())[name]
+    found = PodSurveyor(api, Policy(), ManualClock(), resources=GPU_RESOURCES).survey([name], [], time.time())[name]
     assert isinstance(found, Unreadable)
     assert found.is_failure
     assert says in found.why

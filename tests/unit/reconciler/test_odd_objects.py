@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.memory_api import MemoryApi
 
 from gpu_exporter.clock import ManualClock
@@ -20,7 +21,7 @@ from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import Judgement, judge_of
-from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, OBSERVED
+from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
 from gpu_exporter.reconciler.kubernetes.client.api import Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.client.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
@@ -159,7 +160,7 @@ class Idle:
 
 def judge(objects: dict[str, list[Any]], *busy: int) -> tuple[Judgement, PodMarker]:
     clock = ManualClock(wall=WALL)
-    marker = PodMarker(MemoryApi(objects), POLICY, clock)
+    marker = PodMarker(MemoryApi(objects), POLICY, clock, resources=GPU_RESOURCES)
     return judge_of(Idle(*busy), [marker], Rulebook(POLICY), clock).judge(), marker
 
 
@@ -224,7 +225,7 @@ def test_a_mark_label_that_the_reconciler_did_not_set_is_counted_and_ignored(
         row["metadata"]["labels"] = {LABEL: "underused"}
         row["spec"]["containers"][0]["resources"]["limits"] = limits
         row["status"] |= {"phase": phase, "startTime": None if phase == "Pending" else timestamp(STARTED)}
-    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL), resources=GPU_RESOURCES)
     assert len(marker.list_marks()) == (0 if foreign else COUNT)
     assert marker.foreign == (COUNT if foreign else 0)
 
@@ -309,7 +310,7 @@ def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: boo
     for row in rows:
         row["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
     rows[1] |= change
-    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL), resources=GPU_RESOURCES)
     marks = {mark.name.name: mark for mark in marker.list_marks()}
     assert sorted(marks) == ["p0", "p1", "p2"]
     assert marks["p1"].incarnation == "uid-1"
@@ -324,12 +325,14 @@ def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
     rows = [pod(at) for at in range(3)]
     for row in rows:
         row["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
-    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL), resources=GPU_RESOURCES)
     assert len(marker.list_marks()) == 3
     rows[1]["status"] |= {"phase": "Pending"}  # its node has restarted
     rows[2]["status"] |= {"phase": "Pending"}
     del rows[2]["metadata"]["annotations"]  # so the reconciler has not set the label
-    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))  # another process
+    marker = PodMarker(
+        MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL), resources=GPU_RESOURCES
+    )  # another process
     assert [mark.name.name for mark in marker.list_marks()] == ["p0", "p1"] and marker.foreign == 1
     (mark,) = [mark for mark in marker.list_marks() if mark.name.name == "p1"]
     with pytest.raises(Refused, match="has not started, or is starting again"):
@@ -382,6 +385,9 @@ def test_a_foreign_label_on_a_large_pod_is_ignored() -> None:
     rows[0]["metadata"]["labels"] = {LABEL: "my-own-value"}
     rows[1]["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
     marker = PodMarker(
-        MemoryApi({"Pod": [json.dumps(row).replace("<", "\\u003c") for row in rows]}), POLICY, ManualClock()
+        MemoryApi({"Pod": [json.dumps(row).replace("<", "\\u003c") for row in rows]}),
+        POLICY,
+        ManualClock(),
+        resources=GPU_RESOURCES,
     )
     assert [mark.name.name for mark in marker.list_marks()] == ["p1"] and marker.foreign == 1

@@ -10,7 +10,7 @@ from gpu_exporter.reconciler.decision.brakes import FREEZES, PAUSED, Brakes, Fre
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
 from gpu_exporter.reconciler.evidence.records import Evidence
-from gpu_exporter.reconciler.evidence.vector import Row
+from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 POLICY = Policy()._replace(pause_when="storage_up == 0")
 
@@ -19,11 +19,11 @@ class Prometheus:
     """Answers with the rows that a test sets, and remembers the queries."""
 
     def __init__(self) -> None:
-        self.now: list[Row] = []
-        self.before: list[Row] = []
+        self.now: list[VectorRow] = []
+        self.before: list[VectorRow] = []
         self.queries: list[str] = []
 
-    def query(self, text: str) -> list[Row]:
+    def query(self, text: str) -> list[VectorRow]:
         self.queries.append(text)
         return self.before if "timestamp" in text else self.now
 
@@ -47,11 +47,11 @@ def test_the_end_of_a_pause_is_remembered_after_its_time_is_no_longer_asked_for(
     ended_s_ago: float, until: float
 ) -> None:
     server, pauses = Prometheus(), Pauses(POLICY.pause_when, Rulebook(POLICY).longest_s)
-    server.before = [Row({}, WALL - ended_s_ago)]
+    server.before = [VectorRow({}, WALL - ended_s_ago)]
     assert pauses.read(server.query, WALL) == Pause("", until)
     server.before = []
     assert pauses.read(server.query, WALL + 30.0) == Pause("", until)
-    server.now = [Row({}, 3.0)]
+    server.now = [VectorRow({}, 3.0)]
     assert pauses.read(server.query, WALL + 60.0) == Pause("policy.pause_when has 3 series", WALL + 60.0)
     server.now = []
     assert pauses.read(server.query, WALL + 90.0) == Pause("", WALL + 60.0)

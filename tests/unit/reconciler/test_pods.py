@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client
+from tests.testbed.gpu_resources import GPU_RESOURCES
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
@@ -59,7 +60,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_fits_its_evidence_may_be_marked() -> None:
-    checks.check_markable(LIVE, POD, WALL)
+    checks.check_markable(LIVE, POD, WALL, resources=GPU_RESOURCES)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +86,18 @@ def test_a_pod_that_does_not_fit_its_decision_is_refused(path: str, value: Any, 
     if "GPU" in limits:
         limits["nvidia.com/gpu"] = limits.pop("GPU")
     with pytest.raises(Refused) as caught:
-        checks.check_markable(pod, POD, WALL)
+        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
     assert caught.value.reason == reason
 
 
 def test_a_pod_whose_container_has_run_for_just_long_enough_may_be_marked() -> None:
     started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
-    checks.check_markable(started, POD, WALL)
+    checks.check_markable(started, POD, WALL, resources=GPU_RESOURCES)
 
 
 def test_a_pod_is_refused_if_the_evidence_names_no_uid() -> None:
     with pytest.raises(Refused) as caught:
-        checks.check_markable(LIVE, POD._replace(incarnation=""), WALL)
+        checks.check_markable(LIVE, POD._replace(incarnation=""), WALL, resources=GPU_RESOURCES)
     assert caught.value.reason == "identity"
 
 
@@ -115,10 +116,10 @@ def test_a_pod_is_refused_if_the_evidence_is_from_another_node(node: str, hosts:
     units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
     decision = POD._replace(units=units)
     if not refused:
-        checks.check_markable(pod, decision, WALL)
+        checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
         return
     with pytest.raises(Refused, match=f"^{refused}$") as caught:
-        checks.check_markable(pod, decision, WALL)
+        checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
     assert caught.value.reason == "node"
 
 
@@ -126,13 +127,13 @@ def test_the_gpus_of_a_sidecar_count() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
     with pytest.raises(Refused, match="asks for 4 GPUs"):
-        checks.check_markable(pod, POD, WALL)
+        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
 def test_only_gpus_count_as_gpus(resource: str) -> None:
     limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
-    checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL)
+    checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL, resources=GPU_RESOURCES)
 
 
 SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
@@ -166,7 +167,7 @@ def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() 
     """The kubelet shows the UUIDs of the devices, but the number of GPUs in the pod's spec is then unknown."""
     for limits in ({"example.com/h100": "1"}, {}):
         with pytest.raises(Refused) as caught:
-            checks.check_markable(site_pod(limits), POD, WALL)
+            checks.check_markable(site_pod(limits), POD, WALL, resources=GPU_RESOURCES)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
             "the pod asks for 0 GPUs, the evidence is about 2; if its GPUs have a resource of another name, set "
@@ -177,7 +178,7 @@ def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() 
 def test_only_containers_that_hold_gpus_of_a_named_resource_have_to_run() -> None:
     checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL, SITE)
     with pytest.raises(Refused, match="container side does not run"):
-        checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL)
+        checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL, resources=GPU_RESOURCES)
 
 
 class OnePod(api.Api):
@@ -195,7 +196,7 @@ def test_every_check_of_the_marker_counts_resources_with_the_sites_own_name() ->
     mark = mark._replace(live=site_pod({"example.com/h100": "2"}))
     for marker, refuses in (
         (pods.PodMarker(server, Policy(), resources=SITE), False),
-        (pods.PodMarker(server, Policy()), True),
+        (pods.PodMarker(server, Policy(), resources=GPU_RESOURCES), True),
     ):
         for call in (
             lambda marker=marker: marker.inspect(POD, WALL),
@@ -245,7 +246,7 @@ ALONE = POD._replace(stage="unknown", incarnation="", held=None)
     ],
 )
 def test_a_marked_pod_without_evidence_is_checked_by_its_own_state(path: str, value: Any, reason: str) -> None:
-    marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())), Policy())
+    marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())), Policy(), resources=GPU_RESOURCES)
     labelled = changed("metadata/labels", {LABEL: "underused"})
     for decision in (None, ALONE):
         marker.check_alone(pods.read_mark(labelled), decision, 7200.0, WALL)
@@ -347,7 +348,7 @@ def test_a_throttled_request_is_not_retried_at_once_and_does_not_wait(tmp_path: 
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     try:
-        marker = pods.PodMarker(api.connect(str(tmp_path / "kubeconfig")), Policy())
+        marker = pods.PodMarker(api.connect(str(tmp_path / "kubeconfig")), Policy(), resources=GPU_RESOURCES)
         with pytest.raises(MarkError) as caught:
             marker.list_marks()
     finally:
@@ -365,8 +366,8 @@ def with_claim(limits: dict[str, str] | None = None) -> dict[str, Any]:
 
 def test_the_gpus_of_a_pod_with_a_claim_are_counted_by_the_evidence() -> None:
     for pod in (with_claim(), with_claim({"nvidia.com/gpu": "1"})):
-        checks.check_markable(pod, POD, WALL)
-        checks.check_markable(trim_pod(pod), POD, WALL)
+        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
+        checks.check_markable(trim_pod(pod), POD, WALL, resources=GPU_RESOURCES)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_a_pod_with_a_claim_that_does_not_fit_its_decision_is_refused(
     pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = started
     for live in (pod, trim_pod(pod)):
         with pytest.raises(Refused) as caught:
-            checks.check_markable(live, POD._replace(held=held), WALL)
+            checks.check_markable(live, POD._replace(held=held), WALL, resources=GPU_RESOURCES)
         assert caught.value.reason == reason
 
 
@@ -399,9 +400,9 @@ def test_several_replicas_may_be_one_gpu() -> None:
     for shared, held, is_markable in ((True, 1, True), (True, 2, True), (True, 5, False), (False, 1, False)):
         decision = POD._replace(held=held, units=(unit._replace(is_shared=shared),) * held)
         if is_markable:
-            checks.check_markable(pod, decision, WALL)
+            checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
         else:
             with pytest.raises(Refused, match=f"asks for 4 GPUs, the evidence is about {held}"):
-                checks.check_markable(pod, decision, WALL)
+                checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
     mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
     assert not mixed.holds(4), "a whole GPU counts as one"

@@ -34,8 +34,8 @@ from gpu_exporter.reconciler.record import (
     TAKEN_OVER_S,
     TENANTS_MAX,
     TEXT_MAX,
+    PolicyStanding,
     Record,
-    Standing,
     _pool,
 )
 
@@ -86,9 +86,9 @@ def record(quiet: Texts) -> Record:
 @pytest.mark.parametrize(
     ("tenants", "asked", "expected"),
     [
-        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "a", Standing(54.0, 0.0)),
-        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "new", Standing(54.0, 0.0)),
-        ({"a": (900, 0), "b": (10, 0), "c": (10, 0)}, "a", Standing(204.0, 0.0)),
+        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "a", PolicyStanding(54.0, 0.0)),
+        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "new", PolicyStanding(54.0, 0.0)),
+        ({"a": (900, 0), "b": (10, 0), "c": (10, 0)}, "a", PolicyStanding(204.0, 0.0)),
         ({"a": (25, 0), "b": (25, 0), "c": (25, 0)}, "a", "shadow"),  # each counts for 15, so 45 in all
         ({"a": (500, 0), "b": (500, 0)}, "a", "shadow"),
         (
@@ -97,14 +97,14 @@ def record(quiet: Texts) -> Record:
             "shadow",
         ),  # the worst tenant is left out, so only two remain
         ({"a": (94, 6), "b": (94, 6), "c": (94, 6), "d": (94, 6)}, "new", "regret"),
-        ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "b", Standing(54.0, 0.0)),
+        ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "b", PolicyStanding(54.0, 0.0)),
         ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "a", "regret"),
-        ({"a": (0, 5), "b": (0, 5), "c": (300, 0), "d": (300, 0), "e": (300, 0)}, "c", Standing(548.0, 5.0)),
+        ({"a": (0, 5), "b": (0, 5), "c": (300, 0), "d": (300, 0), "e": (300, 0)}, "c", PolicyStanding(548.0, 5.0)),
         ({}, "a", "shadow"),
     ],
 )
 def test_the_record_needs_three_tenants_and_each_counts_for_at_most_a_fifth(
-    record: Record, tenants: dict[str, Any], asked: str, expected: Standing | str
+    record: Record, tenants: dict[str, Any], asked: str, expected: PolicyStanding | str
 ) -> None:
     answer = fill(record, **tenants).why_not(account(asked), SETTINGS)
     if isinstance(expected, str):
@@ -121,7 +121,7 @@ def test_decisions_of_another_policy_or_class_do_not_count(record: Record) -> No
 
 def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(record: Record) -> None:
     fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
-    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     short = fill(looked(ManualClock(wall=WALL), days=12.0), a=(100, 0), b=(100, 0), c=(100, 0))
     answer = short.why_not(account("a"), SETTINGS)
     assert isinstance(answer, Held) and "run for 12.0 days of the last 336h" in answer.why
@@ -147,15 +147,15 @@ def test_time_in_which_no_cycle_ran_does_not_count() -> None:
 
 
 TENANT_RECORDS = st.dictionaries(
-    st.sampled_from("abcdefgh"), st.builds(Standing, st.integers(1, 400), st.just(0)), min_size=3
+    st.sampled_from("abcdefgh"), st.builds(PolicyStanding, st.integers(1, 400), st.just(0)), min_size=3
 )
 
 
 @given(TENANT_RECORDS, st.integers(1, 100_000), st.integers(0, 100_000))
 def test_a_tenant_with_too_many_regrets_does_not_change_the_record_for_others(
-    tenants: dict[str, Standing], decisions: int, regrets: int
+    tenants: dict[str, PolicyStanding], decisions: int, regrets: int
 ) -> None:
-    hostile = Standing(decisions, min(decisions, regrets))
+    hostile = PolicyStanding(decisions, min(decisions, regrets))
     alone, beside = _pool(tenants, 0.05), _pool({**tenants, "hostile": hostile}, 0.05)
     if hostile.regrets > 0.05 * hostile.decisions:
         assert alone == beside
@@ -223,7 +223,7 @@ def test_a_reconciler_that_is_killed_every_seven_minutes_for_two_weeks_counts_ev
     assert 600 < decided_ <= 48 * 15
     assert (right == 0 and regret > 0.9 * decided_) if is_wrong else (regret == 0 and right > 0.9 * decided_)
     answer = record.why_not(account("team-0", kind="unclear"), SETTINGS)
-    assert isinstance(answer, Held if is_wrong else Standing), answer
+    assert isinstance(answer, Held if is_wrong else PolicyStanding), answer
     assert tally.counts()[0] == decided_, "the counters continue at their last value"
 
 
@@ -319,10 +319,10 @@ def test_too_many_acts_that_owners_undo_prevent_further_acts(record: Record) -> 
     entries = [entry(str(number), clock.wall()) for number in range(5)]
     for each in entries:
         record.note_act(each)
-    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     assert record.acts_due() == entries and record.acts_due() == []
     record.note_resumed(entries[0])
-    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     record.note_resumed(entries[1])
     answer = record.why_not(account("b"), SETTINGS)
     assert isinstance(answer, Held) and answer.reason == "resumed"

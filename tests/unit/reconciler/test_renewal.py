@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, Book
 from tests.testbed.memory_slurm import MemorySlurm
 
@@ -131,7 +132,7 @@ def slurm(release: str) -> MemorySlurm:
 
 MARKERS: dict[str, Callable[[], Any]] = {
     "book": book,
-    "pods": lambda: PodMarker(MemoryPods(), POLICY),
+    "pods": lambda: PodMarker(MemoryPods(), POLICY, resources=GPU_RESOURCES),
     "jobs of 22.05": lambda: slurm("22.05.8"),
     "jobs of 24.11": lambda: slurm("24.11.5"),
 }
@@ -154,7 +155,7 @@ def test_marks_beyond_the_limit_are_renewed_and_do_not_rise(name: str) -> None:
 
 def test_a_renewal_does_not_overwrite_what_an_owner_wrote_after_the_list() -> None:
     api = MemoryPods()
-    marker = PodMarker(api, POLICY)
+    marker = PodMarker(api, POLICY, resources=GPU_RESOURCES)
     node = Node("kubernetes")
 
     def edit() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from tests.testbed.gpu_resources import GPU_RESOURCES
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
@@ -23,7 +24,7 @@ A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
 
 def test_a_survey_of_one_namespace_does_not_drop_the_views_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
+    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock, resources=GPU_RESOURCES)  # nothing is asked here
     read: list[str] = []
 
     def note(wanted: dict[str, Any]) -> dict[str, _Read]:
@@ -48,7 +49,7 @@ def test_a_survey_of_one_namespace_does_not_drop_the_views_of_others(monkeypatch
 def test_a_namespace_that_is_too_large_is_read_last_while_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """So other namespaces do not wait for it, and its size does not count as a failure of the server."""
     clock = ManualClock()
-    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
+    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock, resources=GPU_RESOURCES)  # nothing is asked here
     order: list[str] = []
     too_large: set[str] = set()
 

@@ -15,7 +15,7 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.gangs import gangs, group_keys
 from gpu_exporter.reconciler.kubernetes.kinds import classify
-from gpu_exporter.reconciler.kubernetes.optouts import Place, Wish, read_wish
+from gpu_exporter.reconciler.kubernetes.optouts import OptOut, Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import Link, Owner, pods_wanted
 from gpu_exporter.reconciler.marks import timestamp
 
@@ -38,7 +38,7 @@ def place(source: str = "pod", set_ago_s: float | None = 60.0, **annotations: st
     return Place(source, f"{source} x", metadata)
 
 
-def wish(*places: Place) -> Wish:
+def wish(*places: Place) -> OptOut:
     return read_wish(places, POLICY, WALL)
 
 

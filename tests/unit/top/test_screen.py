@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.exposition.rows import Row
-from gpu_exporter.top.nodes import NodeRow, Reading
-from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
+from gpu_exporter.top.nodes import ClusterReading, NodeRow
+from gpu_exporter.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
 
 
 def row(gpu: str, **more: object) -> Row:
@@ -37,20 +37,20 @@ ROWS = [
     NodeRow("n2", row("6", holder="", held_s=None, idle_s=None, state="mig", why="")),
     NodeRow("n2", row("6:1/0", name="1g.10gb", power_w=400.0, utilization=0.9)),
 ]
-READING = Reading(ROWS, 2, {})
+READING = ClusterReading(ROWS, 2, {})
 
 
-def places(wish: Wish) -> list[str]:
+def places(wish: ViewOptions) -> list[str]:
     return [f"{each.node}/{each.row.gpu}" for each in choose(ROWS, wish)]
 
 
 def test_the_longest_idle_row_is_first_and_unknown_rows_do_not_count_as_idle() -> None:
-    assert places(Wish())[:2] == ["n2/0", "n1/1"]
-    assert places(Wish("util"))[0] == "n2/6:1/0"
-    assert places(Wish("util"))[-1] == "n2/1"
-    assert places(Wish("gpu")) == [f"{each.node}/{each.row.gpu}" for each in ROWS]
+    assert places(ViewOptions())[:2] == ["n2/0", "n1/1"]
+    assert places(ViewOptions("util"))[0] == "n2/6:1/0"
+    assert places(ViewOptions("util"))[-1] == "n2/1"
+    assert places(ViewOptions("gpu")) == [f"{each.node}/{each.row.gpu}" for each in ROWS]
     for order in ORDERS:
-        assert sorted(places(Wish(order))) == sorted(places(Wish()))
+        assert sorted(places(ViewOptions(order))) == sorted(places(ViewOptions()))
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,17 @@ def test_the_longest_idle_row_is_first_and_unknown_rows_do_not_count_as_idle() -
     [("ADA", ["n2/1"]), ("n1 idle", ["n1/1"]), ("1g.10gb", ["n2/6:1/0"]), ("n1 n2", []), ("  ", 7)],
 )
 def test_a_shown_row_contains_all_words(words: str, found: list[str] | int) -> None:
-    assert len(places(Wish(words=words))) == found if isinstance(found, int) else places(Wish(words=words)) == found
+    assert (
+        len(places(ViewOptions(words=words))) == found
+        if isinstance(found, int)
+        else places(ViewOptions(words=words)) == found
+    )
 
 
 def test_the_summary_counts_each_gpu_and_its_power_once() -> None:
     said = summary(READING, 2)
     assert said == "2 of 2 nodes, 6 GPUs and instances, 5 held, 2 idle, 1 free, 1 unknown, 1.8 kW"
-    assert summary(Reading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
+    assert summary(ClusterReading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
 
 
 def test_the_node_is_shown_if_there_are_several_nodes() -> None:
@@ -73,19 +77,19 @@ def test_the_node_is_shown_if_there_are_several_nodes() -> None:
 
 
 def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to() -> None:
-    lines = draw(READING, Wish("gpu"), 2, 6, 200)
+    lines = draw(READING, ViewOptions("gpu"), 2, 6, 200)
     assert lines[0].startswith("2 of 2 nodes") and lines[1].startswith("NODE") and lines[2].split()[:2] == ["n1", "0"]
     assert lines[-1].endswith("4 more")
-    assert draw(READING, Wish("gpu", skip=2), 2, 6, 200)[2].split()[:2] == ["n1", "2"]
-    assert draw(READING, Wish("gpu", skip=99), 2, 6, 200)[4].split()[:2] == ["n2", "6:1/0"], (
+    assert draw(READING, ViewOptions("gpu", skip=2), 2, 6, 200)[2].split()[:2] == ["n1", "2"]
+    assert draw(READING, ViewOptions("gpu", skip=99), 2, 6, 200)[4].split()[:2] == ["n2", "6:1/0"], (
         "scrolling stops at the end"
     )
-    assert "with 'ml'" in draw(READING, Wish(words="ml"), 2, 30, 200)[-1]
+    assert "with 'ml'" in draw(READING, ViewOptions(words="ml"), 2, 30, 200)[-1]
 
 
 def test_silent_nodes_are_named_and_leave_room_for_the_table() -> None:
     problems = {f"n{i}": "connection refused\x1b[2J" for i in range(40)}
-    lines = draw(Reading(ROWS, 2, problems), Wish(), 42, 24, 200)
+    lines = draw(ClusterReading(ROWS, 2, problems), ViewOptions(), 42, 24, 200)
     assert lines[1].startswith("n0: connection refused") and "\x1b" not in "".join(lines)
     assert lines[6] == "and 35 more nodes with problems"
     assert lines[7].startswith("NODE")
@@ -93,5 +97,5 @@ def test_silent_nodes_are_named_and_leave_room_for_the_table() -> None:
 
 @given(st.integers(1, 60), st.integers(1, 200), st.sampled_from(list(ORDERS)), st.text(max_size=9), st.integers(0, 99))
 def test_the_screen_never_exceeds_its_window(height: int, width: int, order: str, words: str, skip: int) -> None:
-    lines = draw(Reading(ROWS, 1, {"n3": "x" * 300}), Wish(order, words, skip), 3, height, width)
+    lines = draw(ClusterReading(ROWS, 1, {"n3": "x" * 300}), ViewOptions(order, words, skip), 3, height, width)
     assert len(lines) <= max(height, 1) and all(len(line) <= width and line.isprintable() for line in lines)

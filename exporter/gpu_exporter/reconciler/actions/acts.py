@@ -23,7 +23,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
-from gpu_exporter.reconciler.record import Record, Standing
+from gpu_exporter.reconciler.record import PolicyStanding, Record
 
 log = logging.getLogger(__name__)
 LOST = "lost"  # the answer to an act did not arrive, so its effect is unknown
@@ -48,7 +48,7 @@ class Receipt(NamedTuple):
     """The proofs for an act, for the audit log. `standing`: None where the site's setting `override` replaces it."""
 
     warned: Mapping[HolderName, Warned]
-    standing: Standing | None
+    standing: PolicyStanding | None
     demand: Mapping[str, float]
     override: str = ""
 

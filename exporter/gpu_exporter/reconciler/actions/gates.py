@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held, Target
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
-from gpu_exporter.reconciler.record import Record, Standing
+from gpu_exporter.reconciler.record import PolicyStanding, Record
 
 ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun to work
 
@@ -48,7 +48,7 @@ class Gates:
                 )
         return {name: warnings[name] for name in proposal.names}
 
-    def object_to_record(self, proposal: Proposal) -> Standing | None:
+    def object_to_record(self, proposal: Proposal) -> PolicyStanding | None:
         """The record of the policies; None where the site's setting `override` replaces the record.
 
         `override` never replaces the first hour of a group after it became underused.
@@ -61,7 +61,7 @@ class Gates:
             raise Refused("watched", "the outcome of the decision on it is not known yet")
         if self._settings.override:
             return None
-        found: list[Standing] = []
+        found: list[PolicyStanding] = []
         for account in sorted({account_of(decision) for decision in proposal.decisions}):
             answer = self._record.why_not(account, self._settings)
             if isinstance(answer, Held):

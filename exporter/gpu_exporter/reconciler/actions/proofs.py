@@ -17,7 +17,7 @@ from gpu_exporter.fetch import MIB
 from gpu_exporter.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
-from gpu_exporter.reconciler.evidence.vector import Row, literal, parse_vector, quote, restrict
+from gpu_exporter.reconciler.evidence.vector import VectorRow, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
 FILTER_MAX = 4000  # characters: the whole URL stays below 8 kB, which proxies allow
@@ -179,7 +179,7 @@ class Proofs:
             if steps.get(pod, 0.0) >= needed
         }
 
-    def _ask(self, query: str, clusters: Collection[str] = ()) -> list[Row]:
+    def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
         """The rows. Raises EvidenceError where they and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(f"{self._prometheus}/api/v1/query", {"query": query}, ANSWER_MAX, WITHIN_S), query

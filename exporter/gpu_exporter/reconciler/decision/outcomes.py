@@ -42,7 +42,7 @@ class Account(NamedTuple):
     tenant: str
 
 
-class Observer(Protocol):
+class OutcomeObserver(Protocol):
     """Counts decisions and their outcomes, by account."""
 
     def count_decision(self, account: Account) -> None:
@@ -52,7 +52,7 @@ class Observer(Protocol):
         """Count the outcome, one of OUTCOMES, of a decision that was counted."""
 
 
-class RecordObserver(Observer, Protocol):
+class RecordObserver(OutcomeObserver, Protocol):
     """Publishes the counts of the record."""
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
@@ -90,7 +90,7 @@ class Watch:
 class Watches:
     """Remembers the groups whose hour is not over, and the groups that are underused."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: OutcomeObserver) -> None:
         self._observer = observer
         self.open: dict[Key, Watch] = {}
         self.last_wall: float | None = None

@@ -38,7 +38,7 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_renamed,
 )
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
-from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Row, literal, parse_vector, quote, restrict
+from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, VectorRow, literal, parse_vector, quote, restrict
 from gpu_exporter.threads import NoThread, run_ahead
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
@@ -72,9 +72,9 @@ ENFORCED = (
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
-Facts: TypeAlias = dict[str, list[Row]]
+Facts: TypeAlias = dict[str, list[VectorRow]]
 # The rows of each of FACTS; the growth of COUNTERS over the window; the holders that work on their hosts.
-Batch: TypeAlias = tuple[Facts, Facts, list[Row]]
+Batch: TypeAlias = tuple[Facts, Facts, list[VectorRow]]
 
 
 class PromQLOptions(NamedTuple):
@@ -278,7 +278,7 @@ class PromQLSource:
         }
         return facts, growth, self._host_work(wanted)
 
-    def _host_work(self, wanted: str) -> list[Row]:
+    def _host_work(self, wanted: str) -> list[VectorRow]:
         """For every holder above the limits: the share of its CPUs, else its disk traffic."""
         if self._host is None:
             return []
@@ -355,7 +355,7 @@ class PromQLSource:
             if fault := describe_disagreement(ahead_s, f"Prometheus ({self._url})", LATENT_MAX_S):
                 raise EvidenceError(fault)
 
-    def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
+    def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[VectorRow]:
         """As Asked, within the time of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
@@ -369,7 +369,7 @@ class PromQLSource:
         return rows
 
 
-def _by_unit(rows: Iterable[Row], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
+def _by_unit(rows: Iterable[VectorRow], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
     """The value of each unit. `worst`: chooses the more careful value if a unit has two series."""
     values: dict[UnitKey, float] = {}
     for row in rows:

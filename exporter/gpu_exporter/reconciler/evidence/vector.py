@@ -17,7 +17,7 @@ HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_
 STRINGS = frozenset({str})
 
 
-class Row(NamedTuple):
+class VectorRow(NamedTuple):
     """One element of an instant vector."""
 
     labels: dict[str, str]
@@ -30,11 +30,11 @@ class Asked(Protocol):
     def select(self, metric: str, *wanted: str) -> str:
         """A selector for the series of this metric, with these matchers and with the matchers of the site."""
 
-    def query(self, query: str, *, at: float | None = None) -> Sequence[Row]:
+    def query(self, query: str, *, at: float | None = None) -> Sequence[VectorRow]:
         """The rows now, or at another time (Unix seconds). Raises EvidenceError."""
 
 
-def parse_vector(text: str, query: str) -> list[Row]:
+def parse_vector(text: str, query: str) -> list[VectorRow]:
     """The rows of an answer of /api/v1/query. Raises EvidenceError with a text that names the query."""
     try:
         answer: Any = json.loads(text)
@@ -43,7 +43,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
         data = answer["data"]
         if data["resultType"] != "vector":
             raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
-        rows = [Row(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
+        rows = [VectorRow(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
         rows = [row for row in rows if math.isfinite(row.value)]  # NaN and infinity are not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc

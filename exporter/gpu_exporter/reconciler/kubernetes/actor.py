@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Target
-from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
+from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
 from gpu_exporter.reconciler.kubernetes.owners import Owners
@@ -35,9 +35,7 @@ class PodActor:
 
     scheduler = SCHEDULER
 
-    def __init__(
-        self, api: Api, policy: Policy, clock: Clock, resources: Resources = GPU_RESOURCES, instance: str = ""
-    ) -> None:
+    def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources, instance: str = "") -> None:
         self._api = api
         self._owners = Owners(api, clock)
         self._reader = TargetReader(api, policy, clock, self._owners, resources)

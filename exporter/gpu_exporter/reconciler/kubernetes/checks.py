@@ -12,12 +12,10 @@ from gpu_exporter.reconciler.decision.policy import LABEL, MARKED, Decision
 from gpu_exporter.reconciler.kubernetes.client.keys import MIRROR
 from gpu_exporter.reconciler.kubernetes.client.lean import is_sidecar
 from gpu_exporter.reconciler.marks import PREFIX, Refused
-from gpu_exporter.vendor import NVIDIA
 
 SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(
     PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner", "help")
 )
-GPU_RESOURCES = NVIDIA.resources()
 Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 
@@ -51,9 +49,7 @@ def has_foreign_value(pod: Mapping[str, Any]) -> bool:
     )
 
 
-def check_markable(
-    pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = GPU_RESOURCES
-) -> None:
+def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources) -> None:
     """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
@@ -98,9 +94,7 @@ def object_to_kind(pod: Mapping[str, Any]) -> None:
         raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
 
 
-def object_to_containers(
-    pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources = GPU_RESOURCES
-) -> None:
+def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources) -> None:
     """Raise Refused unless every container that holds GPUs has run for `needed_s` (seconds) at `wall`.
 
     Before its container started or restarted, a holder could not work.
@@ -122,7 +116,7 @@ def object_to_containers(
             raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
 
 
-def gpus_asked(spec: Mapping[str, Any], resources: Resources = GPU_RESOURCES) -> int | None:
+def gpus_asked(spec: Mapping[str, Any], resources: Resources) -> int | None:
     """GPUs and MIG instances that a pod's containers request together; None where a limit is invalid."""
     counts = [_gpus(container, resources) for container in long_running(spec)]
     return None if None in counts else sum(filter(None, counts))

@@ -30,7 +30,6 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadab
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
-    GPU_RESOURCES,
     GPUS,
     HELP,
     OBSERVED,
@@ -73,8 +72,8 @@ class PodMarker:
         policy: Policy,
         clock: Clock = SYSTEM_CLOCK,
         instance: str = "",
-        resources: Resources = GPU_RESOURCES,
         *,
+        resources: Resources,
         sets_condition: bool = False,
     ) -> None:
         """`resources`: resources whose devices are GPUs, as in the exporter's --attribution.resource.

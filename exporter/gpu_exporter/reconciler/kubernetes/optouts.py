@@ -28,7 +28,7 @@ EXEMPT_REASON, EXEMPT, IDLE_AFTER = (PREFIX + name for name in ("exempt-reason",
 REASON_MAX = 120  # characters of an owner's words
 
 
-class Wish(NamedTuple):
+class OptOut(NamedTuple):
     """The wishes in the annotations of a pod, its controllers and its namespace.
 
     `exemption`: the wish to keep idle GPUs. `idle_after_s`, `idle_after_by`, `ceiling`: as in Surroundings.
@@ -39,7 +39,7 @@ class Wish(NamedTuple):
     idle_after_by: Exemption | None = None
     ceiling: str = ""
 
-    def also(self, other: Wish) -> Wish:
+    def also(self, other: OptOut) -> OptOut:
         """This wish, completed by another one: its own exemption counts first, the ceilings are joined."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
@@ -63,7 +63,7 @@ class Place(NamedTuple):
         return said if said in CLASSES else ""
 
 
-def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> Wish:
+def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> OptOut:
     """The wish at `wall` (Unix seconds). `places`: nearest first."""
     exemption: Exemption | None = None
     ceilings: list[str] = []
@@ -79,7 +79,7 @@ def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> Wish:
             except ValueError as exc:
                 ceilings.append(f"{IDLE_AFTER} of {place.title} cannot be read: {exc}")
         ceilings += _signs_of_others(place)
-    return Wish(exemption, idle_after_s, idle_after_by, "; ".join(dict.fromkeys(ceilings)))
+    return OptOut(exemption, idle_after_s, idle_after_by, "; ".join(dict.fromkeys(ceilings)))
 
 
 def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -> Exemption | None:
@@ -116,14 +116,14 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
     return Exemption(place.source, f"{place.title} is exempt until {timestamp(until)}{because}")
 
 
-def read_serving_label(place: Place, policy: Policy, wall: float) -> Wish:
+def read_serving_label(place: Place, policy: Policy, wall: float) -> OptOut:
     """The wish in the label `class: serving` of `place` at `wall`, where nothing shows that its pod serves."""
     said = f"{place.title} has the label {CLASS}=serving, and neither a Service nor an autoscaler is in front of it"
     set_wall = when_set(place.metadata, "labels", CLASS, wall + policy.fresh_min)
     if set_wall is None or wall >= set_wall + policy.exempt_max:
         longest = describe_duration(policy.exempt_max)
-        return Wish(ceiling=f"{said}: the label alone counts for {longest}, set it again")
-    return Wish(Exemption(place.source, f"{said}: it counts until {timestamp(set_wall + policy.exempt_max)}"))
+        return OptOut(ceiling=f"{said}: the label alone counts for {longest}, set it again")
+    return OptOut(Exemption(place.source, f"{said}: it counts until {timestamp(set_wall + policy.exempt_max)}"))
 
 
 def when_set(metadata: Mapping[str, Any], field: str, key: str, latest: float) -> float | None:

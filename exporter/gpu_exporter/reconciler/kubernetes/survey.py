@@ -17,7 +17,7 @@ from gpu_exporter.outside import whole
 from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, HolderName
-from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
+from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget
 from gpu_exporter.reconciler.kubernetes.client.keys import CLASS, GROUPS, KUEUE_GROUP, KUEUE_TOTAL
 from gpu_exporter.reconciler.kubernetes.client.lean import SPEC_GROUP
@@ -57,7 +57,7 @@ class _Read(NamedTuple):
 class PodSurveyor:
     """Surveys the pods of one API server."""
 
-    def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources = GPU_RESOURCES) -> None:
+    def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources) -> None:
         self._api = api
         self._policy = policy
         self._clock = clock

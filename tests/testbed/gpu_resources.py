@@ -1,0 +1,7 @@
+"""The resources whose devices are GPUs, without any of a site's own."""
+
+from __future__ import annotations
+
+from gpu_exporter.vendor import NVIDIA
+
+GPU_RESOURCES = NVIDIA.resources()
