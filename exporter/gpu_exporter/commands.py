@@ -17,9 +17,6 @@ from typing import IO, NamedTuple
 
 # Directories of Slurm at sites where Slurm is not on the PATH of a service.
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
-# Slurm's commands inherit only these variables. Others, such as SQUEUE_USERS or SLURM_CLUSTERS, hide jobs or select
-# another cluster; a job's environment may set them.
-SLURM_KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 END_S = 1.0  # wait for a killed child; a child that hangs in the kernel is left behind
 MAX_REASON = 4096
 CHUNK = 1 << 16
@@ -48,12 +45,6 @@ class Done(NamedTuple):
 def search_path(environment: Mapping[str, str]) -> str:
     """PATH, followed by the usual places; empty parts are dropped, since they mean the working directory."""
     return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
-
-
-def slurm_environment() -> dict[str, str]:
-    """Environment for Slurm's commands: times as Unix seconds, messages in English. `run` adds PATH."""
-    kept = {name: os.environ[name] for name in SLURM_KEPT if name in os.environ}
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
 def find(command: str) -> str | None:

@@ -130,7 +130,7 @@ class Everywhere:
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
 
-class Look(NamedTuple):
+class SlurmSnapshot(NamedTuple):
     """The decisions of a reconciler that has just started on the honest holders, by pod, and its targets."""
 
     decisions: dict[str, Decision]
@@ -173,7 +173,7 @@ class Village(Ground):
             self.owners.append((each.kind, f"{each.group}/{each.version}", each.name, each.uid))
         self.owners += [(kind, version, "train", "0") for kind, version in FOREIGN]
 
-    def look(self, *others: Source, policy: Policy = POLICY) -> Look:
+    def look(self, *others: Source, policy: Policy = POLICY) -> SlurmSnapshot:
         api = Api(ControlPlane.connect(self.plane.admin))
         marker, actor = (
             PodMarker(api, policy, self.clock, resources=GPU_RESOURCES),
@@ -183,7 +183,7 @@ class Village(Ground):
         decisions = judge_of(source, [marker], Rulebook(policy), self.clock).judge().decisions
         own = {each.name.name: each for each in decisions if each.name.namespace == self.namespace}
         targets = {each.title: actor.read(each, self.namespace, VERBS, IDLE_S, 0.0) for each in self.references}
-        return Look(own, targets)
+        return SlurmSnapshot(own, targets)
 
 
 class Hostile:
@@ -279,7 +279,7 @@ def test_forged_objects_change_nothing_in_another_namespace(village: Village) ->
     meddle()
 
 
-def honest_of(look: Look, target: Target) -> dict[HolderName, Decision]:
+def honest_of(look: SlurmSnapshot, target: Target) -> dict[HolderName, Decision]:
     """The decisions on the holders in a target."""
     names = {part.name for part in target.ends if part.units != 0}
     return {each.name: each for each in look.decisions.values() if each.name in names and each.stage == UNDERUSED}

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_exporter.app.agent import Agent, Host
 from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.attribution.slurm.gres_conf import order_of, parse_gres_conf
+from gpu_exporter.attribution.slurm.gres.conf import order_of, parse_gres_conf
 from gpu_exporter.clock import SystemClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported

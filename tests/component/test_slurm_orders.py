@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.slurm.gres_epochs import BEFORE, SKEW_S
+from gpu_exporter.attribution.slurm.gres.epochs import BEFORE, SKEW_S
 from gpu_exporter.attribution.slurm.pace import Pace
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer

@@ -40,7 +40,7 @@ ALLOWED = {
     "files": set(),
     "plain": set(),
     "outside": set(),
-    "slurm": {"outside"},
+    "slurm": {"commands", "outside"},
     "logs": {"plain"},
     "threads": set(),
     "vendor": set(),
@@ -51,7 +51,7 @@ ALLOWED = {
     "ledger": {"model", "files", "shares"},
     "fetch": {"plain", "threads"},
     "attribution": {"model", "clock", "shares", "commands", "files", "threads", "vendor", "fetch", "outside", "slurm"},
-    "cluster": {"attribution", "clock", "fetch", "files", "web", "outside"},
+    "cluster": {"attribution", "clock", "fetch", "files", "web", "outside", "slurm"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},
     "node": {

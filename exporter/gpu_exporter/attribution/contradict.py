@@ -106,7 +106,7 @@ class ProcessNet:
 
         `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for people.
         """
-        look = _Look(resolution, owners)
+        look = _Comparison(resolution, owners)
         self._note_changes(look.holders, places)
         previous, self._found = self._found, {}
         marked: list[tuple[Allocation, Grant]] = []
@@ -124,7 +124,7 @@ class ProcessNet:
         self.in_use = {unit: text for unit in owners if (text := look.describe_use(unit))}
         return resolution._replace(allocations=marked, conflicts=conflicts)
 
-    def _keep(self, look: _Look, allocation: Allocation, before: _Finding | None) -> _Finding | None:
+    def _keep(self, look: _Comparison, allocation: Allocation, before: _Finding | None) -> _Finding | None:
         """A finding of an earlier look that this look neither finds nor refutes."""
         if before is None or look.has_own(allocation):
             return None
@@ -157,7 +157,7 @@ class ProcessNet:
         )  # fmt: skip
 
 
-class _Look:
+class _Comparison:
     """One look at all processes, compared with one mapping."""
 
     def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[Owner]]) -> None:

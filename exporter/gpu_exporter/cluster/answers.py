@@ -19,6 +19,7 @@ from gpu_exporter.attribution.slurm.parse import (
 )
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.outside import load_json, need_real, need_whole
+from gpu_exporter.slurm.answers import read_jobs, unpack_number
 
 # A quotation mark in a job's name is escaped with a backslash, so no name can be mistaken for this key.
 _CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
@@ -60,7 +61,7 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
     nodes: dict[str, NodeRecord] = {}
     problem = ""
     try:
-        answer = load_json(text, _unpack)
+        answer = load_json(text, unpack_number)
         cluster = _word(answer["meta"].get("slurm", {}).get("cluster"))
         for row in answer["nodes"]:
             try:
@@ -86,38 +87,12 @@ def find_cluster(text: str) -> str:
 def parse_cluster_jobs(text: str) -> list[ClusterJob]:
     """Every running job of `squeue --json`, in any of the states of _STATES. A job that cannot be parsed is omitted.
 
-    Each job is reduced as soon as it is read, because the parsed answer would take ten times the memory of its text.
     Raises SourceError if the text is not such an answer.
     """
     try:
-        answer: Any = load_json(text, _reduce)
-        rows, errors = answer["jobs"], answer.get("errors") or ()
-        jobs = [row for row in rows if isinstance(row, ClusterJob)]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise SourceError(f"cannot parse the output of squeue --json: {type(exc).__name__}") from exc
-    if errors:  # 22.05 ends with status 0 and no jobs if the controller does not answer
-        raise SourceError(f"squeue --json answered with errors: {str(errors)[:200]}")
-    return jobs
-
-
-def _unpack(fields: dict[str, Any]) -> Any:
-    """Replace a number object of Slurm 23.02 and later by the number."""
-    if fields.keys() == {"set", "infinite", "number"}:
-        return fields["number"] if fields["set"] and not fields["infinite"] else None
-    return fields
-
-
-def _reduce(fields: dict[str, Any]) -> Any:
-    """Replace a number object by the number, and a job by a ClusterJob; None if the job cannot be parsed."""
-    number = _unpack(fields)
-    if number is not fields:
-        return number
-    if "job_id" not in fields or "gres_detail" not in fields:
-        return fields
-    try:
-        return _read_job(fields)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
+        return read_jobs(text, _read_job)[0]
+    except ValueError as exc:
+        raise SourceError(str(exc)) from exc
 
 
 def _read_job(row: dict[str, Any]) -> ClusterJob | None:

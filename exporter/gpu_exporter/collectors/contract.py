@@ -184,9 +184,16 @@ class Cycle:
         admitted = self.admit(family, value)
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
-    def add(self, family: Family, value: float | None, *labels: str) -> None:
-        """Publish one value of the GPU, unless it is missing or implausible."""
-        self.samples += self.sample(family, value, *labels)
+    def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
+        """Publish one value of the GPU; return it, or None if it is missing or implausible. `witness`: see `admit`."""
+        admitted = self.admit(family, value, witness=witness)
+        self.put(family, admitted, *labels)
+        return admitted
+
+    def put(self, family: Family, admitted: float | None, *labels: str) -> None:
+        """Publish a value that was admitted before, unless it is None."""
+        if admitted is not None:
+            self.samples.append(Sample(family, labels, float(admitted)))
 
 
 # Interval of values that are not witnesses of idleness: short enough for a scrape every 15 s.

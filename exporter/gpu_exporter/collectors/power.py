@@ -38,15 +38,13 @@ SENTINEL_J = (
 
 
 def collect_power(cycle: Cycle) -> None:
-    cycle.power_w = cycle.admit(GPU_POWER, cycle.read(cycle.device.read_power), witness=True)
+    cycle.power_w = cycle.add(GPU_POWER, cycle.read(cycle.device.read_power), witness=True)
     limit = cycle.read(cycle.device.read_power_limit)
-    cycle.power_limit_w = cycle.admit(GPU_POWER_LIMIT, limit, witness=True)  # power is judged against the limit
+    cycle.power_limit_w = cycle.add(GPU_POWER_LIMIT, limit, witness=True)  # power is judged against the limit
     joules = cycle.admit(GPU_ENERGY, cycle.read(cycle.device.read_energy), witness=True)
     cycle.energy_at = cycle.now()
     cycle.energy_j = None if joules is None else _judge_energy(cycle, joules)
-    cycle.add(GPU_POWER, cycle.power_w)
-    cycle.add(GPU_POWER_LIMIT, cycle.power_limit_w)
-    cycle.add(GPU_ENERGY, cycle.energy_j)
+    cycle.put(GPU_ENERGY, cycle.energy_j)
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:

@@ -45,8 +45,7 @@ def collect_utilization(cycle: Cycle) -> None:
     cycle.utilization_at = cycle.now()
     if rates is not None:
         # 255 percent was seen with zombie processes. It is not a measurement, but it contradicts a ring of zeros.
-        cycle.utilization = cycle.admit(GPU_UTILIZATION, rates.gpu, witness=True)
-        cycle.add(GPU_UTILIZATION, cycle.utilization)
+        cycle.utilization = cycle.add(GPU_UTILIZATION, rates.gpu, witness=True)
         if cycle.utilization is not None:
             cycle.add(GPU_MEMORY_BUSY, rates.memory)
 

@@ -50,7 +50,7 @@ def collect_video(cycle: Cycle) -> None:
         if samples is not None:
             cycle.engine_samples[engine] = note_nonsense(cycle, samples)
         if engine in PUBLISHED:
-            cycle.add(family, ratio)
+            cycle.put(family, ratio)
 
 
 VIDEO = Collector("video", (GPU_ENCODER, GPU_DECODER), collect_video, witness=True)

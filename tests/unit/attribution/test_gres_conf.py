@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
-from gpu_exporter.attribution.slurm.gres_epochs import Found
-from gpu_exporter.attribution.slurm.gres_files import MAX_CONF, REMEDY, Place, list_places, read_order
+from gpu_exporter.attribution.slurm.gres.conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.slurm.gres.epochs import Found
+from gpu_exporter.attribution.slurm.gres.files import MAX_CONF, REMEDY, Place, list_places, read_order
 from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.slurm.gres import Gres
 

@@ -61,15 +61,15 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
 
 
-class Look(ProcessOwners):
+class SlurmSnapshot(ProcessOwners):
     """`names`: only the owners, for units with at least one owner."""
 
     def names(self, snapshots: list[DeviceSnapshot]) -> dict[UnitId, tuple[Owner, ...]]:
         return {unit: tuple(found.uses) for unit, found in self.read(snapshots).items() if found.uses}
 
 
-def owners(proc: Proc, clock: ManualClock) -> Look:
-    return Look(proc.root, clock, lambda: BOOT_S)
+def owners(proc: Proc, clock: ManualClock) -> SlurmSnapshot:
+    return SlurmSnapshot(proc.root, clock, lambda: BOOT_S)
 
 
 def test_each_owner_of_a_gpus_processes_is_listed_once(proc: Proc) -> None:
@@ -194,7 +194,7 @@ def test_procfs_is_the_hosts_if_the_kernel_started_pid_2(proc: Proc) -> None:
 def test_a_running_child_is_found_in_the_real_proc_and_an_ended_child_is_not() -> None:
     """The child's start is not later than now, by the kernel's own clock."""
     clock = SystemClock()
-    look = Look(Path("/proc"), clock)
+    look = SlurmSnapshot(Path("/proc"), clock)
     child = subprocess.Popen(["sleep", "60"])
     try:
         seen = snapshot(GpuProcess(child.pid), at=clock.monotonic())

@@ -21,7 +21,7 @@ from gpu_exporter.attribution.slurm.controller import (
     LIST_EACH_S,
     SINGLES_MAX,
 )
-from gpu_exporter.attribution.slurm.gres_epochs import BEFORE
+from gpu_exporter.attribution.slurm.gres.epochs import BEFORE
 from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource

@@ -146,12 +146,12 @@ def test_a_record_that_is_not_understood_affects_no_other_job(row: dict[str, Any
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "Slurm's JSON is not understood: JSONDecodeError"),
-        ("{}", "Slurm's JSON is not understood: KeyError"),
-        ("[]", "Slurm's JSON is not understood: TypeError"),
-        ('{"jobs": 3}', "Slurm's JSON is not understood: TypeError"),
-        ('{"jobs": [1]}', "Slurm's JSON is not understood: TypeError"),
-        ("[" * 100_000, "Slurm's JSON is not understood: "),
+        ("", "cannot parse Slurm's JSON: JSONDecodeError"),
+        ("{}", "cannot parse Slurm's JSON: KeyError"),
+        ("[]", "cannot parse Slurm's JSON: TypeError"),
+        ('{"jobs": 3}', "cannot parse Slurm's JSON: TypeError"),
+        ('{"jobs": [1]}', "cannot parse Slurm's JSON: TypeError"),
+        ("[" * 100_000, "cannot parse Slurm's JSON: "),
         ('{"jobs": [], "errors": [{"error": "down"}]}', "Slurm answered with errors: [{'error': 'down'}]"),
     ],
     ids=["empty", "no-jobs", "list", "number", "no-row", "deep", "errors"],

@@ -176,7 +176,7 @@ def test_a_job_that_cannot_be_parsed_affects_no_other_job(wrong: dict[str, Any])
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 7}', '{"jobs": [], "errors": ["down"]}', "[" * 100_000])
 def test_an_invalid_answer_for_jobs_is_an_error(text: str) -> None:
-    with pytest.raises(SourceError, match="squeue --json"):
+    with pytest.raises(SourceError, match="Slurm's JSON|Slurm answered with errors"):
         parse_cluster_jobs(text)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from gpu_exporter.attribution.slurm.controller import Known, Look
+from gpu_exporter.attribution.slurm.controller import KnownJob, SlurmSnapshot
 from gpu_exporter.attribution.slurm.job_files import read_trusted
 from gpu_exporter.attribution.slurm.picture import parse_picture
 from gpu_exporter.attribution.source import SourceError
@@ -37,7 +37,7 @@ class Collected:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def look(self, here: Collection[str], renew: bool = False) -> Look:
+    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
         """Raises SourceError if the answer is missing or too old, or if other users may have written it."""
         del here, renew  # each answer has all that is known about the node
         try:
@@ -56,11 +56,11 @@ class Collected:
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
             raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)
-        return Look(
+        return SlurmSnapshot(
             asked,
             picture.config,
             picture.node,
-            {job.job_id: Known(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
+            {job.job_id: KnownJob(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
             each_s=picture.each_s,
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpu_exporter import commands
 from gpu_exporter.attribution.source import CommandFailed, SlowSource, SourceError
+from gpu_exporter.slurm import commands as slurm_commands
 
 MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
 
@@ -15,7 +16,7 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
     CommandFailed, if it failed.
     """
     try:
-        done = commands.run(command, commands.slurm_environment(), timeout_s, limit)
+        done = slurm_commands.run(command, timeout_s, limit)
     except commands.NotFound as exc:
         raise SourceError(f"{exc}, or pass --no-attribution.slurm") from exc
     except commands.TooSlow as exc:

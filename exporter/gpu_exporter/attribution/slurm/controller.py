@@ -61,7 +61,7 @@ class OutOfTime(SourceError):
     """Slurm is slow. The job that was asked about did not cause this."""
 
 
-class Known(NamedTuple):
+class KnownJob(NamedTuple):
     """A job of this node: its row of squeue, its GPUs (None while unknown), and when each of these was asked for."""
 
     job: Job
@@ -70,7 +70,7 @@ class Known(NamedTuple):
     gpus_asked: float = -math.inf
 
 
-class Look(NamedTuple):
+class SlurmSnapshot(NamedTuple):
     """Slurm's report about a node, true from `asked` on (monotonic seconds). `jobs`: by job id, each with its GPUs.
 
     `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if a
@@ -80,7 +80,7 @@ class Look(NamedTuple):
     asked: float
     config: SlurmConfig
     node: NodeRecord
-    jobs: Mapping[str, Known]
+    jobs: Mapping[str, KnownJob]
     problem: str = ""
     each_s: float = 0.0
     clock: Bounds | None = None
@@ -130,7 +130,7 @@ class Controller:
         self._config_at = -math.inf
         self._bounds: Bounds | None = None
         self._record: NodeRecord | None = None
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownJob] = {}
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
         self._listed_at = -math.inf
@@ -141,7 +141,7 @@ class Controller:
         self._all_refused_until = -math.inf
         self._until = 0.0
 
-    def look(self, here: Collection[str], renew: bool = False) -> Look:
+    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
         """`here`: the jobs that have a step on this node, as far as known. `renew`: the known configuration of the node
         does not fit.
 
@@ -159,7 +159,7 @@ class Controller:
         self._doubt_before = look.doubt()
         return look
 
-    def _look(self, config: SlurmConfig, here: Collection[str]) -> Look:
+    def _look(self, config: SlurmConfig, here: Collection[str]) -> SlurmSnapshot:
         now = self._clock.monotonic()
         if self._record is None:
             node = self._record = parse_node(self._run("scontrol", "show", "node", self.node, "-d"))
@@ -173,11 +173,11 @@ class Controller:
             problem = str(exc)
         return self._picture(now, config, node)._replace(problem=problem)
 
-    def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> Look:
+    def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> SlurmSnapshot:
         jobs = {job: known for job, known in self._known.items() if known.gpus is not None}
-        return Look(now, config, node, jobs, clock=self._bounds)
+        return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
 
-    def _learn(self, picture: Callable[[], Look], here: Collection[str], now: float) -> None:
+    def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
         """Ask about jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
         # A job that holds nothing here is remembered so while it has a step here.
@@ -244,7 +244,7 @@ class Controller:
             before = self._known.get(job.job_id)
             is_same = before is not None and (before.job.start, before.job.restarts) == (job.start, job.restarts)
             if before is None or not is_same:
-                self._known[job.job_id] = Known(job, now)
+                self._known[job.job_id] = KnownJob(job, now)
             else:
                 asked = before.gpus_asked if before.job.size == job.size else -math.inf
                 self._known[job.job_id] = before._replace(job=job, asked=now, gpus_asked=asked)
@@ -361,6 +361,6 @@ def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
     return 0.0 if least <= 0.0 <= most or abs(ahead_s) > AHEAD_MAX_S else ahead_s
 
 
-def _may_hold(known: Known) -> bool:
+def _may_hold(known: KnownJob) -> bool:
     """Whether the job has GPUs or shares of GPUs here, or may have."""
     return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
-from gpu_exporter.attribution.slurm.controller import Known, Look
+from gpu_exporter.attribution.slurm.controller import KnownJob, SlurmSnapshot
 from gpu_exporter.attribution.slurm.job_files import JobFile
 from gpu_exporter.attribution.slurm.parse import Job, JobGpus
 from gpu_exporter.attribution.slurm.presence import Present
@@ -26,7 +26,7 @@ class Merged(NamedTuple):
     decide.
     """
 
-    look: Look
+    look: SlurmSnapshot
     disputed: Mapping[str, str] = {}
 
 
@@ -50,14 +50,14 @@ class FiledJobs:
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
 
-    def find(self, look: Look, present: Present) -> dict[str, JobFile]:
+    def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
         """The files that count without slurmctld, by job."""
         used = look.node.used
         if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
             return {}
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
-    def settled(self, look: Look, present: Present, wall: float) -> set[str]:
+    def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
         """Jobs whose files need no question to slurmctld yet. `wall`: Unix seconds."""
         return {
             job
@@ -65,7 +65,7 @@ class FiledJobs:
             if job not in self._disputed and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
         }
 
-    def list_lost(self, look: Look, present: Present) -> set[str]:
+    def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
         """Jobs that only their files reported, whose files do not count now, and that slurmctld has not reported since.
 
         A job whose file is gone has ended, except while it has a step or may have one, and except if the epilog has
@@ -83,7 +83,7 @@ class FiledJobs:
             and (not is_believed or present.steps.unseen or job in present.stale or job in present.steps.pids)
         }
 
-    def merge(self, look: Look, present: Present, now: float) -> Merged:
+    def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
         """The look without the jobs that have ended since, and with the jobs that have started, by their files. `now`:
         monotonic seconds.
         """
@@ -104,14 +104,14 @@ class FiledJobs:
                 disputed[job] = f"the prolog's file of job {job} lists IDX {clash}, which job {taken[clash]} holds"
                 continue
             taken |= dict.fromkeys(file.indexes, job)
-            jobs[job] = Known(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
+            jobs[job] = KnownJob(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
         begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
         used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
         self._spoken |= {job: _Spoken(file.run.restarts, now) for job, file in files.items() if file.run is not None}
         self._disputed = disputed.keys()
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
-    def forget(self, look: Look, present: Present, ended: Set[str]) -> None:
+    def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
         """Forget jobs that slurmctld has reported since, and jobs whose end is known. `ended`: jobs that ended in this
         poll.
         """
@@ -121,7 +121,7 @@ class FiledJobs:
             if job in present.files or look.asked <= run.seen
         }
 
-    def _has_ended(self, look: Look, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
+    def _has_ended(self, look: SlurmSnapshot, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
         """For a job without step and file. A report of slurmctld that is newer than the job's file takes precedence."""
         run = self._spoken.get(job)
         is_seen = not present.steps.unseen or (run is not None and run.is_over)
@@ -129,7 +129,7 @@ class FiledJobs:
         return is_over or _is_replaced(look, job, new)
 
 
-def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
+def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> bool:
     """Whether a job without step and file lost its GPUs to a job that started. With Contain, each running job has a
     step. A job that has just started may not have its step yet, so a missing step alone frees nothing.
     """
@@ -138,13 +138,13 @@ def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
     return is_over and not claimed.isdisjoint(_positions(look.jobs[job]))
 
 
-def is_whole(file: JobFile, look: Look) -> bool:
+def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
     """Whether a file contains everything that is needed about a job of this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
 
-def _is_known(look: Look, job: str, file: JobFile) -> bool:
+def _is_known(look: SlurmSnapshot, job: str, file: JobFile) -> bool:
     """Whether slurmctld has reported this run, or a later run."""
     known = look.jobs.get(job)
     run = file.run
@@ -156,7 +156,7 @@ def _is_known(look: Look, job: str, file: JobFile) -> bool:
     return run.start is None or known.job.start == run.start
 
 
-def _positions(known: Known) -> tuple[int, ...]:
+def _positions(known: KnownJob) -> tuple[int, ...]:
     return known.gpus.positions() if known.gpus is not None else ()
 
 

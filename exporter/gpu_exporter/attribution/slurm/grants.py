@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from gpu_exporter.attribution.slurm.controller import Known
-from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
+from gpu_exporter.attribution.slurm.controller import KnownJob
+from gpu_exporter.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.attribution.slurm.gres.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.slurm.job_files import JobFile
-from gpu_exporter.attribution.slurm.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.slurm.parse import JobGpus
 from gpu_exporter.attribution.slurm.presence import Present
 from gpu_exporter.attribution.slurm.steps import Steps
@@ -47,7 +47,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
     )
 
 
-def why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
+def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
     """Why a job does not run, for people and in one word. "" and "" if it runs."""
     state = known.job.state
     if state != "RUNNING":

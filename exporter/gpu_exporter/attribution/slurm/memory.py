@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.remembered import Remembered
-from gpu_exporter.attribution.slurm.controller import Known, Look
+from gpu_exporter.attribution.slurm.controller import KnownJob, SlurmSnapshot
 from gpu_exporter.attribution.slurm.picture import Picture, parse_picture, render_picture
 from gpu_exporter.attribution.slurm.presence import Present
 from gpu_exporter.files import PRIVATE
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     filed_wall: float | None
 
 
-class Memory:
+class SlurmMemory:
     """The last look, in a file of the state directory. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
@@ -42,7 +42,7 @@ class Memory:
         self._saved_at = 0.0
         self._saved_look = 0.0
 
-    def keep(self, look: Look, present: Present, now: float, wall: float) -> None:
+    def keep(self, look: SlurmSnapshot, present: Present, now: float, wall: float) -> None:
         """Remember this look. `now`: monotonic seconds, `wall`: Unix seconds of the same moment."""
         is_new = look.asked != self._saved_look
         if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
@@ -55,7 +55,7 @@ class Memory:
         body = {"boot": self._procfs.boot_wall(), "picture": render_picture(picture), "runs": seen}
         self._file.write(body, PRIVATE)  # it names users
 
-    def recall(self, present: Present, now: float, wall: float) -> Look | None:
+    def recall(self, present: Present, now: float, wall: float) -> SlurmSnapshot | None:
         """The remembered look, with the jobs that are proven to be the same runs. None if there is no valid look."""
         data = self._file.read()
         if data is None:
@@ -70,8 +70,10 @@ class Memory:
             return None
         asked = now - max(0.0, wall - picture.asked_wall)
         same = {job for job, run in runs.items() if is_this_boot and _is_same(run, self._see(job, present))}
-        jobs = {job.job_id: Known(job, asked, gpus, asked) for job, gpus in picture.jobs.values() if job.job_id in same}
-        return Look(asked, picture.config, picture.node, jobs, each_s=picture.each_s)
+        jobs = {
+            job.job_id: KnownJob(job, asked, gpus, asked) for job, gpus in picture.jobs.values() if job.job_id in same
+        }
+        return SlurmSnapshot(asked, picture.config, picture.node, jobs, each_s=picture.each_s)
 
     def _see(self, job: str, present: Present) -> Run:
         stats = {}

@@ -12,7 +12,8 @@ import re
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.outside import WHOLE_MAX, load_json, need_real, need_whole, whole
+from gpu_exporter.outside import WHOLE_MAX, need_real, need_whole, whole
+from gpu_exporter.slurm.answers import read_jobs
 from gpu_exporter.slurm.gres import GRES, UNSET, Gres, add_devices, parse_gres, split_gres
 from gpu_exporter.slurm.hostlist import parse_names
 
@@ -147,24 +148,10 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
     left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
     """
     try:
-        answer: Any = load_json(text)
-        rows = answer["jobs"]
-        errors = answer.get("errors") or ()
-        if not isinstance(rows, list) or (rows and not any(isinstance(row, dict) for row in rows)):
-            raise TypeError
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise SourceError(f"Slurm's JSON is not understood: {type(exc).__name__}") from exc
-    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
-        raise SourceError(f"Slurm answered with errors: {str(errors)[:200]}")
-    jobs: dict[str, JobGpus] = {}
-    for row in rows:
-        try:
-            job_id, gpus = str(need_whole(row["job_id"])), _read_gpus(row, node)
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue
-        if gpus is not None:
-            jobs[job_id] = gpus
-    return jobs
+        jobs, _ = read_jobs(text, lambda row: (str(need_whole(row["job_id"])), _read_gpus(row, node)))
+    except ValueError as exc:
+        raise SourceError(str(exc)) from exc
+    return {job_id: gpus for job_id, gpus in jobs if gpus is not None}
 
 
 def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:

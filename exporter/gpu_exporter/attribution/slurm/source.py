@@ -3,7 +3,7 @@
 Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
 of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
 if a prolog writes which jobs have GPUs. An answer about jobs that the node does not see counts until the next question.
-gres.conf defines which GPU an IDX means (gres_conf.py). Without that proof, only a UUID that the prolog wrote names the
+gres.conf defines which GPU an IDX means (gres/conf.py). Without that proof, only a UUID that the prolog wrote names the
 GPU.
 """
 
@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.attribution.slurm.collected import Collected
-from gpu_exporter.attribution.slurm.controller import Controller, Known, Look, Run, how_far_ahead
+from gpu_exporter.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
 from gpu_exporter.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here
 from gpu_exporter.attribution.slurm.grants import (
     list_witnesses,
@@ -28,11 +28,11 @@ from gpu_exporter.attribution.slurm.grants import (
     why_contradicted,
     why_not_running,
 )
-from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
-from gpu_exporter.attribution.slurm.gres_epochs import Epochs
-from gpu_exporter.attribution.slurm.gres_files import list_places, read_order
+from gpu_exporter.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.attribution.slurm.gres.epochs import Epochs
+from gpu_exporter.attribution.slurm.gres.files import list_places, read_order
 from gpu_exporter.attribution.slurm.job_files import EndedJob, JobFile
-from gpu_exporter.attribution.slurm.memory import Memory
+from gpu_exporter.attribution.slurm.memory import SlurmMemory
 from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.attribution.slurm.presence import Presence, Present
@@ -97,14 +97,14 @@ class SlurmSource:
         steps = StepReader(self._node, lambda command: run(command, timeout_s), procfs)
         self._presence = Presence(steps, options.job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
-        self._look: Look | None = None
+        self._look: SlurmSnapshot | None = None
         self._renewed_s = 0.0  # time after which the next look follows
         self._failed = ""  # why the last question was not answered
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
         self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
         self._epochs = Epochs(options.state, self._node, writes=options.keeps_state)
-        self._memory = Memory(options.state, self._node, procfs, writes=options.keeps_state)
+        self._memory = SlurmMemory(options.state, self._node, procfs, writes=options.keeps_state)
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
@@ -183,7 +183,7 @@ class SlurmSource:
         # other look.
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
-    def _answer(self, look: Look, present: Present) -> Answer:
+    def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
         """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
 
         Raises SourceError if the record cannot show which job's grant is wrong.
@@ -201,8 +201,7 @@ class SlurmSource:
             )
         problems += self._count_surplus(look)
         order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
-        used = look.in_use()
-        self._misfit = order.kind == "unknown" and bool(used)
+        self._misfit = order.kind == "unknown" and bool(look.in_use())
         if self._misfit:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         else:
@@ -222,15 +221,7 @@ class SlurmSource:
         share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
             problems.append(f"{share} is in use, but Slurm does not report of which GPU, so no GPU is reported as free")
-        notices = list(present.notices)
-        if hidden:
-            indexes = sorted(used - look.claimed())
-            notices.append(self._why_hidden(f"IDX {', '.join(map(str, indexes))}", config))
-        late = sorted(_list_late(look, present))
-        if late:
-            notices.append(
-                f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free"
-            )
+        notices, late = self._list_notices(look, present), _list_late(look, present)
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -245,7 +236,19 @@ class SlurmSource:
             missed=missed,
         )
 
-    def _count_surplus(self, look: Look) -> list[str]:
+    def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
+        """What is worth knowing, and makes no holder wrong."""
+        notices = list(present.notices)
+        hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
+        if hidden:
+            notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", look.config))
+        if late:
+            notices.append(
+                f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free"
+            )
+        return notices
+
+    def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
         """Problems of a node whose record counts GPUs without naming them. Raises SourceError if the jobs have too many
         GPUs.
         """
@@ -258,7 +261,9 @@ class SlurmSource:
             return []
         return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
 
-    def _grant_jobs(self, look: Look, present: Present, told: Mapping[str, Known], order: GpuOrder) -> _Granted:
+    def _grant_jobs(
+        self, look: SlurmSnapshot, present: Present, told: Mapping[str, KnownJob], order: GpuOrder
+    ) -> _Granted:
         """`told`: the jobs that slurmctld itself has reported."""
         grants: list[Grant] = []
         problems: list[str] = []
@@ -293,7 +298,7 @@ class SlurmSource:
                 grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
         return _Granted(grants, problems, conflicts)
 
-    def _grant_hidden(self, look: Look, order: GpuOrder) -> list[Grant]:
+    def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
         """Grants for the GPUs in use that no job explains."""
         shares, own = dict(look.node.used.shared), self._epochs.at(None, order)
         grants: list[Grant] = []
@@ -303,7 +308,7 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
         return grants
 
-    def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+    def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """The grants of jobs that have ended since the last poll, up to their end. Also how many ended jobs left no
         grant.
         """
@@ -332,7 +337,7 @@ class SlurmSource:
         """Whether this poll alone proves that the job still holds its GPUs of the last look."""
         return job_id in present.jobs and job_id not in self._again
 
-    def _as_of(self, look: Look, grant: Grant) -> Grant:
+    def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
         """A grant that only the controller proves: it is as old as the controller's answer."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
@@ -391,7 +396,7 @@ def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
     return counted if order.kind != "unknown" and len(order.minors) == counted else None
 
 
-def _list_late(look: Look, present: Present) -> Set[str]:
+def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
     """Jobs that are here, may have GPUs, and started after the collector's round."""
     if not look.each_s:
         return frozenset()  # this node itself asks about each job that starts

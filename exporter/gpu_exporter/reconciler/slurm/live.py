@@ -9,10 +9,11 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gpu_exporter.outside import load_json, need_real, need_whole, parse_timestamp
+from gpu_exporter.outside import need_real, need_whole, parse_timestamp
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
+from gpu_exporter.slurm.answers import read_jobs
 from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
 
 # A mark at the beginning of a field. Other text may follow the mark.
@@ -110,36 +111,17 @@ def read_field(text: str, name: str) -> str | None:
 def parse_jobs(
     text: str, fields: Sequence[str], denied: Collection[str] = (), report: Callable[[int], None] = lambda count: None
 ) -> list[LiveJob]:
-    """The jobs in the output of `squeue --json`.
+    """Jobs of an answer of `squeue --json`. A malformed job does not hide the others.
 
-    `fields`: those of FIELDS that may carry a mark, the best first. `denied`: fields that the reconciler may not write;
-    their marks are ignored. `report`: called with the number of malformed jobs, which are left out. Raises ValueError.
-
-    22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
+    `fields`: fields of FIELDS that may carry a mark, the best first. `denied`: fields that the reconciler may not
+    write; it does not change marks there. `report`: receives the number of malformed jobs. Raises ValueError.
     """
-    try:
-        answer = load_json(text)
-        rows: list[dict[str, Any]] = answer["jobs"]
-        errors = answer.get("errors") or ()
-        parsed = [_read_job(row, fields, denied) for row in rows]
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ValueError(f"squeue --json printed output that is not understood: {exc!r}") from exc
-    if errors:  # 22.05 exits with status 0 and no jobs when the controller does not answer
-        raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
-    jobs = [job for job in parsed if job is not None]
-    if len(jobs) < len(rows):
-        report(len(rows) - len(jobs))
-    if rows and not jobs:
-        raise ValueError(f"squeue --json printed {len(rows)} jobs, and none of them is understood")
+    jobs, malformed = read_jobs(text, lambda row: _read_row(row, fields, denied))
+    if malformed:
+        report(malformed)
+    if malformed and not jobs:
+        raise ValueError(f"squeue --json printed {malformed} jobs, and all of them are malformed")
     return jobs
-
-
-def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob | None:
-    """One job; None if it is malformed, so that other jobs are not affected."""
-    try:
-        return _read_row(row, fields, denied)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return None
 
 
 def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob:
@@ -155,7 +137,7 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         str(_whole(row["job_id"])),
         _target(row),
         _word(row["job_state"]),
-        need_real(_plain(row["start_time"])),
+        need_real(row["start_time"] or 0),
         _whole(row.get("restart_cnt")),
         texts[next(iter(marked), place or fields[0])],
         field=place,
@@ -176,7 +158,7 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
 
 def _target(row: dict[str, Any]) -> str:
     task = row.get("array_task_id")
-    is_task = task.get("set") if isinstance(task, dict) else task is not None
+    is_task = task is not None
     array = _whole(row.get("array_job_id"))
     if array and is_task:
         return f"{array}_{_whole(task)}"
@@ -218,13 +200,8 @@ def _dependencies(text: str) -> frozenset[str]:
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 
 
-def _plain(value: Any) -> Any:
-    """The plain number of a field; 0 if it is not set."""
-    return value["number"] if isinstance(value, dict) else value or 0
-
-
 def _whole(value: Any) -> int:
-    return need_whole(_plain(value))
+    return need_whole(value or 0)
 
 
 def _word(value: Any) -> str:

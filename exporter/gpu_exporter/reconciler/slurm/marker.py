@@ -23,6 +23,7 @@ from gpu_exporter.reconciler.evidence.records import START_SLACK_S, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
+from gpu_exporter.slurm import commands as slurm_commands
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
@@ -85,7 +86,7 @@ def _read_setting(settings: str, name: str) -> str:
 def run_slurm(*command: str) -> str:
     """Run one of Slurm's commands and return its output. Raises MarkError."""
     try:
-        done = commands.run(command, commands.slurm_environment(), TIMEOUT_S, MAX_ANSWER)
+        done = slurm_commands.run(command, TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
         raise MarkError("error", str(exc)) from exc
     if done.status != 0:

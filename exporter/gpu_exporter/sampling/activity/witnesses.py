@@ -1,7 +1,7 @@
 """The witnesses of idleness in addition to utilization: engines, GPM, traffic and power. A new witness is one class.
 
 Each witness is an object of one unit and keeps the values of earlier cycles that it needs. Whole GPUs and MIG instances
-have the same witnesses; a witness that a unit does not support is absent. Utilization itself is judged in activity.py,
+have the same witnesses; a witness that a unit does not support is absent. Utilization itself is judged in spans.py,
 since it covers time.
 """
 

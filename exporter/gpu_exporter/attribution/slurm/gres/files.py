@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.attribution.slurm.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf, shares_gpus
-from gpu_exporter.attribution.slurm.gres_epochs import Found
+from gpu_exporter.attribution.slurm.gres.conf import GpuOrder, GresConfError, order_of, parse_gres_conf, shares_gpus
+from gpu_exporter.attribution.slurm.gres.epochs import Found
 from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.vendor import NVIDIA, Vendor
 

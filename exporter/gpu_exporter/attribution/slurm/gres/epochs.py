@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.remembered import Remembered
-from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
+from gpu_exporter.attribution.slurm.gres.conf import GpuOrder
 from gpu_exporter.files import READABLE
 from gpu_exporter.outside import need_real, need_whole, need_wholes
 

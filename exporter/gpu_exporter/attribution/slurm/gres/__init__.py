@@ -1,0 +1,1 @@
+"""Which GPU an IDX means: gres.conf, where slurmd has it from, and which order was in force at what time."""
