@@ -130,7 +130,7 @@ def test_flags_that_are_named_exist() -> None:
 def test_variables_that_are_named_exist() -> None:
     own = {variable for parser in parsers().values() for variable in (*parser.settings, *parser.verbs)}
     scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_PORT",
-               "GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_RECONCILE", "GPU_EXPORTER_SLURM_COLLECTOR", "GPU_EXPORTER_RESTARTED"}  # fmt: skip
+               "GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_RECONCILE", "GPU_EXPORTER_SLURM_COLLECTOR", "GPU_EXPORTER_RESTARTED", "GPU_EXPORTER_APPLY"}  # fmt: skip
     wrong = [
         f"{where}: {name}"
         for where, text in pages()

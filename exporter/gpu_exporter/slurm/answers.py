@@ -1,7 +1,7 @@
 """The jobs of `squeue --json` or `scontrol show job --json`, for agent, collector and reconciler. Pure.
 
-22.05 prints plain numbers and words. 23.02 and later print {"set", "infinite", "number"} and lists. A job's owner cannot
-forge an answer: a name or comment in JSON cannot imitate another field.
+22.05 prints plain numbers and words. 23.02 and later print {"set", "infinite", "number"} and lists. A job's owner
+cannot forge an answer: a name or comment in JSON cannot imitate another field.
 """
 
 from __future__ import annotations

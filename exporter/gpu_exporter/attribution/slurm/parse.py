@@ -1,9 +1,9 @@
-"""What Slurm's commands print, as records. Pure.
+"""Parses the output of Slurm's commands. Pure.
 
-Only words that a job's owner cannot shape are read as they stand: columns of squeue that Slurm and its administrators
-fill, the record of a node, and JSON, in which a job's name or comment cannot imitate another field. In the plain text
-of `scontrol show job` names and comments stand unescaped, so it is the last resort, and ambiguous records are not
-believed (docs/decisions/0001).
+Only text that a job's owner cannot shape is used: columns of squeue that Slurm and its administrators fill, the record
+of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol show
+job` contains names and comments without escapes. So it is the last resort, and an ambiguous record is ignored
+(docs/decisions/0001).
 """
 
 from __future__ import annotations
