@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.attribution.test_slurm import Cluster, fail
-from tests.unit.attribution.test_slurm_quiet import KTHREADD, Filing, Node
+from tests.unit.attribution.slurm_cluster import Cluster, fail
+from tests.unit.attribution.slurm_quiet_node import KTHREADD, Filing, Node
 
 from gpu_exporter.attribution.slurm.memory import FILE, SAVE_EACH_S
 from gpu_exporter.attribution.slurm.pace import Pace

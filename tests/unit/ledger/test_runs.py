@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
+from tests.unit.ledger.ledger_bench import JOB, POD, START, UNIT, Bench
 
 from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
 from gpu_exporter.ledger.records import HolderPresence

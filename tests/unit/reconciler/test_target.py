@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.reconciler.test_actions import Bench, decision
+from tests.unit.reconciler.actions_bench import Bench, decision
 
 from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.decision.policy import Decision

@@ -1,270 +1,18 @@
-"""Evidence from both sources: the same facts, and errors for partial answers."""
+"""Evidence from a PromQL API, and facts that both sources report."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
+from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, page, read, stage_of
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide
-from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence.peaks import Peaks
-from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderName, HostLimits
-from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
-
-GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
-NOW = 1_700_001_800.0
-PLACE = 'gpu="0",uuid="GPU-0",scheduler="slurm",job_id="42"'
-
-
-def page(
-    idle_run: float, held: float, observed: float, last_sample: float = NOW, units: int = 1, witnesses: int = 4
-) -> str:
-    return (
-        f"gpu_exporter_last_sample_timestamp_seconds {last_sample}\n"
-        "gpu_exporter_sample_interval_seconds 1\n"
-        'gpu_idle_witnesses{gpu="0",uuid="GPU-0"} 9\n'
-        f"gpu_allocation_idle_run_witnesses{{{PLACE}}} {witnesses}\n"
-        f'gpu_allocation_info{{{PLACE},user="ada",account="phys"}} 1\n'
-        f"gpu_allocation_start_timestamp_seconds{{{PLACE}}} {NOW - held}\n"
-        f"gpu_allocation_holder_units{{{PLACE}}} {units}\n"
-        f"gpu_allocation_idle_run_seconds{{{PLACE}}} {idle_run}\n"
-        f"gpu_allocation_held_seconds_total{{{PLACE}}} {held}\n"
-        f"gpu_allocation_observed_seconds_total{{{PLACE}}} {observed}\n"
-    )
-
-
-def stage_of(text: str) -> tuple[str, str]:
-    source = ExporterSource(["http://n1:9836/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
-    (decision,) = decide(source.read_evidence(), Policy())
-    return decision.stage, decision.owner
-
-
-def test_evidence_from_exporters_contains_every_number_of_a_decision() -> None:
-    assert stage_of(page(8000.0, 9000.0, 8900.0)) == ("underused", "ada/phys")
-    assert stage_of(page(8000.0, 9000.0, 4000.0))[0] == "unknown"
-    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "unknown"  # seven of its GPUs are not seen
-    assert stage_of(page(8000.0, 9000.0, 8900.0, NOW - 600))[0] == "unknown"
-    assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
-
-
-def test_a_job_id_that_two_slurm_clusters_use_is_unknown_and_the_reason_names_both_clusters() -> None:
-    """alpha's job has a third GPU on a node that does not answer. beta's only GPU must not count as this GPU."""
-
-    def fetch(url: str) -> str:
-        cluster = "beta" if "b1" in url else "alpha"
-        place = PLACE.replace("GPU-0", url[7:9])
-        text = page(8000.0, 9000.0, 9000.0, units=1 if cluster == "beta" else 3).replace(PLACE, place)
-        return text.replace("user=", f'slurm_cluster="{cluster}",user=')
-
-    source = ExporterSource(["a1:1", "a2:1", "b1:1"], 7200.0, ManualClock(wall=NOW), fetch)
-    (decision,) = decide(source.read_evidence(), Policy())
-    reason = "series of 2 Slurm clusters under one job id: alpha, beta"
-    assert (decision.stage, decision.reason, decision.cluster) == ("unknown", reason, "")
-    (decision,) = decide(ExporterSource(["b1:1"], 7200.0, ManualClock(wall=NOW), fetch).read_evidence(), Policy())
-    assert (decision.stage, decision.cluster) == ("underused", "beta")
-    api = FakeApi()
-    for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
-        api.more.setdefault("gpu_allocation_info", []).append(({"uuid": name, "slurm_cluster": cluster}, 1.0))
-    (decision,) = decide(read(api), Policy())
-    assert decision.reason == "series of 3 Slurm clusters under one job id: a cluster without a name, alpha, beta"
-    api = FakeApi()
-    api.labels = {"slurm_cluster": "alpha"}
-    (decision,) = decide(read(api), Policy())
-    assert (decision.stage, decision.cluster) == ("underused", "alpha")
-
-
-def test_jobs_that_slurm_hides_are_no_holders_and_their_gpus_are_counted() -> None:
-    """Hidden jobs have no id. Two of them, each idle on one GPU, would look like one job."""
-
-    def hidden(uuid: str) -> str:
-        place = f'gpu="0",uuid="{uuid}",scheduler="slurm",job_id=""'
-        labels = f'{place},slurm_cluster="lab",identity="hidden"'
-        return page(8000.0, 9000.0, 8900.0).replace(f"info{{{PLACE}", f"info{{{labels}").replace(PLACE, place)
-
-    texts = {"n1:1": hidden("GPU-1"), "n2:1": hidden("GPU-2"), "n2:2": hidden("GPU-2"), "n3:1": page(8e3, 9e3, 9e3)}
-    source = ExporterSource(list(texts), 7200.0, ManualClock(wall=NOW), lambda url: texts[url[7:11]])
-    evidence = source.read_evidence()
-    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
-    assert (evidence.hidden, evidence.allocations) == (2, 4)
-    texts["n1:1"] = "\n".join(line for line in hidden("GPU-1").splitlines() if "_info" not in line) + "\n"
-    assert source.read_evidence().hidden == 2  # without its info series the job has no id either
-    api = FakeApi()
-    nameless = {"job_id": "", "uuid": "GPU-1"}
-    api.more["gpu_allocation_idle_run_seconds"] = [(nameless, 8000.0)]
-    api.more["gpu_allocation_info"] = [({**nameless, "identity": "hidden"}, 1.0)]
-    api.values["count(count by (uuid, mig_uuid)"] = 3.0
-    evidence = read(api)
-    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
-    assert evidence.hidden == 3
-    assert 'count(count by (uuid, mig_uuid) (gpu_allocation_info{identity="hidden"}))' in api.queries
-    api = FakeApi()
-    api.values |= {
-        "gpu_allocation_idle_run_seconds": None,
-        "count(count by (uuid, mig_uuid)": 3.0,
-    }
-    assert (read(api).holders, read(api).hidden) == ((), 3)
-
-
-def at_most_covered(on_s: int, off_s: int) -> float:
-    """The highest coverage of an exporter that comes and goes for four hours, read every 30 s."""
-    clock = ManualClock(wall=-30.0)
-
-    def fetch(url: str) -> str:
-        if clock.wall() % (on_s + off_s) >= on_s:
-            raise EvidenceError(f"{url}: connection refused")
-        rounds, rest = divmod(clock.wall(), on_s + off_s)
-        return page(10_000.0, clock.wall() + 1.0, rounds * on_s + rest + 1.0)
-
-    source = ExporterSource(["http://n1/metrics"], 7200.0, clock, fetch)
-    shares = []
-    for _ in range(0, 14_400, 30):
-        clock.advance(30.0)
-        try:
-            evidence = source.read_evidence()
-        except EvidenceError:
-            continue
-        shares.append(evidence.holders[0].units[0].coverage or 0.0)
-    return max(shares[20:])
-
-
-def test_coverage_from_an_exporter_that_flaps_is_the_share_of_its_uptime() -> None:
-    assert at_most_covered(70, 50) < 0.65
-    assert at_most_covered(120, 0) == 1.0
-
-
-def test_samples_are_kept_while_an_exporter_does_not_answer_and_dropped_when_a_holder_is_gone() -> None:
-    texts, clock = {"http://n1/metrics": page(8000.0, 90_000.0, 80_000.0)}, ManualClock(wall=NOW)
-
-    def fetch(url: str) -> str:
-        if not texts.get(url):
-            raise EvidenceError(f"{url}: connection refused")
-        return texts[url]
-
-    other = "gpu_exporter_build_info 1\n"
-    source = ExporterSource(["http://n1/metrics", "http://n2/metrics"], 7200.0, clock, fetch)
-    texts["http://n2/metrics"] = other
-    assert source.read_evidence().holders[0].units[0].coverage == 0.0
-    texts["http://n1/metrics"] = ""
-    clock.advance(3600.0)
-    source.read_evidence()
-    texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
-    assert source.read_evidence().holders[0].units[0].coverage == 0.5  # the last hour of the window was observed
-    texts["http://n1/metrics"] = other
-    source.read_evidence()
-    texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
-    assert source.read_evidence().holders[0].units[0].coverage == 0.0
-
-
-@pytest.mark.parametrize("first", [1, 4])
-def test_if_a_page_has_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(first: int) -> None:
-    """The two rows differ in a label for people, such as the index of the GPU."""
-    text = page(8000.0, 9000.0, 8900.0, witnesses=first)
-    elsewhere = PLACE.replace('gpu="0"', 'gpu="9"')
-    text += f"gpu_allocation_idle_run_witnesses{{{elsewhere}}} {5 - first}\n"
-    assert stage_of(text)[0] == "candidate"
-    assert stage_of(page(8000.0, 9000.0, 8900.0, witnesses=2))[0] == "underused"
-    without = page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_witnesses", "x")
-    assert stage_of(without)[0] == "candidate"
-
-
-def test_the_demo_page_is_parsed_as_evidence() -> None:
-    source = ExporterSource(
-        ["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: GOLDEN.read_text("utf-8")
-    )
-    evidence = source.read_evidence()
-    names = {str(holder.name): holder for holder in evidence.holders}
-    assert len(names) == 8
-    assert names["job 48113"].owner == "mira/phys"
-    (unit,) = names["serving/embedder-1"].units
-    assert unit.mig == "2/0"
-    assert unit.witnesses == 5
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/", "/metrics"])
-def test_an_address_without_http_is_refused(url: str) -> None:
-    with pytest.raises(EvidenceError, match="expected http"):
-        fetch_text(url)
-
-
-def test_a_page_that_contains_no_metrics_is_an_error() -> None:
-    source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: "<html>login</html>")
-    with pytest.raises(EvidenceError, match="http://n1/metrics: not in the Prometheus text format"):
-        source.read_evidence()
-
-
-def test_too_many_exporters_are_refused() -> None:
-    with pytest.raises(ValueError, match="201 exporters are more than 200: use --source.prometheus"):
-        ExporterSource(["http://n/"] * 201, 1.0, ManualClock(wall=NOW))
-
-
-class FakeApi:
-    """Answers a PromQL query by the text that it begins with."""
-
-    def __init__(self, cluster: str = "") -> None:
-        self.queries: list[str] = []
-        self.cluster = cluster
-        self.blind = self.enforced = False
-        self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the beginning of the query
-        self.labels: dict[str, str] = {}  # added to every row
-        self.values: dict[str, float | None] = {}  # instead of the usual ones
-
-    def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
-        assert url.endswith("/api/v1/query")
-        query = form["query"]
-        self.queries.append(query)
-        if query.startswith("{") or ",__name__" in query:  # the query for all facts together
-            rows = [
-                {**row, "metric": {**row["metric"], "__name__": f"gpu_allocation_{fact}"}}
-                for fact in FACTS
-                for row in self.rows(f"gpu_allocation_{fact}")
-            ]
-        else:
-            rows = self.rows(query.replace(f"max by ({', '.join(HOLDER_LABELS)}) (", ""))
-        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
-
-    def rows(self, query: str) -> list[dict[str, Any]]:
-        place = {"node": "n1", "instance": "n1", "gpu": "0", "uuid": "GPU-0", "scheduler": "slurm", "job_id": "42"}
-        if self.cluster:
-            place["cluster"] = self.cluster
-        values: dict[str, tuple[dict[str, str], float] | None] = {
-            "gpu_allocation_idle_run_seconds": (place, 8000.0),
-            "gpu_allocation_start_timestamp_seconds": (place, NOW - 9000.0),
-            "gpu_allocation_held_seconds_total": (place, 9000.0),
-            "gpu_allocation_observed_seconds_total": (place, 8990.0),
-            "increase(gpu_allocation_held": (place, 7200.0),
-            "increase(gpu_allocation_observed": (place, 7190.0),
-            "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
-            "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
-            "vector(time())": ({}, NOW),
-            "time()": ({"node": "n1", "instance": "n1"}, 3.0),
-            "gpu_allocation_idle_run_witnesses": (place, 4.0),
-            "last_over_time(gpu_allocation_host_activity_ratio": None,
-            "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
-            "count(gpu_allocation_info": ({}, 34.0),
-            "count(count by (uuid, mig_uuid)": None,
-            "count(gpu_up": ({}, 8.0) if self.enforced else None,
-            "gpu_allocation_holder_units": (place, 1.0),
-            "gpu_allocation_idle_gap_longest_seconds": None,
-            "gpu_allocation_activity_unknown": None,
-            "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
-        }
-        start = next(start for start in values if query.startswith(start))
-        found = values[start]
-        if start in self.values:
-            value = self.values[start]
-            found = None if value is None else (found[0] if found is not None else {}, value)
-        rows = [] if found is None else [{"metric": {**found[0], **self.labels}, "value": [NOW, str(found[1])]}]
-        for start, more in self.more.items():
-            if query.startswith(start):
-                rows += [{"metric": {**place, **labels}, "value": [NOW, str(value)]} for labels, value in more]
-        return rows
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits
+from gpu_exporter.reconciler.evidence.vector import MATCHER_MAX, parse_vector, restrict
 
 
 def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
@@ -281,14 +29,6 @@ def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> N
     assert asked[1].endswith('holder_units|idle_gap_longest_seconds|activity_unknown)",scheduler="slurm",job_id=~"42"}')
     assert all('cluster="a"' in query for query in api.queries if query != "vector(time())")
     assert len(api.queries) == 11
-
-
-def read(api: FakeApi, *marked: HolderName) -> Evidence:
-    return PromQLSource(
-        PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    ).read_evidence(marked)
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(121.0, "ahead of"), (3600.0, "ahead of"), (-121.0, "behind")])
@@ -378,16 +118,6 @@ def test_promql_coverage_is_the_quotient_of_increases_and_a_lower_bound_for_shor
     api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # mostly unobserved, before the samples in Prometheus
     api.values["increase(gpu_allocation_held"] = api.values["increase(gpu_allocation_observed"] = 600.0
     assert read(api).holders[0].units[0].coverage == pytest.approx(600 / 7200)
-
-
-def beside(**values: float) -> FakeApi:
-    """An API with a second target for the same GPU. `values`: total and growth of its held and observed time."""
-    api = FakeApi()
-    for name in ("held", "observed"):
-        for start, key in ((f"gpu_allocation_{name}", name), (f"increase(gpu_allocation_{name}", f"{name}_in")):
-            if key in values:
-                api.more[start] = [({"node": "n2", "instance": "n2"}, values[key])]
-    return api
 
 
 @pytest.mark.parametrize(
