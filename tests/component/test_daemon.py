@@ -272,7 +272,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["explain", "job/1", "--source.prometheus=http://p", "--at=2026-01-01"], "write 2026-01-01T00:00:00Z for UTC"),
         (
             ["explain", "job/1", "--source.prometheus=http://p", "--at=1h", "--pause.file=/p"],
-            "only the last one is kept",
+            "only the latest pause is stored",
         ),
         (
             ["explain", "--source.prometheus=http://p"],

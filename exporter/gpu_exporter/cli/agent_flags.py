@@ -151,7 +151,9 @@ def _add_pod_sources(parser: Parser) -> None:
         more="If a process on a GPU contradicts the scheduler, the GPU's holder becomes unknown, never idle. "
         "The default is on if --path.procfs shows the host's processes.",
     )
-    parser.flag("--attribution.static", dest="static", type=Path, default=None, help="YAML list of holders")
+    parser.flag(
+        "--attribution.static", dest="static", type=Path, default=None, help="YAML file that lists who holds what"
+    )
 
 
 def _add_slurm_sources(parser: Parser) -> None:
@@ -217,7 +219,7 @@ def add_once_flags(parser: Parser) -> None:
         metavar="WHAT",
         default="all",
         is_verb=True,
-        help="what the exit code tells of: all (default), or devices alone",
+        help="failures that change the exit code: all (default) or devices",
         more="devices leaves out sources of holders, as a node's health check should.",
     )
     add_waiting_flags(parser)
@@ -225,9 +227,21 @@ def add_once_flags(parser: Parser) -> None:
 
 def add_waiting_flags(parser: Parser) -> None:
     """Where a reading is written, and how long it may take."""
-    parser.flag("--output", dest="output", type=Path, default=None, is_verb=True, help="write to this file, by rename")
     parser.flag(
-        "--timeout", dest="timeout", type=duration, default="10s", is_verb=True, help="longest wait (default 10s)"
+        "--output",
+        dest="output",
+        type=Path,
+        default=None,
+        is_verb=True,
+        help="write to this file, and rename it into place",
+    )
+    parser.flag(
+        "--timeout",
+        dest="timeout",
+        type=duration,
+        default="10s",
+        is_verb=True,
+        help="longest wait for driver and sources (default 10s)",
     )
 
 
@@ -289,7 +303,7 @@ def add_daemon_flags(parser: Parser) -> None:
         choices=("auto", "exit", "restart"),
         metavar="WHAT",
         default="auto",
-        help="exit, restart or auto, after an upgrade of the driver (default auto)",
+        help="reaction to a new driver: exit, restart or auto (default auto)",
         more="exit ends the process with status 5, restart replaces it by a new one; auto exits in a "
         "container and else restarts.",
     )

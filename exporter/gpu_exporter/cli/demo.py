@@ -18,7 +18,7 @@ def build_parser() -> Parser:
         dest="address",
         default="127.0.0.1:0",
         metavar="[HOST]:PORT",
-        help="of the status page (default 127.0.0.1, free port)",
+        help="address of the status page (default 127.0.0.1, free port)",
     )
     parser.flag("--speed", type=float, default=180.0, help="simulated seconds in a real second (default 180)")
     parser.flag(

@@ -11,7 +11,14 @@ def build_parser() -> Parser:
     """Flags of `digest`."""
     parser = Parser("digest", "Report the usage of a period: by tenant, by holder, compared with the period before.")
     parser.flag("--since", type=positive_duration, default="7d", help="length of the period, up to now (default 7d)")
-    parser.flag("--format", dest="format", choices=("text", "html", "json"), default="text", help="(default text)")
+    parser.flag(
+        "--format",
+        dest="format",
+        choices=("text", "html", "json"),
+        default="text",
+        metavar="FORM",
+        help="output format: text, html or json (default text)",
+    )
     add_prometheus(parser)
     parser.section("general")
     add_config(parser)

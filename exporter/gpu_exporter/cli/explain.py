@@ -24,7 +24,7 @@ def build_parser() -> Parser:
     parser = Parser(
         "explain",
         "Explain the decision about one holder, with every number behind it. Writes nothing.\n"
-        "Flags of `reconcile` that explain nothing are accepted, so that a deployment's own flags can be pasted.",
+        "Other flags of `reconcile` are accepted and ignored, so that a deployment's own flags can be pasted.",
         usage="gpu-exporter explain HOLDER [FLAGS]\n       gpu-exporter explain --gpu UUID [FLAGS]",
     )
     parser.add_argument(
@@ -40,7 +40,7 @@ def build_parser() -> Parser:
         dest="audit",
         type=Path,
         default=None,
-        help="of the reconciler: also print what became of this holder's marks",
+        help="audit log of the reconciler: also print what became of this holder's marks",
     )
     add_prometheus(parser)
     add_exporters(parser)
@@ -62,10 +62,16 @@ def add_question(parser: Parser) -> None:
         default=None,
         is_verb=True,
         metavar="TIME",
-        help="as of then: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
+        help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
     )
     parser.flag(
-        "--format", dest="format", choices=("table", "json"), default="table", is_verb=True, help="(default table)"
+        "--format",
+        dest="format",
+        choices=("table", "json"),
+        default="table",
+        is_verb=True,
+        metavar="FORM",
+        help="output format: table or json (default table)",
     )
 
 
@@ -94,7 +100,7 @@ def run(given: list[str]) -> int:
 def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
     """Answers `explain` and `reconcile --once --explain`."""
     if options.at is not None and (options.pause_file is not None or options.lease):
-        parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
+        parser.error("--at cannot be combined with --pause.file or --kubernetes.lease: only the latest pause is stored")
     config = read_config(parser, options.config_file)
     from gpu_exporter.app.reconciler.explain import ExplainRequest, explain_once, explain_past
     from gpu_exporter.app.reconciler.targets import build_preview

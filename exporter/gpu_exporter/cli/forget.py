@@ -21,7 +21,7 @@ def build_parser() -> Parser:
         type=Path,
         default=Path(DEFAULT_STATE),
         metavar="DIR",
-        help=f"of the exporter (default {DEFAULT_STATE})",
+        help=f"state directory of the exporter (default {DEFAULT_STATE})",
     )
     add_help(parser)
     return parser

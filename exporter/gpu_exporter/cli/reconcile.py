@@ -77,7 +77,7 @@ def build_parser() -> Parser:
         dest="address",
         default="",
         metavar="[HOST]:PORT",
-        help="of the reconciler's own metrics (default: none)",
+        help="serve the reconciler's own metrics here (default: not served)",
     )
     add_web_config(parser)
     parser.flag(
@@ -114,10 +114,16 @@ def _add_verbs(parser: Parser) -> None:
         action="store_true",
         default=False,
         is_verb=True,
-        help="print the decisions and exit; with --apply, after one cycle that writes",
+        help="run one cycle, print the decisions and exit; with --apply, also write the marks",
     )
     parser.flag(
-        "--format", dest="format", choices=("table", "json"), default="table", is_verb=True, help="(default table)"
+        "--format",
+        dest="format",
+        choices=("table", "json"),
+        default="table",
+        is_verb=True,
+        metavar="FORM",
+        help="output format: table or json (default table)",
     )
     # The former form of `explain`, which lists these flags in its own help.
     parser.flag("--explain", default="", is_verb=True, help=argparse.SUPPRESS)
@@ -139,7 +145,7 @@ def _add_actions(parser: Parser) -> None:
         dest="alert_filters",
         action="append",
         metavar="MATCHER",
-        help="of its alerts, as 'cluster=\"a\"' where it has alerts of several clusters; repeat it",
+        help="matcher of its alerts, as 'cluster=\"a\"' where it has alerts of several clusters; repeat it",
     )
 
 
@@ -174,17 +180,19 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.apply and explains:
         parser.error("--explain and --gpu write nothing: leave --apply out")
     if (options.explain and options.gpu) or (options.at is not None and not explains):
-        parser.error("name either a holder (--explain) or a GPU (--gpu); --at is for them")
+        parser.error("name either a holder (--explain) or a GPU (--gpu); --at requires one of them")
     if options.collector and (not options.address or options.once or options.remove_all):
-        parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
+        parser.error(
+            "--slurm.collector requires --web.listen-address, and cannot be combined with --once or --remove-all"
+        )
     if options.condition and not (options.apply or options.remove_all):
-        parser.error("--kubernetes.condition is for --apply")
+        parser.error("--kubernetes.condition requires --apply or --remove-all")
     if options.audit is not None and not (options.apply or explains):
-        parser.error("--audit.file is written with --apply and read with --explain")
+        parser.error("--audit.file requires --apply (writes the file) or --explain (reads it)")
     if options.lease and (options.remove_all or (options.apply and options.once)):
-        parser.error("--kubernetes.lease is for neither --apply --once nor --remove-all")
+        parser.error("--kubernetes.lease cannot be combined with --apply --once or with --remove-all")
     if options.remove_all and (options.once or explains or options.format != "table"):
-        parser.error("--remove-all takes neither --once nor --explain nor --format")
+        parser.error("--remove-all cannot be combined with --once, --explain or --format")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def add_prometheus(parser: Parser) -> None:
     """Where evidence is read, and how its server is reached."""
     parser.section("evidence")
-    parser.flag("--source.prometheus", dest="prometheus", default="", metavar="URL", help="of a PromQL API")
+    parser.flag(
+        "--source.prometheus", dest="prometheus", default="", metavar="URL", help="Prometheus, or another PromQL API"
+    )
     parser.flag(
         "--source.matcher",
         dest="matcher",
         default='job="gpu-exporter"',
         metavar="MATCHERS",
-        help='of every PromQL selector, to ignore series of other jobs (default job="gpu-exporter")',
+        help='matchers of every PromQL selector, to ignore series of other jobs (default job="gpu-exporter")',
     )
     for name, what in (
         ("ca", "certificate authorities of the source (default: the system's)"),
@@ -62,7 +64,7 @@ def add_exporters(parser: Parser) -> None:
         dest="exporters",
         action="append",
         metavar="URL",
-        help="of an exporter's metrics, in place of Prometheus; repeat it",
+        help="metrics page of an exporter, in place of Prometheus; repeat it",
     )
 
 
@@ -73,7 +75,7 @@ def add_targets(parser: Parser) -> None:
         "--kubernetes",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="mark pods (default: with a service account or --kubernetes.kubeconfig)",
+        help="include pods (default: with a service account or --kubernetes.kubeconfig)",
     )
     add_kubeconfig(parser)
     add_resources(parser)
@@ -81,7 +83,7 @@ def add_targets(parser: Parser) -> None:
         "--slurm",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="mark Slurm jobs (default: if squeue and scontrol are on PATH)",
+        help="include Slurm jobs (default: if squeue and scontrol are on PATH)",
     )
     parser.flag(
         "--slurm.field",
@@ -89,8 +91,8 @@ def add_targets(parser: Parser) -> None:
         choices=("auto", "AdminComment", "Extra", "Comment"),
         default="auto",
         metavar="FIELD",
-        help="of a job, for the mark: AdminComment, Extra, Comment or auto: AdminComment, where that is taken or "
-        "refused Extra, on 22.05 Comment (default auto)",
+        help="field of a job that carries the mark: AdminComment, Extra, Comment or auto (default). auto is "
+        "AdminComment; Extra if that is taken or refused; Comment on 22.05",
     )
 
 
@@ -101,7 +103,7 @@ def add_kubeconfig(parser: Parser) -> None:
         dest="kubeconfig",
         default="",
         metavar="FILE",
-        help="of the API server (default: the service account)",
+        help="kubeconfig of the API server (default: the service account)",
     )
 
 

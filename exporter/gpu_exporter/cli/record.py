@@ -17,7 +17,7 @@ def build_parser() -> Parser:
         usage="gpu-exporter record FILE [FLAGS]",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="file to write, e.g. node.rec.gz")
-    parser.flag("--duration", type=positive_duration, default="60s", help="how long (default 60s)")
+    parser.flag("--duration", type=positive_duration, default="60s", help="how long to record (default 60s)")
     parser.flag("--interval", type=positive_duration, default="1s", help="time between two cycles (default 1s)")
     parser.flag(
         "--hash-identifiers",

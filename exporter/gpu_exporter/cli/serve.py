@@ -62,7 +62,7 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
     if options.process and not options.collector_processes:
         parser.error("--attribution.process needs the collector processes, which is switched off")
     if options.xid_kmsg and not options.collector_xid:
-        parser.error("--collector.xid.kmsg adds to collector xid, which is off")
+        parser.error("--collector.xid.kmsg requires --collector.xid, which is off")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
         if not path.is_file():
             parser.fail(f"{path}: no such file")

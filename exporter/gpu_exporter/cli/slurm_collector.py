@@ -61,12 +61,14 @@ def run(given: list[str]) -> int:
     from gpu_exporter.logs import set_up_logging
 
     set_up_logging(options.log_level, options.log_format)
-    if options.directory is None and (options.once or not options.address):
-        parser.error("--directory or --web.listen-address is needed, and --once needs --directory")
+    if options.directory is None and options.once:
+        parser.error("--once requires --directory")
+    if options.directory is None and not options.address:
+        parser.error("--directory or --web.listen-address is required")
     if options.directory is not None and not options.directory.is_dir():
         parser.fail(f"{options.directory}: no such directory")
     if bool(options.slurmrestd) != (options.token_file is not None):
-        parser.error("--slurmrestd and --slurmrestd.token-file go together")
+        parser.error("--slurmrestd requires --slurmrestd.token-file, and the reverse")
     slurmrestd = (options.slurmrestd, options.token_file) if options.slurmrestd else None
     try:
         return collect(

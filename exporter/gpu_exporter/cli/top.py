@@ -21,7 +21,13 @@ def build_parser() -> Parser:
         help="exporter of a node, as HOST, HOST:PORT or URL; repeat it (default 127.0.0.1:9836)",
     )
     parser.flag("--interval", type=duration, default=2.0, help="time between two readings (default 2s)")
-    parser.flag("--sort", choices=SORTS, default="waste", metavar="ORDER", help=f"{', '.join(SORTS)} (default waste)")
+    parser.flag(
+        "--sort",
+        choices=SORTS,
+        default="waste",
+        metavar="ORDER",
+        help=f"order of rows: {', '.join(SORTS)} (default waste)",
+    )
     parser.flag("--filter", dest="words", default="", metavar="WORDS", help="only rows that contain all of these words")
     parser.flag("--once", action="store_true", help="print the table and exit, as without a terminal")
     add_help(parser)

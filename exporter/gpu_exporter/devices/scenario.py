@@ -334,7 +334,7 @@ def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance
     own, _, slices = slices.rpartition("c.")  # 1c.3g.40gb: a compute instance with a part of its GPU instance
     own = own or slices
     if not (slices.isdigit() and own.isdigit() and gib.removesuffix("gb").isdigit()):
-        raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")
+        raise ScenarioError(f"{part.place}.profile: {profile!r} is not a MIG profile such as 1g.10gb")
     gpu_instance, compute_instance = int(part.number("gi", position + 1)), int(part.number("ci", 0))
     instance = ScenarioInstance(
         uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}",

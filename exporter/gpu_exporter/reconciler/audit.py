@@ -89,7 +89,7 @@ class AuditLog:
             trouble = str(exc)
             self._on_error()
         if trouble != self._trouble:
-            log.warning("audit: %s", f"not written: {trouble}" if trouble else "is written again")
+            log.warning("audit log: %s", f"cannot be written: {trouble}" if trouble else "can be written again")
         self._trouble = trouble
         return not trouble
 

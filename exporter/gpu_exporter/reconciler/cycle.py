@@ -128,7 +128,7 @@ class ReconcileCycle:
         try:
             return "; ".join(self._run())
         except Exception as exc:
-            log.exception("unforeseen")
+            log.exception("internal error: this cycle decides nothing")
             return f"unforeseen {type(exc).__name__}: {exc}"
 
     def _run(self) -> list[str]:
@@ -185,7 +185,7 @@ class ReconcileCycle:
             problems.append(str(exc))
             return []
         except Exception as exc:  # a fault of the reconciler must not leave marks in place
-            log.exception("unforeseen")
+            log.exception("internal error in the decision: this cycle sets no new marks")
             problems.append(f"unforeseen {type(exc).__name__}: {exc}")
             return []
         for decision in decisions:

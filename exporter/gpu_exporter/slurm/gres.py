@@ -56,7 +56,7 @@ def parse_gres(text: str) -> Gres:
     Raises ValueError for a list that is not understood.
     """
     if len(text) > MAX_GRES_TEXT:
-        raise ValueError(f"a GRES list of {len(text)} characters is not understood")
+        raise ValueError(f"the GRES list has {len(text)} characters; the limit is {MAX_GRES_TEXT}")
     indexes: list[int] = []
     shared: dict[int, str] = {}
     unnamed = 0

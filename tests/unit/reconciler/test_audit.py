@@ -130,7 +130,7 @@ def test_an_audit_file_that_cannot_be_written_is_an_error_at_the_start_and_count
     bench.runs = {A: [UNDERUSED]}
     bench.run()
     assert (bench.errors, book.marks) == (2, {A: "underused"})
-    assert caplog.text.count("audit: not written: ") == 1
+    assert caplog.text.count("audit log: cannot be written: ") == 1
     folder.mkdir()
     bench.runs = {A: [0.0]}
     bench.run()

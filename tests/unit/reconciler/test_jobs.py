@@ -47,7 +47,7 @@ def test_jobs_of_two_releases_are_parsed_alike(make: Any, field: str) -> None:
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "", field)
     jobs.check_markable(job, JOB, "lab")
     jobs.check_markable(job._replace(gpus=JOB.held), JOB, "lab")
-    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, the evidence is about 2"):
+    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, but the evidence is about 2"):
         jobs.check_markable(job._replace(gpus=3), JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
@@ -108,8 +108,8 @@ def test_a_job_that_does_not_fit_its_decision_is_refused(change: dict[str, Any],
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        ("beta", "the evidence is about a job of cluster beta, the live job is of cluster lab"),
-        ("", "the evidence names no Slurm cluster, the live job is of cluster lab"),
+        ("beta", "the evidence is about a job of cluster beta, but the live job is of cluster lab"),
+        ("", "the evidence names no Slurm cluster, but the live job is of cluster lab"),
     ],
 )
 def test_evidence_of_another_cluster_marks_no_job_of_this_cluster(named: str, text: str) -> None:

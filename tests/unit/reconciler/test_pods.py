@@ -106,9 +106,9 @@ def test_a_pod_is_refused_if_the_evidence_names_no_uid() -> None:
     [
         ("n1", ["n1", "n1"], ""),
         ("n1", [""], ""),  # read from the exporters themselves, which do not know the node's name
-        ("n1", ["n1", "n2"], "the pod runs on n1, the evidence is from n2"),
-        ("n1", ["n3", "n2"], "the pod runs on n1, the evidence is from n2, n3"),
-        ("", ["n1"], "the pod runs on no node, the evidence is from n1"),
+        ("n1", ["n1", "n2"], "the pod runs on n1, but the evidence is from n2"),
+        ("n1", ["n3", "n2"], "the pod runs on n1, but the evidence is from n2, n3"),
+        ("", ["n1"], "the pod runs on no node, but the evidence is from n1"),
     ],
 )
 def test_a_pod_is_refused_if_the_evidence_is_from_another_node(node: str, hosts: list[str], refused: str) -> None:
@@ -160,7 +160,7 @@ def test_gpus_of_a_resource_with_the_sites_own_name_are_counted(limits: dict[str
         return checks.check_markable(pod, POD, WALL, SITE)
     with pytest.raises(Refused) as caught:
         checks.check_markable(pod, POD, WALL, SITE)
-    assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is about 2"
+    assert str(caught.value) == f"the pod asks for {asked} GPUs, but the evidence is about 2"
 
 
 def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() -> None:
@@ -170,7 +170,7 @@ def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() 
             checks.check_markable(site_pod(limits), POD, WALL, resources=GPU_RESOURCES)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
-            "the pod asks for 0 GPUs, the evidence is about 2; if its GPUs have a resource of another name, set "
+            "the pod asks for 0 GPUs, but the evidence is about 2; if its GPUs have a resource of another name, set "
             "--attribution.resource",
         )
 
@@ -402,7 +402,7 @@ def test_several_replicas_may_be_one_gpu() -> None:
         if is_markable:
             checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
         else:
-            with pytest.raises(Refused, match=f"asks for 4 GPUs, the evidence is about {held}"):
+            with pytest.raises(Refused, match=f"asks for 4 GPUs, but the evidence is about {held}"):
                 checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
     mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
     assert not mixed.holds(4), "a whole GPU counts as one"

@@ -230,7 +230,7 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
 def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
     api = FakeApi()
     api.blind = True
-    with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: see --source.matcher'):
+    with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: correct --source.matcher'):
         PromQLSource(
             PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'),
             clock=ManualClock(wall=NOW),

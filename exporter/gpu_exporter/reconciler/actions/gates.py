@@ -103,7 +103,8 @@ class Gates:
         wall = self._clock.wall()
         for part in target.beside:
             if wall - part.start_wall < KNOWN_MIN * idle_s:  # the series may be those of an earlier pod with its name
-                raise Refused("beside", f"{part.name} has no GPU, and it has existed for too little of the idle time")
+                since = f"for less than {KNOWN_MIN:.0%} of the idle time, so its earlier work is unknown"
+                raise Refused("beside", f"{part.name} has no GPU and has existed {since}")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
                 raise Refused("beside", f"{part.name} has no GPU, and its activity in the idle time is not known")

@@ -49,7 +49,9 @@ class ActionLimits:
         if now - self._failed_at.get(title, -math.inf) < FAILED_S:
             raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
         if now > self._until:
-            raise Refused("limit", f"this cycle has spent its {WITHIN_S:.0f} s on actions, others come in the next one")
+            raise Refused(
+                "limit", f"the time for actions in this cycle ({WITHIN_S:.0f} s) is used up; the next cycle continues"
+            )
         within_an_hour = sum(now - at < HOUR_S for at in self._shadowed) if begun is None else begun
         if self._acts_left <= 0 or within_an_hour >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
@@ -57,7 +59,7 @@ class ActionLimits:
     def object_to_reading(self) -> None:
         """Raise Refused if this cycle has read enough targets."""
         if self._reads_left <= 0:
-            raise Refused("limit", f"{TARGETS_MAX} targets were read in this cycle, others come in the next one")
+            raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
     def note_reading(self, title: str) -> None:
         """This target is read now."""

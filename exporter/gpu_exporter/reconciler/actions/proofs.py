@@ -199,7 +199,9 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
     except (ValueError, TypeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
     if rows and not any(alerts):
-        raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts (none of {len(rows)} is understood)")
+        raise EvidenceError(
+            f"not an answer of Alertmanager's /api/v2/alerts (none of the {len(rows)} entries is a valid alert)"
+        )
     return [alert for alert in alerts if alert is not None and alert.name in names]
 
 

@@ -67,7 +67,7 @@ class ActionRunner:
         try:
             self._run(decisions)
         except Exception:  # the marks of this cycle remain, and those of the next must not wait for it
-            log.exception("unforeseen")
+            log.exception("internal error: this cycle takes no further action")
 
     def _run(self, decisions: Collection[Decision]) -> None:
         proposals, spared = propose(decisions, self._verbs)
@@ -128,7 +128,7 @@ class ActionRunner:
         standing = gates.object_to_record(proposal)
         demand = _require_demand(proposal, proven, freed)
         if actor is None:
-            raise Refused("kind", "there is no way to act on it")
+            raise Refused("kind", f"the reconciler has no actor for {proposal.first.name.scheduler}")
         self._limits.object_to_reading()
         self._limits.note_reading(proposal.title)
         target, fresh = self._prove_target(proposal, actor)
@@ -161,7 +161,7 @@ class ActionRunner:
         if self._clock.monotonic() - began > READ_S:  # owners may have asked for something meanwhile
             now = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, self._clock.wall())
             if {part.incarnation for part in now.beside} != {part.incarnation for part in target.beside}:
-                raise Refused("changed", "its members without GPUs are others than a moment ago")
+                raise Refused("changed", "its members without GPUs changed during the check")
             target = now
             self._object_to_target(target, fresh)
         return target, fresh

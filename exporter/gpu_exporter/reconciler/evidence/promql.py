@@ -139,7 +139,7 @@ class PromQLSource:
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
-            raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
+            raise EvidenceError(f"no gpu-exporter series match {matcher}: correct --source.matcher")
         if self._count("gpu_up", 'namespace!=""'):
             raise EvidenceError(ENFORCED)
         self._compare_clocks()

@@ -64,7 +64,7 @@ def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, reso
             raise Refused("gpus", f"{beside}, the evidence is about {decision.held}")
     elif not decision.holds(asked):
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
-        raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is about {decision.held}{hint}")
+        raise Refused("gpus", f"the pod asks for {asked} GPUs, but the evidence is about {decision.held}{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
 
 
@@ -74,11 +74,11 @@ def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
         raise Refused("identity", "the evidence names no pod UID: mount /var/log/pods into the agent")
     uid = pod["metadata"]["uid"]
     if uid != decision.incarnation:
-        raise Refused("replaced", f"the live pod has UID {uid}, the evidence is about UID {decision.incarnation}")
+        raise Refused("replaced", f"the live pod has UID {uid}, but the evidence is about UID {decision.incarnation}")
     node = pod["spec"].get("nodeName", "")
     others = sorted({unit.host for unit in decision.units} - {node, ""})
     if others:
-        raise Refused("node", f"the pod runs on {node or 'no node'}, the evidence is from {', '.join(others)}")
+        raise Refused("node", f"the pod runs on {node or 'no node'}, but the evidence is from {', '.join(others)}")
 
 
 def object_to_kind(pod: Mapping[str, Any]) -> None:

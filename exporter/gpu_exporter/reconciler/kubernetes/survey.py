@@ -141,7 +141,7 @@ class PodSurveyor:
                     return namespace, Unreadable(why, reason=TOO_LARGE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
             except Exception as exc:  # a failure in one namespace does not affect others
-                log.exception("unforeseen")
+                log.exception("internal error: the pods of namespace %s are unknown in this cycle", namespace)
                 return namespace, Unreadable(f"unforeseen in namespace {namespace}: {type(exc).__name__}: {exc}", True)
 
         try:

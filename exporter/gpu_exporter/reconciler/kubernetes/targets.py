@@ -309,7 +309,7 @@ class TargetReader:
         if DEACTIVATE not in verbs:  # Kueue can manage an object without the label too, and would resume it
             return None, Held("kind", NOT_DEACTIVATED)
         if len(workloads) != 1:
-            which = "the one that holds its quota is not known"
+            which = "it is unknown which of them holds the quota"
             return None, Held("kueue", f"Kueue has {len(workloads)} Workloads for it, and {which}")
         (workload,) = workloads
         name = str(workload["metadata"]["name"])

@@ -82,7 +82,10 @@ class JobActor:
             self._marker.set_text(job, add_note(job.text, entry.note))
         again = self._read_again(before)
         if any(acted_on(job) != entry.note for job in again if _holds_gpus(job)):
-            raise Refused("changed", "its mark does not show the note about the act, so the act is not done")
+            raise Refused(
+                "changed",
+                "the note about the act was written but cannot be read back from the job, so the act is not done",
+            )
         first = now[0]
         if target.verb == REQUEUE:
             # `Incomplete` excludes jobs that have ended since they were read: they would run again from the beginning.

@@ -304,7 +304,7 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     """Raise Refused when a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
         known = f"is about a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
-        raise Refused("cluster", f"the evidence {known}, the live job is of cluster {cluster}")
+        raise Refused("cluster", f"the evidence {known}, but the live job is of cluster {cluster}")
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
     if job.gpus is not None and job.gpus != decision.held:

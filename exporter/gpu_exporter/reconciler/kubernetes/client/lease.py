@@ -152,11 +152,16 @@ class Lease:
             else:
                 held, trouble = self._held, str(exc)
         except Exception as exc:
-            log.exception("unforeseen")
+            log.exception("internal error: the Lease was not renewed")
             held, trouble = self._held, f"unforeseen {type(exc).__name__}: {exc}"
         if trouble != self._trouble:
             needs = "; the reconciler needs `get` and `update` on this Lease, and `create` on leases"
-            log.warning("lease %s/%s: %s", self._namespace, self._name, trouble + needs if trouble else "answers again")
+            log.warning(
+                "lease %s/%s: %s",
+                self._namespace,
+                self._name,
+                trouble + needs if trouble else "can be read and updated again",
+            )
             self._trouble = trouble
         self._see(held, began, trouble)
 
