@@ -260,7 +260,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),
         (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),
-        (["reconcile", "--slurm.collector"], "--slurm.collector needs --web.listen-address"),
+        (["reconcile", "--slurm.collector"], "--slurm.collector requires --web.listen-address"),
         (["reconcile", "--aply"], "unrecognized arguments: --aply"),
         (["reconcile", "--once"], "exactly one of --source.prometheus and --source.exporter is needed"),
         (

@@ -81,4 +81,4 @@ def test_without_the_flag_the_exporter_does_not_read_the_kernel_log(rig: Rig, km
 def test_the_kernel_log_flag_without_its_collector_is_refused() -> None:
     done = run_exporter("--collector.xid.kmsg", "--no-collector.xid")
     assert done.returncode == 2
-    assert "--collector.xid.kmsg adds to collector xid, which is off" in done.stderr
+    assert "--collector.xid.kmsg requires --collector.xid, which is off" in done.stderr
