@@ -30,13 +30,16 @@ prints what the exporter reads, and takes the exporter's variables.
 
 - A flag replaces its variable, also where the flag can be repeated: the lists are not joined.
 - An empty variable counts as not set.
-- A flag that can be repeated takes one item a line, so that an item may contain a comma.
+- A flag that can be repeated takes one item a line, so that an item may contain a comma. For hosts, resources, monitors
+  and replayed files commas separate items too, if they are not within brackets: `vendor.com/gpu.{1,3}` is one item.
+- A setting whose empty value has a meaning, such as `--state.directory=`, needs the flag for it.
 - A flag that turns something on or off takes `true` or `false`.
 - A flag that says what to do now (`--once`, `--apply`, `--remove-all`, `--format` and the like) has no variable, and a
   command that ends by itself has none either.
 
-Before 0.1 every command read its flags from `GPU_EXPORTER_...`. In 0.1 `reconcile` and `slurm-collector` still read
-these former names and print a warning; 0.2 will not.
+Before 0.1 every command read its flags from `GPU_EXPORTER_...`. In 0.1 `reconcile` and `slurm-collector` still use
+these former names, with commas between items, and print a warning; 0.2 will not. An empty variable with the new name
+stops that. The other commands print a warning if such a variable is set, and do not use it.
 
 ## Exit codes
 
@@ -109,6 +112,10 @@ def build_whole_parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         commands.choices[name] = command.load().build_parser()
         commands._choices_actions.append(commands._ChoicesPseudoAction(name, (), command.summary))
+    helper = Parser("help", "Print the help of a command.")
+    helper.add_argument("command", choices=sorted(COMMANDS))
+    commands.choices["help"] = helper
+    commands._choices_actions.append(commands._ChoicesPseudoAction("help", (), "print the help of a command"))
     for parser in (whole, *commands.choices.values()):
         for action in parser._actions:
             if action.metavar in ("FILE", "PATH", "DIR"):

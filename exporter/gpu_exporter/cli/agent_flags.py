@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpu_exporter.cli.arguments import duration, file_mode, one_host
+from gpu_exporter.cli.arguments import duration, file_mode
 from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_resources, add_web_config
 
 DEFAULT_PORT = ":9836"
@@ -58,6 +58,7 @@ def add_agent_flags(parser: Parser) -> None:
         "--devices.replay",
         dest="replay",
         action="append",
+        at_commas=True,
         type=Path,
         metavar="FILE",
         help="replay a log of nvidia-smi or a recording; repeat it",
@@ -119,6 +120,7 @@ def _add_pod_sources(parser: Parser) -> None:
         "--attribution.monitor",
         dest="monitors",
         action="append",
+        at_commas=True,
         metavar="NS/REGEX",
         help="pods that watch GPUs and hold none; repeat it",
         more="Pods with adminAccess claims see all GPUs: a namespace, and a regular expression for the pods' "
@@ -198,10 +200,9 @@ def _add_slurm_sources(parser: Parser) -> None:
     )
 
 
-def add_once_flags(parser: Parser) -> None:
+def add_form_flags(parser: Parser) -> None:
     """How one reading is printed. The flags are verbs: no variable sets them."""
     forms = ("prometheus", "openmetrics", "json", "table", "holders")
-    parser.section("one reading (no variables)")
     parser.flag("--once", action="store_true", default=False, is_verb=True, help="print one reading and exit")
     parser.flag(
         "--format",
@@ -222,7 +223,6 @@ def add_once_flags(parser: Parser) -> None:
         help="failures that change the exit code: all (default) or devices",
         more="devices leaves out sources of holders, as a node's health check should.",
     )
-    add_waiting_flags(parser)
 
 
 def add_waiting_flags(parser: Parser) -> None:
@@ -267,7 +267,7 @@ def add_daemon_flags(parser: Parser) -> None:
         "--web.hosts",
         dest="hosts",
         action="append",
-        type=one_host,
+        at_commas=True,
         metavar="NAME",
         help="further host name of the server; repeat it",
         more="Page and JSON answer requests for addresses, names without a dot, cluster Services and this "

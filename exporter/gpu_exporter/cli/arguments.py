@@ -46,10 +46,3 @@ def moment(text: str) -> float:
     if when.timestamp() > SYSTEM_CLOCK.wall():
         raise argparse.ArgumentTypeError(f"{text!r} is in the future")
     return when.timestamp()
-
-
-def one_host(text: str) -> str:
-    """One host name or address. A flag that takes several is repeated."""
-    if "," in text:
-        raise argparse.ArgumentTypeError(f"{text!r} has a comma: repeat the flag, or write one item a line")
-    return text

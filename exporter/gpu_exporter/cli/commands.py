@@ -33,6 +33,7 @@ COMMANDS = {
     "record": Command("record", "record what the driver answers, to be replayed elsewhere"),
     "forget": Command("forget", "remove a GPU from the list of expected GPUs"),
     "completion": Command("completion", "print the completion of a shell"),
+    "version": Command("print_version", "print the version"),
 }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from gpu_exporter.cli.output import show
 from gpu_exporter.cli.parser import Parser, add_help
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "contrib" / "completion"
@@ -30,7 +30,7 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     try:
-        sys.stdout.write((SCRIPTS / SHELLS[options.shell]).read_text("utf-8"))
+        text = (SCRIPTS / SHELLS[options.shell]).read_text("utf-8")
     except OSError as exc:
         parser.fail(str(exc))
-    return 0
+    return show(text)

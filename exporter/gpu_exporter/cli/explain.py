@@ -76,14 +76,13 @@ def add_question(parser: Parser) -> None:
 
 
 def _accept_the_reconcilers(parser: Parser) -> None:
-    hidden = argparse.SUPPRESS
+    parser.hides = True
     for flag in ("--once", "--apply", "--slurm.collector", "--kubernetes.condition"):
-        parser.flag(flag, action="store_true", help=hidden)
+        parser.flag(flag, action="store_true")
     for flag in ("--alertmanager.url", "--alertmanager.filter", "--web.listen-address", "--state.directory"):
-        parser.flag(flag, action="append", help=hidden)
-    parser.flag("--interval", type=positive_duration, help=hidden)
+        parser.flag(flag, action="append")
+    parser.flag("--interval", type=positive_duration)
     add_web_config(parser)
-    parser._actions[-1].help = hidden
 
 
 def run(given: list[str]) -> int:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE, Command
-from gpu_exporter.version import VERSION
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,9 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "help":
         command = SERVE if not rest else COMMANDS.get(rest[0]) or _refuse(rest[0])
         return _run(command, ["--help"])
-    if name == "version" and not rest:
-        sys.stdout.write(f"gpu-exporter {VERSION}\n")
-        return 0
     return _run(COMMANDS.get(name) or _refuse(name), rest)
 
 

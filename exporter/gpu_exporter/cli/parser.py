@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpu_exporter.cli.environment import Items, as_arguments, is_given
 from gpu_exporter.exits import Exit
 from gpu_exporter.version import VERSION
 
 if TYPE_CHECKING:
     from gpu_exporter.config.load import Config
 
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FORMER_PREFIX = "GPU_EXPORTER_"  # prefix of all variables before 0.1; such variables are read with a warning until 0.2
 FLAG_WIDTH = 40  # columns of the flags in --help
 
@@ -48,22 +48,32 @@ class Parser(argparse.ArgumentParser):
         self.more: dict[str, str] = {}
         """Text that the reference adds to the help, by destination."""
         self._group: argparse._ActionsContainer = self
+        self.hides = False
+        """Whether --help leaves out the flags that follow."""
+        self._with_commas: set[str] = set()
         self._variable = ""  # the variable that is being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
         """Begin a group: the following flags are listed under this title."""
         self._group = self.add_argument_group(title, text)
 
-    def flag(self, name: str, *, is_verb: bool = False, more: str = "", **options: Any) -> None:
+    def flag(
+        self, name: str, *, is_verb: bool = False, more: str = "", at_commas: bool = False, **options: Any
+    ) -> None:
         """Add one flag. `is_verb`: the flag says what to do now, so it has no variable. `more`: text that the reference
-        adds to the help.
+        adds to the help. `at_commas`: its variable may also separate items by commas, since no item contains one.
         """
         if options.get("action") == "append":
-            options = {"metavar": "ITEM", "default": [], **options, "action": _Items}
+            options = {"metavar": "ITEM", "default": [], **options, "action": Items}
         elif "metavar" not in options and "action" not in options and "choices" not in options:
             options["metavar"] = "FILE" if options.get("type") is Path else "VALUE"
         action = self._group.add_argument(name, **options)
+        action.help = (
+            argparse.SUPPRESS if self.hides else options.get("help")
+        )  # Python 3.10 adds the default of a flag that turns something on or off
         self.more[action.dest] = more
+        if at_commas:
+            self._with_commas.add(action.dest)
         if self.prefix:
             (self.verbs if is_verb else self.settings)[self.prefix + _as_variable(name)] = action
 
@@ -84,69 +94,60 @@ class Parser(argparse.ArgumentParser):
     def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The options, and the arguments that this command does not have."""
         if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
-            self._read_environment(os.environ)
+            self._read_environment(os.environ, list(given))
         return super().parse_known_args(given)
 
-    def _read_environment(self, environment: Mapping[str, str]) -> None:
+    def _read_environment(self, environment: Mapping[str, str], given: list[str]) -> None:
         for variable, action in self.settings.items():
+            if is_given(action, given):
+                continue
             former = FORMER_PREFIX + variable.removeprefix(self.prefix)
             if environment.get(variable):
                 action.default = self._parse_variable(variable, action, environment[variable])
-            elif former != variable and environment.get(former):
-                self.warn(f"{former} is now called {variable}; version 0.2 will not read the former name")
-                action.default = self._parse_variable(former, action, environment[former])
+            elif variable not in environment and former != variable and environment.get(former):
+                self.warn(f"{former} is used as {variable}; from version 0.2 on, only {variable} counts here")
+                action.default = self._parse_variable(former, action, environment[former], is_former=True)
+        if not self.prefix:
+            self._point_out_former(environment, given)
         for variable, action in self.verbs.items():
             for name in dict.fromkeys((variable, FORMER_PREFIX + variable.removeprefix(self.prefix))):
-                if environment.get(name):
+                if environment.get(name) and not is_given(action, given):
                     self.warn(f"{name} is ignored: use the flag {action.option_strings[0]}")
 
-    def _parse_variable(self, variable: str, action: argparse.Action, text: str) -> object:
-        flag = action.option_strings[0]
-        arguments = [f"{flag}={text}"]
-        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
-            word = text.strip().lower()
-            if word not in TRUE + FALSE:
-                self.error(f"environment variable {variable}: {text!r} is not one of true, false")
-            if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
-                return word in TRUE
-            arguments = [flag if word in TRUE else f"--no-{flag.removeprefix('--')}"]
-        elif isinstance(action, _Items):
-            # a list in the form before 0.1; a line break at the end avoids this warning
-            if "," in text and "\n" not in text:
-                self.warn(f"{variable}: a comma no longer separates items, so this is one item; write one item a line")
-            arguments = [f"{flag}={line.strip()}" for line in text.splitlines() if line.strip()]
+    def _point_out_former(self, environment: Mapping[str, str], given: list[str]) -> None:
+        """This command read variables before 0.1. The exporter's own variables may be set where the command runs."""
+        for action in self._actions:
+            name = FORMER_PREFIX + _as_variable(action.option_strings[0]) if action.option_strings else ""
+            if environment.get(name) and action.help is not argparse.SUPPRESS and not is_given(action, given):
+                self.warn(f"{name} is not read by this command: use the flag {action.option_strings[0]}")
+
+    def _parse_variable(self, variable: str, action: argparse.Action, text: str, *, is_former: bool = False) -> object:
         self._variable = variable
         try:
+            arguments = as_arguments(action, text, at_commas=is_former or action.dest in self._with_commas)
             found, _ = super().parse_known_args(arguments)
+        except ValueError as exc:
+            self.error(str(exc))
         finally:
             self._variable = ""
         return getattr(found, action.dest)
 
     def warn(self, message: str) -> None:
         """Report a request that will not be followed, and continue."""
-        sys.stderr.write(f"{self.prog}: warning: {message}\n")
+        _complain(f"{self.prog}: warning: {message}\n")
 
     def fail(self, message: str) -> NoReturn:
         """End the process for an error that is not an error of usage."""
-        sys.stderr.write(f"{self.prog}: {message}\n")
+        _complain(f"{self.prog}: {message}\n")
         sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
         """End the process for an error of usage."""
         if self._variable:
-            message = f"environment variable {self._variable}: {message.partition(': ')[2] or message}"
-        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+            what = message.partition(": ")[2] if message.startswith("argument ") else message
+            message = f"environment variable {self._variable}: {what}"
+        _complain(f"{self.prog}: {message}; see {self.prog} --help\n")
         sys.exit(Exit.USAGE)
-
-
-class _Items(argparse.Action):
-    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -165,6 +166,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if action.option_strings and action.metavar is not None:
             return f"{action.option_strings[-1]} {action.metavar}"
         return super()._format_action_invocation(action)
+
+
+def _complain(line: str) -> None:
+    """Write to standard error, unless that was closed."""
+    if sys.stderr is not None:
+        sys.stderr.write(line)
 
 
 def _as_variable(flag: str) -> str:
@@ -232,6 +239,7 @@ def add_resources(parser: Parser) -> None:
         dest="resources",
         action="append",
         metavar="REGEX",
+        at_commas=True,
         help="further Kubernetes resource of GPUs; repeat it",
     )
 

@@ -260,6 +260,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     audit = _open_audit(options, book, telemetry) if options.apply else None
     # with --apply, the reconciler reads the pause from its own Lease
     pauses = list_pauses(options, with_lease=not options.apply)
+    clients = _find_clients(options, client)  # before anything is opened or served
     preview = None if options.apply else build_preview(book.site, targets)
     lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
     texts = build_record_place(options.kubeconfig, options.lease, options.state_directory)
@@ -273,7 +274,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
         )
     if preview is not None:
         return partial(loops.reconcile_forever, parts, preview)
-    plan = ActionPlan(config.settings, places, _find_clients(options, client), lease or texts)
+    plan = ActionPlan(config.settings, places, clients, lease or texts)
     return partial(loops.apply_forever, parts, loops.Writing(markers, lease, audit, plan))
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_once_flags
+from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_form_flags, add_waiting_flags
 from gpu_exporter.cli.agent_parts import build_backend, build_host, build_processes, build_sources, list_enabled
 from gpu_exporter.cli.commands import COMMANDS, list_commands
 from gpu_exporter.cli.parser import Parser, read_config
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "GPU_EXPORTER_"
 TEXTFILE_INTERVAL_MAX_S = 60.0
-DESCRIPTION = f"Who holds which GPU, is it used, and if not, why.\n\ncommands:\n{list_commands()}"
+DESCRIPTION = f"Who holds which GPU, is it used, and if not, why.\ncommands:\n{list_commands()}"
 EPILOG = f"""signals:
   SIGUSR1 releases the driver (for an upgrade, or to switch MIG), SIGHUP opens it again
 exit codes:
@@ -35,7 +35,9 @@ def build_parser() -> Parser:
     usage = "gpu-exporter [FLAGS]\n       gpu-exporter COMMAND [FLAGS]"
     parser = Parser("", DESCRIPTION, EPILOG, usage, prefix=PREFIX)
     add_daemon_flags(parser)
-    add_once_flags(parser)
+    parser.section("one reading (no variables)")
+    add_form_flags(parser)
+    add_waiting_flags(parser)
     add_agent_flags(parser)
     return parser
 

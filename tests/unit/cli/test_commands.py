@@ -54,6 +54,21 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
     assert files == {command.module for command in (SERVE, *COMMANDS.values())}
 
 
+def test_holders_takes_the_flags_of_once_that_it_took_before() -> None:
+    parser: Parser = COMMANDS["holders"].load().build_parser()
+    options = parser.read(["--format=json", "--check=devices", "--web.listen-address=:1", "--once"])
+    assert (options.format, options.check, options.once) == ("json", "devices", True)
+    assert parser.read([]).format == "holders"
+
+
+@pytest.mark.parametrize("stream", ["/dev/full", "-"])
+def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
+    script = f"{sys.executable} -m gpu_exporter version >{'&-' if stream == '-' else stream}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=20)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if stream == "/dev/full" else 0)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -90,7 +105,7 @@ def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("gpu-exporter re", {"reconcile", "record"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
+    [("gpu-exporter re", {"reconcile", "record"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
 )  # fmt: skip
 def test_bash_completes_commands_and_flags(
     line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -118,5 +133,6 @@ def test_the_version_is_printed_by_a_flag_and_a_command(capsys: pytest.CaptureFi
 def test_the_parser_of_one_command_loads_no_other_command() -> None:
     script = "import sys; from gpu_exporter.cli.main import main; main(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
-    loaded = {"gpu_exporter.cli", "gpu_exporter.cli.commands", "gpu_exporter.cli.main", "gpu_exporter.version"}
+    cli = ("", ".commands", ".environment", ".main", ".output", ".parser", ".print_version")
+    loaded = {f"gpu_exporter.cli{name}" for name in cli} | {"gpu_exporter.exits", "gpu_exporter.version"}
     assert done.stdout.splitlines()[1] == str(sorted(loaded))

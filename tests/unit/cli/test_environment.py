@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from gpu_exporter.cli.arguments import duration, file_mode, one_host, positive_duration
+from gpu_exporter.cli.arguments import duration, file_mode, positive_duration
 from gpu_exporter.cli.commands import COMMANDS, SERVE
+from gpu_exporter.cli.environment import split_items
 from gpu_exporter.cli.parser import Parser
 
 SERVICES = {"": SERVE, "reconcile": COMMANDS["reconcile"], "slurm-collector": COMMANDS["slurm-collector"]}
@@ -22,7 +23,6 @@ TEXTS = {
     duration: ("7s", "11s"),
     positive_duration: ("7s", "11s"),
     file_mode: ("0600", "0640"),
-    one_host: ("one.example", "other.example"),
 }
 
 
@@ -56,7 +56,7 @@ def texts_of(action: argparse.Action) -> tuple[str, str]:
     if action.choices is not None:
         one, other, *_ = sorted(action.choices, key=lambda choice: choice == action.default)
         return str(one), str(other)
-    return TEXTS.get(action.type, ("/one,a", "/other,b"))  # type: ignore[arg-type]
+    return TEXTS.get(action.type, ("/one{1,2}", "/other{3,4}"))  # type: ignore[arg-type]
 
 
 def as_arguments(action: argparse.Action, text: str) -> list[str]:
@@ -105,12 +105,56 @@ def test_a_list_has_one_item_a_line_and_is_replaced_and_never_joined(
     assert read(command, {variable: text}, given, monkeypatch)[dest] == expected
 
 
-@pytest.mark.parametrize(("text", "warned"), [("a,b", True), ("a,b\n", False), ("a,b\nc", False), ("ab", False)])
-def test_a_comma_that_separated_items_before_0_1_gives_a_warning(
-    text: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "at_commas", "items"),
+    [
+        ("a,b", True, ["a", "b"]),
+        ("a,b", False, ["a,b"]),
+        ("a.com/gpu.{1,3},b.com/(x|y),[c,d]", True, ["a.com/gpu.{1,3}", "b.com/(x|y)", "[c,d]"]),
+        ("a,b\n", True, ["a,b"]),
+        ("a,b\n\n c \n", True, ["a,b", "c"]),
+        (" , ,", True, []),
+        ("a},b", True, ["a}", "b"]),
+    ],
+)
+def test_items_are_lines_and_for_some_flags_also_separated_by_commas(
+    text: str, at_commas: bool, items: list[str]
 ) -> None:
-    read("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": text}, [], monkeypatch)
-    assert ("a comma no longer separates items" in capsys.readouterr().err) is warned
+    assert split_items(text, at_commas=at_commas) == items
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "dest", "expected"),
+    [
+        ("", {"GPU_EXPORTER_WEB_HOSTS": "a.b,c.d"}, "hosts", ["a.b", "c.d"]),
+        ("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": "a.com/gpu,b.com/gpu.{1,3}"}, "resources", ["a.com/gpu", "b.com/gpu.{1,3}"]),
+        ("", {"GPU_EXPORTER_ATTRIBUTION_MONITOR": "a/b,c/d"}, "monitors", ["a/b", "c/d"]),
+        ("reconcile", {"GPU_EXPORTER_SOURCE_EXPORTER": "http://a,http://b"}, "exporters", ["http://a", "http://b"]),
+        ("reconcile", {"GPU_EXPORTER_RECONCILE_SOURCE_HEADER": "X-List: a,b"}, "headers", ["X-List: a,b"]),
+    ],
+)  # fmt: skip
+def test_lists_in_the_former_form_mean_the_same(
+    command: str, environment: dict[str, str], dest: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(command, environment, [], monkeypatch)[dest] == expected
+
+
+def test_a_variable_that_a_flag_replaces_may_be_invalid(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"GPU_EXPORTER_TEXTFILE_INTERVAL": "5", "GPU_EXPORTER_COLLECTOR_GPM": "perhaps"}
+    options = read("", wrong, ["--textfile.interval=9s", "--no-collector.gpm"], monkeypatch)
+    assert (options["textfile_interval"], options["collector_gpm"]) == (9.0, False)
+    assert read("reconcile", {"GPU_EXPORTER_INTERVAL": "5"}, ["--interval", "9s"], monkeypatch)["interval"] == 9.0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_empty_new_name_ends_the_use_of_the_former_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"GPU_EXPORTER_WEB_LISTEN_ADDRESS": ":9836", "GPU_EXPORTER_RECONCILE_WEB_LISTEN_ADDRESS": ""}
+    assert read("reconcile", names, [], monkeypatch)["address"] == ""
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -118,7 +162,6 @@ def test_a_comma_that_separated_items_before_0_1_gives_a_warning(
     [
         ("", {"GPU_EXPORTER_LOG_LEVEL": "loud"}, "gpu-exporter: environment variable GPU_EXPORTER_LOG_LEVEL: invalid choice: 'loud'"),
         ("", {"GPU_EXPORTER_COLLECTOR_GPM": "perhaps"}, "variable GPU_EXPORTER_COLLECTOR_GPM: 'perhaps' is not one of true, false"),
-        ("", {"GPU_EXPORTER_WEB_HOSTS": "a,b"}, "variable GPU_EXPORTER_WEB_HOSTS: 'a,b' has a comma: repeat the flag, or write one item a line"),
         ("reconcile", {"GPU_EXPORTER_RECONCILE_INTERVAL": "5"}, "variable GPU_EXPORTER_RECONCILE_INTERVAL: '5'"),
     ],
 )  # fmt: skip
@@ -175,6 +218,18 @@ def test_a_command_that_ends_by_itself_has_no_variables(command: str, monkeypatc
     assert read(command, everything, needed, monkeypatch) == plain
 
 
+def test_a_command_that_ends_by_itself_points_out_a_variable_that_it_read_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read("forget", {"GPU_EXPORTER_STATE_DIRECTORY": "/x"}, ["GPU-1"], monkeypatch)
+    assert capsys.readouterr().err == (
+        "gpu-exporter forget: warning: GPU_EXPORTER_STATE_DIRECTORY is not read by this command: use the flag "
+        "--state.directory\n"
+    )
+    read("forget", {"GPU_EXPORTER_STATE_DIRECTORY": "/x"}, ["GPU-1", "--state.directory=/y"], monkeypatch)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_host_of_top_is_not_read_as_a_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, [], monkeypatch)["nodes"] == []
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == ["gpu-2"]
@@ -187,10 +242,10 @@ def test_a_former_variable_is_read_with_a_warning_and_the_new_variable_takes_pre
     options = read("reconcile", former, [], monkeypatch)
     assert (options["interval"], options["exporters"]) == (7.0, ["a", "b"])
     assert capsys.readouterr().err.splitlines() == [
-        "gpu-exporter reconcile: warning: GPU_EXPORTER_SOURCE_EXPORTER is now called "
-        "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER; version 0.2 will not read the former name",
-        "gpu-exporter reconcile: warning: GPU_EXPORTER_INTERVAL is now called GPU_EXPORTER_RECONCILE_INTERVAL; "
-        "version 0.2 will not read the former name",
+        "gpu-exporter reconcile: warning: GPU_EXPORTER_SOURCE_EXPORTER is used as "
+        "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER; from version 0.2 on, only GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER counts here",
+        "gpu-exporter reconcile: warning: GPU_EXPORTER_INTERVAL is used as GPU_EXPORTER_RECONCILE_INTERVAL; "
+        "from version 0.2 on, only GPU_EXPORTER_RECONCILE_INTERVAL counts here",
     ]
     new = {"GPU_EXPORTER_RECONCILE_INTERVAL": "9s"}
     assert read("reconcile", new, [], monkeypatch)["interval"] == 9.0

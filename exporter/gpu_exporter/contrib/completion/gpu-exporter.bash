@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gpu-exporter
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gpu_exporter_subparsers=(holders top reconcile explain pause digest slurm-collector demo check-config record forget completion)
+_shtab_gpu_exporter_subparsers=(holders top reconcile explain pause digest slurm-collector demo check-config record forget completion version help)
 
 _shtab_gpu_exporter_holders_option_strings=(--output --timeout --collector.utilization --no-collector.utilization --collector.video --no-collector.video --collector.gpm --no-collector.gpm --collector.memory --no-collector.memory --collector.power --no-collector.power --collector.thermal --no-collector.thermal --collector.clocks --no-collector.clocks --collector.throttle --no-collector.throttle --collector.throttle-active --no-collector.throttle-active --collector.pcie --no-collector.pcie --collector.nvlink --no-collector.nvlink --collector.ecc --no-collector.ecc --collector.remap --no-collector.remap --collector.recovery --no-collector.recovery --collector.xid --no-collector.xid --collector.processes --no-collector.processes --collector.mig --no-collector.mig --collector.xid.kmsg --no-collector.xid.kmsg --attribution.kubelet --no-attribution.kubelet --attribution.kubelet.socket --attribution.kubelet.logs --attribution.resource --attribution.monitor --attribution.claims --attribution.pod-uid --attribution.process --no-attribution.process --attribution.static --attribution.slurm --no-attribution.slurm --attribution.slurm.node --attribution.slurm.gres-conf --attribution.slurm.job-files --attribution.slurm.collected --devices.scenario --devices.replay --state.directory --path.sysfs --path.procfs --path.cgroup --path.kmsg --config.file --log.level --log.format -h --help --version)
 _shtab_gpu_exporter_top_option_strings=(--from --interval --sort --filter --once -h --help --version)
@@ -19,6 +19,8 @@ _shtab_gpu_exporter_check_config_option_strings=(-h --help --version)
 _shtab_gpu_exporter_record_option_strings=(--duration --interval --hash-identifiers --config.file --log.level --log.format -h --help --version)
 _shtab_gpu_exporter_forget_option_strings=(--state.directory -h --help --version)
 _shtab_gpu_exporter_completion_option_strings=(-h --help --version)
+_shtab_gpu_exporter_version_option_strings=(-h --help --version)
+_shtab_gpu_exporter_help_option_strings=()
 _shtab_gpu_exporter_option_strings=(--web.listen-address --web.config.file --web.telemetry-path --web.hosts --web.socket-mode --textfile.output --textfile.interval --driver.changed --once --format --check --output --timeout --collector.utilization --no-collector.utilization --collector.video --no-collector.video --collector.gpm --no-collector.gpm --collector.memory --no-collector.memory --collector.power --no-collector.power --collector.thermal --no-collector.thermal --collector.clocks --no-collector.clocks --collector.throttle --no-collector.throttle --collector.throttle-active --no-collector.throttle-active --collector.pcie --no-collector.pcie --collector.nvlink --no-collector.nvlink --collector.ecc --no-collector.ecc --collector.remap --no-collector.remap --collector.recovery --no-collector.recovery --collector.xid --no-collector.xid --collector.processes --no-collector.processes --collector.mig --no-collector.mig --collector.xid.kmsg --no-collector.xid.kmsg --attribution.kubelet --no-attribution.kubelet --attribution.kubelet.socket --attribution.kubelet.logs --attribution.resource --attribution.monitor --attribution.claims --attribution.pod-uid --attribution.process --no-attribution.process --attribution.static --attribution.slurm --no-attribution.slurm --attribution.slurm.node --attribution.slurm.gres-conf --attribution.slurm.job-files --attribution.slurm.collected --devices.scenario --devices.replay --state.directory --path.sysfs --path.procfs --path.cgroup --path.kmsg --config.file --log.level --log.format -h --help --version)
 
 _shtab_gpu_exporter_holders___output_COMPGEN=_shtab_compgen_files
@@ -109,7 +111,8 @@ _shtab_gpu_exporter_slurm_collector___log_format_choices=(logfmt json)
 _shtab_gpu_exporter_record___log_level_choices=(debug info warn error)
 _shtab_gpu_exporter_record___log_format_choices=(logfmt json)
 _shtab_gpu_exporter_completion_pos_0_choices=(bash zsh)
-_shtab_gpu_exporter_pos_0_choices=(holders top reconcile explain pause digest slurm-collector demo check-config record forget completion)
+_shtab_gpu_exporter_help_pos_0_choices=(check-config completion demo digest explain forget holders pause reconcile record slurm-collector top version)
+_shtab_gpu_exporter_pos_0_choices=(holders top reconcile explain pause digest slurm-collector demo check-config record forget completion version help)
 _shtab_gpu_exporter___driver_changed_choices=(auto exit restart)
 _shtab_gpu_exporter___format_choices=(prometheus openmetrics json table holders)
 _shtab_gpu_exporter___check_choices=(all devices)
@@ -211,6 +214,9 @@ _shtab_gpu_exporter_forget___version_nargs=0
 _shtab_gpu_exporter_completion__h_nargs=0
 _shtab_gpu_exporter_completion___help_nargs=0
 _shtab_gpu_exporter_completion___version_nargs=0
+_shtab_gpu_exporter_version__h_nargs=0
+_shtab_gpu_exporter_version___help_nargs=0
+_shtab_gpu_exporter_version___version_nargs=0
 _shtab_gpu_exporter_pos_0_nargs=A...
 _shtab_gpu_exporter___once_nargs=0
 _shtab_gpu_exporter___collector_utilization_nargs=0

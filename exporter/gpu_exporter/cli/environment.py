@@ -1,0 +1,58 @@
+"""The text of a variable as arguments of its flag."""
+
+from __future__ import annotations
+
+import argparse
+
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+OPENING, CLOSING = "([{", ")]}"
+
+
+class Items(argparse.Action):
+    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+
+
+def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
+    """The arguments that mean the same as the text. `at_commas`: see split_items. Raises ValueError."""
+    flag = action.option_strings[0]
+    if isinstance(action, Items):
+        return [f"{flag}={item}" for item in split_items(text, at_commas=at_commas)]
+    if not isinstance(action, argparse.BooleanOptionalAction) and action.nargs != 0:
+        return [f"{flag}={text}"]
+    word = text.strip().lower()
+    if word not in TRUE + FALSE:
+        raise ValueError(f"{text!r} is not one of true, false")
+    if word in TRUE:
+        return [flag]
+    return [f"--no-{flag.removeprefix('--')}"] if isinstance(action, argparse.BooleanOptionalAction) else []
+
+
+def split_items(text: str, *, at_commas: bool) -> list[str]:
+    """One item a line. `at_commas`: a text of one line is split at commas too, but not within brackets, so that
+    `gpu.{1,3}` remains one item.
+    """
+    parts = [""]
+    depth = 0
+    for sign in text:
+        depth += (sign in OPENING) - (sign in CLOSING)
+        if sign == "\n" or (sign == "," and at_commas and depth <= 0 and "\n" not in text):
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]
+
+
+def is_given(action: argparse.Action, given: list[str]) -> bool:
+    """Whether a flag is among these arguments, so that its variable does not count."""
+    flags = given[: given.index("--")] if "--" in given else given
+    return not {flag.partition("=")[0] for flag in flags}.isdisjoint(action.option_strings)

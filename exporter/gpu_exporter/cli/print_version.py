@@ -1,0 +1,20 @@
+"""`gpu-exporter version`: prints the version, as --version does."""
+
+from __future__ import annotations
+
+from gpu_exporter.cli.output import show
+from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.version import VERSION
+
+
+def build_parser() -> Parser:
+    """Flags of `version`."""
+    parser = Parser("version", "Print the version.", usage="gpu-exporter version")
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Print the version; the exit code."""
+    build_parser().read(given)
+    return show(f"gpu-exporter {VERSION}\n")
