@@ -256,6 +256,10 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
         (["--timeout=10"], "argument --timeout: '10' is not a duration"),
         (["reconcil"], "'reconcil' is not a command; did you mean reconcile?"),
+        (
+            ["reconcile", "--source.prometheus=http://127.0.0.1:1", "--alertmanager.url=http://a:bad"],
+            "Port could not be cast to integer value",
+        ),
         (["--format=json"], "--output, --format and --check are for --once"),
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),
