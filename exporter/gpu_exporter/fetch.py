@@ -114,7 +114,7 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class _SamePlace(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only within one server: the answer of another server was not requested."""
+    """Follows redirects only within one server, so that no other server sees the credentials."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         target = urlsplit(answer[-1])

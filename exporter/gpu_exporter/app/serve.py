@@ -83,9 +83,10 @@ def release_on_signal(agent: Agent) -> None:
     def act() -> None:
         while True:
             try:
-                actions[signal.Signals(arrived.get())]()
+                number = signal.Signals(arrived.get())
+                actions[number]()
             except Exception:  # an error of the exporter must not disable the next signal
-                log.exception("a request by signal failed")
+                log.exception("%s could not be followed", number.name)
 
     start(threading.Thread(target=act, name="signal", daemon=True))
     for number in actions:

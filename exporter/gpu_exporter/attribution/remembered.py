@@ -44,7 +44,7 @@ class Remembered:
 
     def refuse(self, reason: Exception) -> None:
         """Log that the remembered content is not understood."""
-        log.warning("%s is ignored: %s", self._path, reason)
+        log.warning("%s is ignored: %s %s", self._path, type(reason).__name__, reason)
 
     def write(self, body: Any, mode: int) -> None:
         """Write `body`. A failure is logged once."""

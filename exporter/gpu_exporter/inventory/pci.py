@@ -76,10 +76,10 @@ def is_subset(
     device_files: Iterable[str] | None = None,
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> bool:
-    """Whether this container or job got only a part of the host's GPUs, of which `bound` have the vendor's driver.
+    """Whether this container or job got only a part of the host's GPUs.
 
-    `device_files`: names in /dev, None to list them. A container has only the device files of its own GPUs. A job's
-    cgroup hides the other GPUs from the driver.
+    `bound`: how many GPUs of the host have the vendor's driver. `device_files`: names in /dev, None to list them. A
+    container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the driver.
     """
     if environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() not in EVERYTHING:
         return True

@@ -187,8 +187,8 @@ class Record:
         if standing is None:
             return Held("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
         if standing.decisions < settings.shadow_decisions:
-            needed = f"{settings.shadow_decisions} are needed"
-            return Held("shadow", f"{standing.decisions:.0f} decisions {what} count, {needed}")
+            counted = f"only {standing.decisions:.0f} of the {settings.shadow_decisions} required decisions"
+            return Held("shadow", f"{counted} {what} are recorded")
         if standing.regrets > settings.regret_max * standing.decisions:
             share = f"{standing.regrets:.1f} of {standing.decisions:.0f}"
             return Held("regret", f"{share} decisions {what} were regretted")

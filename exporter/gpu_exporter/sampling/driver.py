@@ -195,7 +195,7 @@ class Driver:
 
     @property
     def is_missed(self) -> bool:
-        """Whether it should answer and does not: AgentStatus.driver_missed."""
+        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
         failed = bool(self._error) and not self._is_absent and not self.is_released
         return not self.asked.is_set() or failed
 

@@ -43,8 +43,8 @@ class Pace:
         return True
 
     def answered(self, now: float, took_s: float, unsettled: bool, quiet: bool = False) -> None:
-        """Set the time of the next question. `unsettled`: the answer will soon change. `quiet`: changes are detected
-        without asking.
+        """Set the time of the next question. `took_s`: how long the answer took. `unsettled`: a job is beginning or
+        ending, so the answer will soon change. `quiet`: the node detects every change without a question.
         """
         self._failed, self._asked = 0, now
         longest = max(self._each_s * (1.0 + SPREAD * self._spread()), COST * took_s)

@@ -53,7 +53,7 @@ class DriverRing:
     """Converts the entries of one device's ring into spans, each entry once."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: the longest period that the driver may have."""
+        """`longest_s`: the longest time that one entry of the driver may cover."""
         self.newest_wall = 0.0
         self.contradicted = False  # the last read showed work at a stamp that was read as 0 before
         self.answered = False  # the last read had a plausible entry, even if it is the first, which has no span

@@ -92,7 +92,7 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """None if the file is not here, as in a container, or is not a device of this maker."""
+    """The minor number of a device file. None if the file is missing, as in a container, or of another vendor."""
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
