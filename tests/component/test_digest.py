@@ -174,7 +174,7 @@ def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
 def test_an_empty_digest_names_the_missing_series(prometheus: Prometheus) -> None:
     done = digest(prometheus, '--source.matcher=job="other"')
     assert (done.returncode, done.stdout) == (3, "")
-    assert 'no gpu_tenant_held_gpu_seconds_total{job="other"} in this time' in done.stderr
+    assert 'no gpu_tenant_held_gpu_seconds_total{job="other"} in this period' in done.stderr
     done = subprocess.run([*GPU_EXPORTER, "digest"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "--source.prometheus is needed" in done.stderr

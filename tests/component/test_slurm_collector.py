@@ -96,7 +96,7 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
     name = tmp_path / "shared" / "n0.json"
     assert '"jobs":[{"job_id":1' not in name.read_text()
     assert len(json.loads(name.read_text())["jobs"]) == 4
-    with pytest.raises(SourceError, match=r"n7\.json: no such file; does `gpu-exporter slurm-collector"):
+    with pytest.raises(SourceError, match=r"n7\.json: no such file; check that `gpu-exporter slurm-collector"):
         SlurmSource(SlurmOptions(node="n7", collected=str(tmp_path / "shared")), run=ask, clock=clock).poll()
 
 

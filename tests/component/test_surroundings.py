@@ -242,7 +242,7 @@ def test_pods_behind_a_service_or_autoscaler_are_serving_but_not_behind_a_headle
     assert site.labels(web[0])[LABEL] == "sharing-candidate"
     assert site.annotations(web[0])["gpu-exporter.io/evidence"].endswith("and it serves requests (Service/web)")
     assert site.events(web[0])[-1][0] == "GpuSharingCandidate"
-    assert "A MIG instance or a shared GPU may do" in site.events(web[0])[-1][1]
+    assert "A MIG instance or a shared GPU may be enough" in site.events(web[0])[-1][1]
     site.source.sharing = {}
     site.run()
     assert LABEL not in site.labels(web[0])
