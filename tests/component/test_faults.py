@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import resource
 import signal
@@ -432,7 +433,7 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_missing(rig: Rig, mat
     assert (seen.one("gpu_devices_visible"), seen.one("gpu_devices_expected")) == (COUNT, COUNT + 1)
     why = f"{NINTH}: bound to kernel driver nvidia, but not in the driver's list"
     assert [each for each in json.loads(fetch(f"{url}/api/v1/status") or "")["gaps"] if why in each]
-    assert why.partition(": ")[2] in (fetch(f"{url}/") or "")
+    assert html.escape(why.partition(": ")[2]) in (fetch(f"{url}/") or "")
     done = run_exporter("--once", "--state.directory=", f"--path.sysfs={rig.sysfs}", environment=rig.environment)
     assert (done.returncode, why in done.stderr) == (4, True), done.stderr
     add_function(rig.sysfs, NINTH, "vfio-pci")
