@@ -584,7 +584,10 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
         same = run_exporter("explain", f"{bench.namespace}/train", *command[2:])
         assert (same.returncode, same.stdout) == (done.returncode, done.stdout), same.stderr
         done = run_exporter("explain", *command[2:])
-        assert done.returncode == 2 and "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID" in done.stderr
+        assert (
+            done.returncode == 2
+            and "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID" in done.stderr
+        )
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
