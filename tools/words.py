@@ -112,7 +112,8 @@ def main(given: Sequence[str]) -> int:
             f"# Findings that a file may still have (tools/words.py). Numbers only go down.\n{rows}", "utf-8"
         )
         return 0
-    paths = [Path(path).resolve() for path in given] or list_files()
+    wanted = [Path(path).resolve() for path in given]
+    paths = [path for path in list_files() if not wanted or any(path.is_relative_to(each) for each in wanted)]
     for path in paths:
         for line, rule, text in find(path):
             print(f"{path.relative_to(ROOT)}:{line}: {text!r}: {rule}")
