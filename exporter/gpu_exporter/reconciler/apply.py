@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """Decides which of several processes writes."""
+    """Decides which of several processes writes. A Protocol, since the Lease needs the kubernetes client."""
 
     def may_write(self) -> bool:
         """Whether this process is the one that writes, for certain."""

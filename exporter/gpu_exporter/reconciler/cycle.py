@@ -37,7 +37,7 @@ RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second
 
 
 class CycleObserver(Protocol):
-    """Counts writes, and marks that were not set."""
+    """Counts writes, and marks that were not set. A Protocol, since Telemetry, which does this, imports this module."""
 
     def count_write(self, result: str) -> None:
         """Count a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""

@@ -43,7 +43,7 @@ class Account(NamedTuple):
 
 
 class OutcomeObserver(Protocol):
-    """Counts decisions and their outcomes, by account."""
+    """Counts decisions and their outcomes, by account. A Protocol, since Telemetry imports this module."""
 
     def count_decision(self, account: Account) -> None:
         """Count a group that became underused."""

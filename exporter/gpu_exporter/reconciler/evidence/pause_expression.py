@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpu_exporter.reconciler.evidence.records import EvidenceError
+from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed
 OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
-
-
-class Valued(Protocol):
-    """A row of an instant vector."""
-
-    @property
-    def value(self) -> float: ...
 
 
 class Pause(NamedTuple):
@@ -43,7 +37,7 @@ class Pauses:
         self._asked: float | None = None
         self._until: float | None = None
 
-    def read(self, query: Callable[[str], Sequence[Valued]], wall: float) -> Pause:
+    def read(self, query: Callable[[str], Sequence[VectorRow]], wall: float) -> Pause:
         """The pause at `wall` (Unix seconds). Raises EvidenceError, as `query` does."""
         if not self._expression:
             return Pause()

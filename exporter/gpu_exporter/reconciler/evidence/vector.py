@@ -25,7 +25,7 @@ class VectorRow(NamedTuple):
 
 
 class Asked(Protocol):
-    """A PromQL API that is queried during a cycle."""
+    """A PromQL API that is queried during a cycle. A Protocol, since PromQLSource imports those who ask."""
 
     def select(self, metric: str, *wanted: str) -> str:
         """A selector for the series of this metric, with these matchers and with the matchers of the site."""
