@@ -116,7 +116,7 @@ def test_an_empty_answer_after_a_full_one_needs_a_second_empty_answer(
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     assert len(source.poll().grants) == 1
     kubelet.pods.clear()
-    with pytest.raises(SourceError, match="it may have just restarted"):
+    with pytest.raises(SourceError, match="the kubelet may have just restarted"):
         source.poll()
     clock.advance(4.9)
     with pytest.raises(SourceError):
@@ -249,7 +249,7 @@ def test_an_answer_without_gpus_needs_a_second_answer_even_if_it_lists_pods(
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     source.poll()
     kubelet.pods = {("kube-system", "proxy"): {"main": {}}}
-    with pytest.raises(SourceError, match="it may have just restarted"):
+    with pytest.raises(SourceError, match="the kubelet may have just restarted"):
         source.poll()
     clock.advance(5.0)
     assert source.poll().grants == []

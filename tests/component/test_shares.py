@@ -165,6 +165,6 @@ def test_without_process_utilization_the_holders_of_a_shared_gpu_are_unknown(sha
     url = shared.start()
     wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
     assert [read(url, OBSERVED, job_id=str(number)) or 0 for number in (42, 43, 44)] == [0, 0, 0]
-    wait_for(lambda: "single processes" in states(url)["44"][1] or None, "the reason", 60)
+    wait_for(lambda: "per-process utilization" in states(url)["44"][1] or None, "the reason", 60)
     status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
     assert all(gpu["up"] for gpu in status["gpus"])
