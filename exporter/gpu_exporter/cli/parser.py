@@ -68,9 +68,8 @@ class Parser(argparse.ArgumentParser):
         elif "metavar" not in options and "action" not in options and "choices" not in options:
             options["metavar"] = "FILE" if options.get("type") is Path else "VALUE"
         action = self._group.add_argument(name, **options)
-        action.help = (
-            argparse.SUPPRESS if self.hides else options.get("help")
-        )  # Python 3.10 adds the default of a flag that turns something on or off
+        # Set again, because Python 3.10 adds the default to the help of a flag that turns something on or off.
+        action.help = argparse.SUPPRESS if self.hides else options.get("help")
         self.more[action.dest] = more
         if at_commas:
             self._with_commas.add(action.dest)
