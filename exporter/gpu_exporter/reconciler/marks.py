@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surveyor
-from gpu_exporter.reconciler.evidence.records import HolderName, title
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, title
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -127,7 +127,7 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
     """Call a function. An unforeseen exception becomes a MarkError, so that one object does not affect others."""
     try:
         return function(*arguments, **options)
-    except (MarkError, Refused):
+    except (MarkError, Refused, EvidenceError):
         raise
     except Exception as exc:
         log.exception("unforeseen")

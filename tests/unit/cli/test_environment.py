@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.cli.arguments import duration, file_mode, positive_duration
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.environment import split_items
+from gpu_exporter.cli.environment import is_given, split_items
 from gpu_exporter.cli.parser import Parser
 
 SERVICES = {"": SERVE, "reconcile": COMMANDS["reconcile"], "slurm-collector": COMMANDS["slurm-collector"]}
@@ -262,3 +262,12 @@ def test_no_two_services_share_a_variable() -> None:
     assert [
         name for name in daemon if name.startswith(("GPU_EXPORTER_RECONCILE_", "GPU_EXPORTER_SLURM_COLLECTOR_"))
     ] == []
+
+
+def test_a_word_after_two_dashes_is_no_flag_and_leaves_the_variable_in_force() -> None:
+    """`gpu-exporter -- --web.listen-address=x` names an argument, not a flag."""
+    action = next(iter(SERVE.load().build_parser().settings.values()))
+    flag = action.option_strings[0]
+    assert is_given(action, [f"{flag}=1"])
+    assert is_given(action, [flag, "1", "--", "other"])
+    assert not is_given(action, ["other", "--", f"{flag}=1"])

@@ -92,7 +92,10 @@ class ActionRunner:
         for proposal in sorted(proposals, key=lambda each: self._limits.last_read(each.title)):
             try:
                 self._asker.object_to_trouble()
-                guard(self._consider_now, proposal, proven, freed)
+                guard(self._consider, proposal, proven, freed)
+            except EvidenceError as exc:
+                refused = self._asker.note_trouble(exc)
+                self._hold(proposal.title, Held(refused.reason, str(refused)), proposal.decisions)
             except Refused as exc:
                 self._hold(proposal.title, Held(exc.reason, str(exc)), proposal.decisions)
             except MarkError as exc:
@@ -112,13 +115,6 @@ class ActionRunner:
             for age_s, gpus, waited_for in acts.freed() if acts is not None else ():
                 self._freed.note(gpus, waited_for, age_s)
         return self._freed
-
-    def _consider_now(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
-        """As _consider; a source that fails is left alone for a while."""
-        try:
-            self._consider(proposal, proven, freed)
-        except EvidenceError as exc:
-            raise self._asker.note_trouble(exc) from exc
 
     def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
         """Go through the gates, and act if all are open. Raises Refused, MarkError, EvidenceError."""
