@@ -37,6 +37,7 @@ STATES = {  # of a holder, with their colours in a timeline
     "unknown": UNKNOWN,
     "held_no_process": IDLE_LONG,
     "held_idle": IDLE_LONG,
+    "stalled": "#B5179E",
     "throttled": "#E6C229",
     "bursty": OUTSIDE,
     "low": OUTSIDE,

@@ -98,6 +98,55 @@ class Diagnosis(NamedTuple):
     """share of the window in thermal, brake or slowdown throttling"""
 
 
+class Stalls(NamedTuple):
+    """Keys of the section `stalls`."""
+
+    after: float = 900.0
+    """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first"""
+    gap_max: float = 60.0
+    """seconds; more unknown time than this ends the run; as ledger.idle_run_unknown_reset"""
+    utilization_min: float = 0.95
+    """every second of a spin; the driver rounds to whole percents"""
+    utilization_mean: float = 0.99
+    """... and the mean of each minute: a spinning kernel never ends"""
+    flat_over: float = 300.0
+    """seconds; p95 - p5 of the power, in means of 10 s of the energy counter, over this time ..."""
+    flat_watts: int = 4
+    """... is at most this, or the next line if that is more"""
+    flat_ratio: float = 0.02
+    """... share of the default limit; Acme's LLM jobs at 100 W wobble by 8 W"""
+    low_ratio: float = 0.25
+    """power of a spin, as a share of the way from rest to the default limit, if GPM is silent"""
+    low_alone_ratio: float = 0.08
+    """... and if power is the only witness: 15 % would accuse a sixth of Acme's A100 samples"""
+    low_of_work: float = 0.5
+    """... and then at most this share of the holder's own median at work"""
+    work_ratio: float = 0.3
+    """work is power above this share of the way from rest to the default limit ..."""
+    work_min: float = 600.0
+    """seconds; ... for at least this time"""
+    small_board_watts: int = 100
+    """default limits up to this: power is no witness (a T4 hangs at 40 of 70 W, accelerate#233)"""
+    pipe_max: float = 0.01
+    """tensor, FP64, FP32, FP16 pipes and memory of a spin, each below this"""
+    sm_flat: float = 0.02
+    """... whose SM activity changes by at most this"""
+    sm_min: float = 0.02
+    """a holder that never worked: SMs of a spin; a kernel of one block has 1/132 and may be work"""
+    traffic_max: int = 100000000
+    """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more)"""
+    loaders_max: float = 0.05
+    """cores used by the holder's processes that are not on its GPUs, that are progress"""
+    host_bytes_max: int = 1000000
+    """bytes per second, of its disks and of its network, that are progress"""
+    inefficient_sm: float = 0.25
+    """busy_inefficient: SM activity below this at utilization above diagnosis.low_mean ..."""
+    inefficient_dram: float = 0.5
+    """... unless the memory is as active as this: the kernel waits for memory ..."""
+    inefficient_over: float = 3600.0
+    """seconds; ... for this time"""
+
+
 class Policy(NamedTuple):
     """Keys of the section `policy`."""
 
@@ -260,6 +309,7 @@ class Settings(NamedTuple):
     ledger: Ledger = Ledger()
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()
+    stalls: Stalls = Stalls()
     policy: Policy = Policy()
     actions: Actions = Actions()
     alerts: Alerts = Alerts()
@@ -307,6 +357,11 @@ DURATIONS = frozenset(
         "sampling.interval",
         "sampling.interval_max",
         "sampling.withhold_min",
+        "stalls.after",
+        "stalls.flat_over",
+        "stalls.gap_max",
+        "stalls.inefficient_over",
+        "stalls.work_min",
         "state.write_interval",
     )
 )

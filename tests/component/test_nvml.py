@@ -76,6 +76,7 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
         out.utilization, out.memory_utilization = 37, 23
         out.encoder, out.decoder, out.jpeg, out.ofa = 11, 13, 17, 19
         out.power_mw, out.power_limit_mw, out.energy_mj = 345_678, 700_000, 123_456_789
+        out.default_limit_mw = 690_000
         out.temperature, out.margin, out.performance_state = 61, -3, 2
         out.thresholds[0], out.thresholds[1], out.thresholds[2], out.thresholds[3] = 95, 92, 105, 0
         out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = 1755, 2619, 1980
@@ -102,6 +103,7 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     assert [device.read_engine(engine) for engine in ENGINES] == [0.11, 0.13, 0.17, 0.19]
     assert device.read_power() == 345.678
     assert device.read_power_limit() == 700.0
+    assert device.read_default_power_limit() == 690.0
     assert device.read_energy() == 123_456.789
     assert (device.read_temperature(), device.read_memory_temperature()) == (61.0, 71.0)
     assert device.read_temperature_margin() == -3.0

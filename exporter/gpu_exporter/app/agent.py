@@ -129,7 +129,7 @@ class Agent:
         self._spawn("diagnosis", lambda: self.diagnosis.run(self._stop))
         if self._host is not None:
             host = self._host
-            self._spawn("host", lambda: host.run(self._stop, self.node.list_held))
+            self._spawn("host", lambda: host.run(self._stop, self.node.host_node()))
         if self._keeper is not None:
             keeper = self._keeper
             self._spawn("state", lambda: keeper.run(self._stop))

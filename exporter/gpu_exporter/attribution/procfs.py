@@ -17,12 +17,16 @@ STOPPED = "T"  # stopped by a signal, as `scontrol suspend` does; "t" means stop
 
 
 class Stat(NamedTuple):
-    """The fields of /proc/PID/stat that are used. `start_s`: seconds after boot, in steps of 10 ms."""
+    """The fields of /proc/PID/stat that are used. Times are in steps of 10 ms.
+
+    `start_s`: seconds after boot. `cpu_s`: CPU time of all threads of the process.
+    """
 
     name: str
     state: str  # one letter
     flags: int
     start_s: float
+    cpu_s: float = 0.0
 
 
 def parse_stat(text: str) -> Stat | None:
@@ -30,15 +34,18 @@ def parse_stat(text: str) -> Stat | None:
     head, bracket, rest = text.rpartition(")")
     fields = rest.split()
     # Indexes are the numbers of proc_pid_stat(5) minus 3, because the two fields before the bracket are cut off and the
-    # manual counts from 1. Used: 3 state, 9 flags, 22 start.
+    # manual counts from 1. Used: 3 state, 9 flags, 14 and 15 CPU time, 22 start.
     if (
         not bracket
         or len(fields) < 20
         or (flags := whole(fields[6], WHOLE_MAX)) is None
         or (start := whole(fields[19], WHOLE_MAX)) is None
+        or (user := whole(fields[11], WHOLE_MAX)) is None
+        or (system := whole(fields[12], WHOLE_MAX)) is None
     ):
         return None
-    return Stat(head.partition("(")[2], fields[0], flags, start / TICKS_PER_S)
+    name, cpu_s = head.partition("(")[2], (user + system) / TICKS_PER_S
+    return Stat(name, fields[0], flags, start / TICKS_PER_S, cpu_s)
 
 
 class Procfs:

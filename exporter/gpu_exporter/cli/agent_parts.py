@@ -102,10 +102,12 @@ def build_host(options: argparse.Namespace, backend: Backend, clock: Clock) -> H
         return None
     import os
 
+    from gpu_exporter.attribution.procfs import Procfs
     from gpu_exporter.host.cgroups import Cgroups
     from gpu_exporter.host.work import HostWorks
 
-    return HostWorks(Cgroups(options.cgroup), clock, os.cpu_count() or 1)
+    procfs = Procfs(options.procfs)
+    return HostWorks(Cgroups(options.cgroup), clock, os.cpu_count() or 1, procfs if procfs.is_host() else None)
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:

@@ -119,6 +119,7 @@ class Cycle:
     nvlink_at: float = 0.0
     power_w: float | None = None
     power_limit_w: float | None = None
+    default_limit_w: float | None = None
     energy_j: float | None = None
     energy_at: float = 0.0
     instances: list[InstanceCycle] = field(default_factory=list)

@@ -56,6 +56,7 @@ RATIOS = {
     "tensor": GPU_TENSOR_ACTIVE,
     "dram": GPU_DRAM_ACTIVE,
 }
+PIPES = ("fp64", "fp32", "fp16")  # not published: only the search for stalls needs them
 INTEGRALS = {
     name: Family(
         f"gpu_{name}_active_seconds_total",
@@ -96,7 +97,7 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
         if elapsed and active is not None:
             # The counters may cover more time than the window: the higher value counts.
             gpm = gpm._replace(sm=max(gpm.sm or 0.0, active / elapsed))
-    for name in (*RATIOS, "engines"):
+    for name in (*RATIOS, *PIPES, "engines"):
         value = getattr(gpm, name)
         if value is None or 0.0 <= value <= 1.0:
             continue

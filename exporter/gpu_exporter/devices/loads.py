@@ -49,6 +49,22 @@ class Square:
         return cycles * per_cycle + self.high * min(rest, on) + self.low * max(0.0, rest - on)
 
 
+class Stages:
+    """One load after the other: (start, load) in the order of starts; the first applies before its start too."""
+
+    def __init__(self, stages: Sequence[tuple[float, Load]]) -> None:
+        self._starts = [start for start, _ in stages]
+        self._loads = [load for _, load in stages]
+        self._sums = [self._loads[0].integral(self._starts[0])]
+        for i in range(1, len(stages)):
+            load, start, end = self._loads[i - 1], self._starts[i - 1], self._starts[i]
+            self._sums.append(self._sums[-1] + load.integral(end) - load.integral(start))
+
+    def integral(self, t: float) -> float:
+        i = max(0, bisect.bisect_right(self._starts, t) - 1)
+        return self._sums[i] + self._loads[i].integral(t) - self._loads[i].integral(self._starts[i])
+
+
 class Curve:
     """Straight lines between (time, value) points; the first and last value apply outside. Equal times are steps."""
 

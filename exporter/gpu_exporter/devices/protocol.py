@@ -112,6 +112,9 @@ class Gpm(NamedTuple):
     occupancy: float | None = None
     tensor: float | None = None
     dram: float | None = None
+    fp64: float | None = None
+    fp32: float | None = None
+    fp16: float | None = None
     pcie: float | None = None
     nvlink: float | None = None
     engines: float | None = None
@@ -221,6 +224,10 @@ class Device:
     def read_power_limit(self) -> float:
         """Watts, the enforced limit."""
         raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
+
+    def read_default_power_limit(self) -> float:
+        """Watts: the limit that the maker set. An administrator's cap does not change it."""
+        raise self._nothing("nvmlDeviceGetPowerManagementDefaultLimit")
 
     def read_energy(self) -> float:
         """Joules since the driver was loaded."""

@@ -9,6 +9,7 @@ The format (JSON or YAML; `scenario.schema.json` beside this file is the same as
         throttle: [{reason: hw_thermal, share: 0.4}]
         faults: [{at: 60, for: 30, call: nvmlDeviceGetUtilizationRates, error: NVML_ERROR_UNKNOWN}]
         xids: [{at: 90, code: 31}]
+        work: [{at: 0, level: train}, {at: 3600, level: hang}]   # in place of load: levels of levels.py
         health: {ecc_corrected: 2, remapped_uncorrected: 1, remap_pending: 1, recovery_action: 1}
       - model: H100
         mig_from: 0                                 # MIG mode is on in [mig_from, mig_to)
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from gpu_exporter.devices.levels import LEVELS, compile_work
 from gpu_exporter.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.devices.products import PRODUCTS, Product
 from gpu_exporter.model.units import UnitId
@@ -36,7 +38,10 @@ from gpu_exporter.model.units import UnitId
 FOREVER = float("inf")
 # Parts with their own load: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the
 # range from idle to nine tenths of the limit).
-PARTS = ("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink", "graphics", "sm", "power")
+PARTS = (
+    *("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink"),
+    *("graphics", "sm", "tensor", "dram", "fp64", "fp32", "fp16", "power"),
+)
 HEALTH = (
     "ecc_corrected",
     "ecc_uncorrected",
@@ -292,12 +297,13 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         part = _Reader(f"{reader.place}.xids[{i}]", entry)
         xids.append((part.number("at"), int(part.number("code"))))
         part.finish()
+    load, parts = _parse_work(reader, model, product)
     gpu = ScenarioGpu(
         index=index,
         uuid=gpu_uuid,
         product=product,
-        load=_parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0})),
-        parts=_parse_parts(reader),
+        load=load,
+        parts=parts,
         throttle=throttle,
         faults=tuple(faults),
         instances=tuple(instances),
@@ -311,6 +317,27 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     )
     reader.finish()
     return gpu
+
+
+def _parse_work(reader: _Reader, model: str, product: Product) -> tuple[Load, dict[str, Load]]:
+    """The load and the parts of a GPU: from named levels, or from a load and parts of its own."""
+    entries = reader.entries("work")
+    if not entries:
+        load = _parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0}))
+        return load, _parse_parts(reader)
+    stages: list[tuple[float, str]] = []
+    for i, entry in enumerate(entries):
+        part = _Reader(f"{reader.place}.work[{i}]", entry)
+        stages.append((part.number("at"), part.text("level")))
+        known = sorted(name for of, name in LEVELS if of == model)
+        if stages[-1][1] not in known:
+            names = ", ".join(known) or "none"
+            raise ScenarioError(f"{part.place}.level: {stages[-1][1]!r} is no level of a {model}: {names}")
+        if i and stages[i][0] < stages[i - 1][0]:
+            raise ScenarioError(f"{part.place}.at: time goes backwards")
+        part.finish()
+    load, parts = compile_work(model, product, stages)
+    return load, parts | _parse_parts(reader)
 
 
 def _parse_parts(reader: _Reader) -> dict[str, Load]:

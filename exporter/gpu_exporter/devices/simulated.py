@@ -33,8 +33,19 @@ from gpu_exporter.vendor import NVIDIA
 DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
 # Parts that the scenario does not define follow from the load: GPM ratios of a typical training, and some traffic.
-FOLLOWS = {"graphics": 1.0, "sm": 0.8, "occupancy": 0.5, "tensor": 0.4, "dram": 0.3, "power": 1.0, "pcie": 0.01}
-GPM_RATIOS = ("graphics", "sm", "occupancy", "tensor", "dram")
+FOLLOWS = {
+    "graphics": 1.0,
+    "sm": 0.8,
+    "occupancy": 0.5,
+    "tensor": 0.4,
+    "dram": 0.3,
+    "fp64": 0.0,
+    "fp32": 0.1,
+    "fp16": 0.1,
+    "power": 1.0,
+    "pcie": 0.01,
+}
+GPM_RATIOS = ("graphics", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16")
 THROTTLE_COUNTERS = (
     "power_cap",
     "thermal",
@@ -227,6 +238,10 @@ class SimulatedDevice(Device):
 
     def read_power_limit(self) -> float:
         self._meet_faults("nvmlDeviceGetEnforcedPowerLimit")
+        return self._gpu.product.power_limit
+
+    def read_default_power_limit(self) -> float:
+        self._meet_faults("nvmlDeviceGetPowerManagementDefaultLimit")
         return self._gpu.product.power_limit
 
     def read_energy(self) -> float:

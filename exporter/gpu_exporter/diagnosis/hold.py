@@ -13,6 +13,8 @@ from gpu_exporter.model.views import Verdict
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how strongly a state counts against its holder
 IDLE_STATES = frozenset(WEIGHT)
+STALLED = "stalled"
+AT_ONCE = ("unknown", STALLED)  # a run of stalls.after has lasted long enough by itself
 NOT_JUDGED = Verdict("unknown", "not judged yet")
 
 
@@ -41,7 +43,7 @@ class StateHold:
         published = before.published
         since = before.since if state == before.coming else now
         is_milder = WEIGHT.get(state, 0) < WEIGHT.get(published.state, 0)
-        if state in ("unknown", published.state) or is_milder or now - since >= self._hold_s:
+        if state in (*AT_ONCE, published.state) or is_milder or now - since >= self._hold_s:
             return _Held(verdict, state, since)
         if published.state == "unknown":
             lasted, needed = describe_duration(now - since), describe_duration(self._hold_s)

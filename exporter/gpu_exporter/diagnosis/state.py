@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.hold import STALLED
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.views import Verdict
+from gpu_exporter.model.views import Spin, Verdict
 
 
 class StateRules(NamedTuple):
@@ -44,7 +45,7 @@ class Window(NamedTuple):
     `active_by`: the witnesses of the unit's last activity (UnitTotals). `processes`: contexts on the unit now, None
     while unproven. `throttled_share`: worst share of the window in one harmful throttle reason, None is unknown.
     `lag_s`: how far the newest readings may be behind the present, since they wait until the holder is confirmed.
-    `gap`: why part of the time is unknown, "" if there is no reason to give.
+    `gap`: why part of the time is unknown, "" if there is no reason to give. `spin`: the run without progress.
     """
 
     values: Sequence[float | None]
@@ -56,6 +57,7 @@ class Window(NamedTuple):
     throttled_reason: str = ""
     lag_s: float = 15.0
     gap: str = ""
+    spin: Spin | None = None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -81,6 +83,8 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     low, high = percentile(known, 0.05), percentile(known, 0.95)
     if mean == 0.0:
         return _judge_zero(window, coverage * min(window.held_s, rules.window_s) - window.lag_s)
+    if window.spin is not None and window.spin.is_stall:
+        return Verdict(STALLED, _describe_stall(window.spin))
     if window.throttled_share is not None and window.throttled_share > rules.throttled_share:
         return Verdict("throttled", f"{window.throttled_reason} for {window.throttled_share:.0%} of the time")
     if high >= rules.high_ratio and low < rules.low_ratio:
@@ -88,6 +92,11 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     if mean <= rules.low_mean:
         return Verdict("low", f"mean {mean:.0%}")
     return Verdict("healthy", f"mean {mean:.0%}")
+
+
+def _describe_stall(spin: Spin) -> str:
+    text = f"no progress for {describe_duration(spin.run_s)} ({spin.confidence} confidence): {spin.evidence}"
+    return f"{text}; against it: {spin.against}" if spin.against else text
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:

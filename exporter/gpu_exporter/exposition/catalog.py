@@ -213,6 +213,18 @@ ALLOCATION_HIGH = Family(
     "counter",
     "Time held with utilization at or above ledger.high_ratio (default 0.70), in seconds",
 )
+ALLOCATION_STALLED = Family(
+    "gpu_allocation_stalled_seconds_total",
+    "counter",
+    "Time held fully busy, at low power and without a sign of progress, in seconds (docs/stalls.md). Not part of "
+    "gpu_allocation_busy_seconds_total. Counted once the run has lasted for stalls.after (default 15m)",
+)
+ALLOCATION_STALLED_RUN = Family(
+    "gpu_allocation_stalled_run_seconds",
+    "gauge",
+    "Length of the present stall, in seconds, at medium or high confidence. 0 if the holder is not stalled. Absent "
+    "while unknown: MIG, shared GPUs, boards whose power does not tell work and waiting apart",
+)
 ALLOCATION_ENERGY = Family(
     "gpu_allocation_energy_joules_total",
     "counter",
@@ -290,6 +302,8 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_IDLE,
     ALLOCATION_LOW,
     ALLOCATION_HIGH,
+    ALLOCATION_STALLED,
+    ALLOCATION_STALLED_RUN,
     ALLOCATION_ENERGY,
     ALLOCATION_UTILIZATION,
     ALLOCATION_MEMORY,
@@ -356,13 +370,18 @@ TENANT_IDLE = Family(
     "counter",
     "GPU-seconds held with utilization exactly 0 and every other witness quiet",
 )
+TENANT_STALLED = Family(
+    "gpu_tenant_stalled_gpu_seconds_total",
+    "counter",
+    "GPU-seconds held fully busy without a sign of progress. Neither busy nor idle",
+)
 TENANT_ENERGY = Family(
     "gpu_tenant_energy_joules_total",
     "counter",
     "Energy of GPUs and MIG instances while a tenant held them, in joules. For shared GPUs and instances, only the "
     "tenant's part",
 )
-TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY)
+TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY, TENANT_STALLED)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",

@@ -8,7 +8,7 @@ from typing import Any
 from gpu_exporter.exposition.health import describe_recovery, judge_health, list_gaps
 from gpu_exporter.exposition.rows import Row, list_rows
 from gpu_exporter.model.totals import UnitTotals
-from gpu_exporter.model.views import AllocationView, GpuView, View
+from gpu_exporter.model.views import AllocationView, GpuView, Spin, View
 
 JSON_TYPE = "application/json; charset=utf-8"
 
@@ -152,6 +152,10 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "share_ratio": view.allocation.share_ratio,
         "start_timestamp_seconds": totals.start_wall,
         "idle_run_seconds": totals.idle_run_s if totals.known else None,
+        "stalled_run_seconds": view.stalled_run_s,
+        "stall": _stall(view.spin),
+        "stalled_seconds": totals.stalled_s if totals.known else None,
+        "pending_seconds": totals.pending_s if totals.known else None,
         "busy_seconds": totals.busy_s if totals.known else None,
         "observed_seconds": totals.observed_s if totals.known else None,
         "utilization_ratio": view.utilization,
@@ -161,4 +165,17 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "host_io_bytes_per_second": view.host.io_bytes_per_s if view.host is not None else None,
         "state": view.verdict.state,
         "evidence": view.verdict.evidence,
+    }
+
+
+def _stall(spin: Spin | None) -> dict[str, Any] | None:
+    """The run without progress, at any confidence; None if the holder cannot be watched."""
+    if spin is None:
+        return None
+    return {
+        "run_seconds": spin.run_s,
+        "confidence": spin.confidence,
+        "evidence": spin.evidence,
+        "against": spin.against,
+        "unknown": spin.unknown,
     }

@@ -20,7 +20,8 @@ class Row(NamedTuple):
     """`gpu`: the index, for a MIG instance index:instance. While unknown: None for a number, "" for a text.
 
     `utilization`: 0 to 1. `held_s`: how long the holder has held it. `idle_s`: length of the current idle run.
-    `throttling`: of the GPU over the last window. `age_s`: age of the GPU's last reading.
+    `stalled_s`: length of the current stall. `throttling`: of the GPU over the last window. `age_s`: age of the GPU's
+    last reading.
     """
 
     gpu: str
@@ -37,6 +38,12 @@ class Row(NamedTuple):
     why: str
     throttling: Throttling | None = None
     age_s: float | None = None
+    stalled_s: float | None = None
+
+    @property
+    def wasted_s(self) -> float:
+        """How long its holder has not used it: the present idle run, or the present stall."""
+        return max(self.idle_s or 0.0, self.stalled_s or 0.0) if self.holder else 0.0
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -69,8 +76,8 @@ def list_rows(view: View) -> list[Row]:
 
 
 def by_waste(rows: Iterable[Row]) -> list[Row]:
-    """Held rows with the longest idle time first; all other rows keep their order."""
-    return sorted(rows, key=lambda row: -(row.idle_s or 0.0) if row.holder else 0.0)
+    """Held rows with the longest idle time or stall first; all other rows keep their order."""
+    return sorted(rows, key=lambda row: -row.wasted_s)
 
 
 def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[Row]:
@@ -143,6 +150,7 @@ def _row(
         power, temperature = gpu.snapshot.facts.power_w, gpu.snapshot.facts.temperature_celsius
     elif fresh and allocation is not None:
         power = allocation.power_w  # the estimate for the instance
+    stalled: float | None = None
     holder = owner = ""
     if allocation is not None:
         who = allocation.allocation.holder
@@ -150,12 +158,27 @@ def _row(
         owner = "/".join(part for part in (who.user, who.account) if part)
         held = view.wall - allocation.totals.start_wall
         idle = allocation.totals.idle_run_s if allocation.totals.known else None
+        stalled = allocation.stalled_run_s
     throttling = gpu.throttling if fresh and not mig else None
     age = (
         gpu.age_s if gpu.snapshot.up else None
     )  # of a GPU that is not up, age_s is the time since it last failed to answer
     return Row(
-        label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why, throttling, age
+        label,
+        name,
+        utilization,
+        memory,
+        power,
+        temperature,
+        holder,
+        owner,
+        held,
+        idle,
+        state,
+        why,
+        throttling,
+        age,
+        stalled,
     )
 
 

@@ -195,6 +195,9 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
             (catalog.ALLOCATION_LOW, totals.low_s),
             (catalog.ALLOCATION_HIGH, totals.high_s),
         ]
+        if view.spin is not None or totals.stalled_s:
+            values.append((catalog.ALLOCATION_STALLED, totals.stalled_s))
+        values.append((catalog.ALLOCATION_STALLED_RUN, view.stalled_run_s))
     for family, value in values:
         table.add(family, names, place, value)
     method = catalog.ENERGY_METHODS.get(view.allocation.share, catalog.ENERGY_DIVIDED)

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import parse_cgroup
 from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.outside import whole
 from gpu_exporter.slurm.hostlist import parse_ranges
 
 READ_MAX = 65_536  # bytes of one file; io.stat has some 100 bytes per block device
 DEPTH_MAX = 32  # kind (Kubernetes in Docker) in a systemd slice: 8
 FOLDERS_MAX = 20_000  # folders visited in one search
+PIDS_MAX = 512  # processes of one holder
 CPUACCT = ("cpuacct", "cpu,cpuacct", "cpuacct,cpu")
 CPU = ("cpu", *CPUACCT[1:])
 US, NS = 1e-6, 1e-9
@@ -71,6 +73,22 @@ class Cgroups:
             if len(found) == len(wanted):
                 return found, True
         return found, walk.is_whole
+
+    def list_pids(self, place: PurePosixPath) -> frozenset[int] | None:
+        """All processes of a cgroup and of those below it; None if they cannot be read or are more than PIDS_MAX."""
+        base = self._root if self._is_v2 else self._tree(CPUACCT)
+        if base is None:
+            return None
+        found: set[int] = set()
+        walk = _Walk(base / place)
+        for inner in (PurePosixPath(), *walk):
+            text = _text(base / place / inner / "cgroup.procs")
+            if text is None:
+                return None  # also a threaded cgroup, whose processes are listed only at its root
+            found.update(pid for word in text.split() if (pid := whole(word)) is not None)
+            if len(found) > PIDS_MAX:
+                return None
+        return frozenset(found) if walk.is_whole else None
 
     def read(self, place: PurePosixPath) -> CgroupReading | None:
         """The present counters; None if the cgroup has ended or its processor time cannot be read."""

@@ -17,9 +17,12 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from gpu_exporter.attribution.contradict import Who, identify
+from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups
+from gpu_exporter.host.progress import ProgressReader, Suspect
 from gpu_exporter.model.holders import Allocation
+from gpu_exporter.model.readings import HostProgress
 from gpu_exporter.model.views import HostWork
 
 log = logging.getLogger(__name__)
@@ -35,11 +38,22 @@ class _Sample(NamedTuple):
     reading: CgroupReading
 
 
+class HostNode(NamedTuple):
+    """What the loop asks the node and tells it. `list_held`: the present allocations, and the number of GPUs.
+    `list_suspects`: holders in a run without progress. `hear`: takes what such a holder did.
+    """
+
+    list_held: Callable[[], tuple[Collection[Allocation], int]]
+    list_suspects: Callable[[], Iterable[Suspect]]
+    hear: Callable[[Who, HostProgress], None]
+
+
 class HostWorks:
     """Reads the holders' cgroups at a fixed interval. `works` is replaced as a whole; any thread may read it."""
 
-    def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
-        """`host_cpus`: the number of CPUs of the whole host."""
+    def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Procfs | None = None) -> None:
+        """`host_cpus`: the number of CPUs of the whole host. `procfs`: as in ProgressReader."""
+        self._progress = ProgressReader(cgroups, clock, procfs)
         self.works: Mapping[Who, HostWork] = {}
         self._cgroups = cgroups
         self._clock = clock
@@ -50,11 +64,13 @@ class HostWorks:
         self._searched = -math.inf  # monotonic
         self._pause_s = SEARCH_S
 
-    def run(self, stop: threading.Event, list_allocations: Callable[[], tuple[Collection[Allocation], int]]) -> None:
-        """Read until `stop`. `list_allocations`: the present allocations, and the number of GPUs of the node."""
+    def run(self, stop: threading.Event, node: HostNode) -> None:
+        """Read until `stop`."""
         while not stop.is_set():
             try:
-                self.read(*list_allocations())
+                self.read(*node.list_held())
+                for who, progress in self._progress.read(node.list_suspects(), self._places):
+                    node.hear(who, progress)
             except Exception:  # after a bug in the exporter, old values must not remain published
                 log.exception("cannot read the holders' cgroups")
                 self.works = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class ConfirmedAllocation(NamedTuple):
 
 @dataclass(slots=True)
 class UnitAccount:
-    """Counters of one unit."""
+    """Counters of one unit. `rest_w`: its power at utilization 0, as far as it was seen."""
 
     covered_until: float
     busy_s: float = 0.0
@@ -39,6 +40,7 @@ class UnitAccount:
     power_limit_w: float | None = None
     unattributed_s: float = 0.0
     unattributed_j: float | None = None
+    rest_w: float | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +52,10 @@ class HolderAccount:
     time within the idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite
     while it is not known to run, None if its source does not report it. `longest_gap_s`: the longest idle run that
     ended with work. `renewed_s`: how often its source confirms it, 0 at each poll.
+
+    Of a run without progress (spins.py): `stalled_s`, and `pending_s`, which are not yet known to be stalled or busy.
+    `spin_begin` to `spin_end`: its time, `is_stalled`: it counts as a stall. For the search after a restart
+    (stalls/watch.py): `spin_until`, `spin_known_s`, `spin_all_known`, and the seconds and median power of its work.
     """
 
     confirmed: float
@@ -75,6 +81,16 @@ class HolderAccount:
     run_witnesses: int = 0
     longest_gap_s: float = 0.0
     renewed_s: float = 0.0
+    stalled_s: float = 0.0
+    pending_s: float = 0.0
+    spin_begin: float | None = None
+    spin_end: float = math.inf
+    is_stalled: bool = False
+    spin_until: float = 0.0
+    spin_known_s: float = 0.0
+    spin_all_known: bool = False
+    work_s: float = 0.0
+    work_w: float = 0.0
 
     def end_run(self) -> None:
         self.idle_run_s = self.run_unknown_s = 0.0

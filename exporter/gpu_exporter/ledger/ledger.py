@@ -30,6 +30,7 @@ from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderAccount, Hol
 from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
 from gpu_exporter.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.ledger.ring import Ring
+from gpu_exporter.ledger.spins import RunPart, book_busy, follow_run
 from gpu_exporter.ledger.tenants import Tenants
 from gpu_exporter.model.holders import Allocation, HolderKey
 from gpu_exporter.model.readings import UTILIZATION, Activity, Span, Split
@@ -424,7 +425,7 @@ class Ledger:
         account.known = True
         account.known_until = account.booked = span.end
         account.observed_s += length
-        account.busy_s += length * span.ratio
+        book_busy(account, span)
         if span.ratio < self.rules.low_ratio:
             account.low_s += length
         elif span.ratio >= self.rules.high_ratio:
@@ -438,6 +439,12 @@ class Ledger:
         else:
             self._end_run(account)
             account.last_active = max(account.last_active or span.end, span.end)
+
+    def follow_run(self, holder_id: HolderId, part: RunPart | None, now: float) -> None:
+        """Take over what the run without progress of a holder counts as; None: nothing."""
+        holding = self.holdings.get(holder_id)
+        if holding is not None:
+            follow_run(holding.account, part, now)
 
     def _end_run(self, account: HolderAccount) -> None:
         """End an idle run that work has ended."""
@@ -552,6 +559,8 @@ class Ledger:
             held_s=account.held_s,
             known=account.known,
             busy_s=account.busy_s,
+            stalled_s=account.stalled_s,
+            pending_s=account.pending_s,
             observed_s=account.observed_s,
             idle_s=account.idle_s,
             low_s=account.low_s,

@@ -41,7 +41,7 @@ VERSION = 2
 HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
-HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s")
+HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s", "stalled_s")
 
 
 class StateInUse(Exception):
@@ -207,7 +207,8 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
 
 AccountT = TypeVar("AccountT", UnitAccount, HolderAccount, TenantAccount)
 SCHEDULERS: Mapping[str, Scheduler] = {name: name for name in get_args(Scheduler)}
-FLAGS = frozenset(("known", "running", "alone"))
+FLAGS = frozenset(("known", "running", "alone", "is_stalled", "spin_all_known"))
+ENDLESS = frozenset(("working", "spin_end"))  # may be infinite
 
 
 def _unit(value: Any) -> UnitId:
@@ -249,7 +250,7 @@ def _checked(account: AccountT) -> AccountT:
         elif value is None:
             is_good = "None" in str(field.type)
         else:
-            is_good = _is_number(value) or (field.name == "working" and value == math.inf)
+            is_good = _is_number(value) or (field.name in ENDLESS and value == math.inf)
         if not is_good:
             raise ValueError(f"{field.name}: {value!r}")
     return account

@@ -35,6 +35,7 @@ class TenantAccount:
     busy_s: float = 0.0
     idle_s: float = 0.0
     energy_j: float = 0.0
+    stalled_s: float = 0.0
 
 
 class _Last(NamedTuple):
@@ -141,7 +142,7 @@ def tenant_of(holder: Holder) -> TenantKey:
 
 def _read(account: HolderAccount) -> TenantTotals:
     energy = account.energy_j or 0.0
-    return TenantTotals(account.held_s, account.observed_s, account.busy_s, account.idle_s, energy)
+    return TenantTotals(account.held_s, account.observed_s, account.busy_s, account.idle_s, energy, account.stalled_s)
 
 
 def _half(gap_s: float, longest_s: float) -> float:

@@ -56,6 +56,44 @@ class Activity(NamedTuple):
     witnesses: int
 
 
+class Effort(NamedTuple):
+    """What a whole GPU did over (start, end] of the monotonic clock, beside its utilization; None is unknown.
+
+    `power_w`: the mean, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`,
+    `default_limit_w`: the limit in force, and that of the maker. `memory_bytes`: in use at the end. `pcie`, `nvlink`:
+    bytes per second, sum of both directions. `sm`: share of the SMs with work. `pipes`: the busiest of the tensor,
+    FP64, FP32 and FP16 pipes and of the memory, None unless all five are known.
+    """
+
+    start: float
+    end: float
+    power_w: float | None = None
+    reading_w: float | None = None
+    limit_w: float | None = None
+    default_limit_w: float | None = None
+    memory_bytes: float | None = None
+    pcie: float | None = None
+    nvlink: float | None = None
+    sm: float | None = None
+    pipes: float | None = None
+
+
+class HostProgress(NamedTuple):
+    """What a holder did beside its GPUs over (start, end] of the monotonic clock; None is unknown.
+
+    `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `new_process`: whether a process
+    started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
+    unknown if that is the host's.
+    """
+
+    start: float
+    end: float
+    loaders_cores: float | None = None
+    new_process: bool | None = None
+    disk: float | None = None
+    network: float | None = None
+
+
 class Facts(NamedTuple):
     """Values of one reading that code computes with, in addition to the samples; None is no data.
 
@@ -172,6 +210,7 @@ class DeviceSnapshot(NamedTuple):
     away: bool = False  # taken away on purpose (driver released, given to a virtual machine): unknown, but not lost
     facts: Facts = Facts()
     period: ProcessPeriod | None = None  # None if no part of the exporter needs it
+    effort: Effort | None = None  # None at the first reading
     contradiction: str = ""  # why the utilization is no evidence, "" if it is evidence
 
 

@@ -32,7 +32,8 @@ class HolderTotals(NamedTuple):
 
     `idle_run_s`: None while the present is unknown: 0 would mean that the holder works. `idle_run_witnesses`: the
     fewest witnesses behind any part of the run. `longest_gap_s`: the longest idle run that ended with work.
-    Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
+    `stalled_s`: fully busy without progress. `pending_s`: the seconds of a present run that may still become stalled.
+    Invariants: observed_s <= held_s, busy_s + idle_s + stalled_s + pending_s <= observed_s.
     """
 
     held_s: float
@@ -48,6 +49,8 @@ class HolderTotals(NamedTuple):
     last_active_wall: float | None
     idle_run_witnesses: int = 0
     longest_gap_s: float = 0.0
+    stalled_s: float = 0.0
+    pending_s: float = 0.0
 
 
 class TenantTotals(NamedTuple):
@@ -60,3 +63,4 @@ class TenantTotals(NamedTuple):
     busy_s: float
     idle_s: float
     energy_j: float | None
+    stalled_s: float = 0.0

@@ -25,6 +25,27 @@ class Throttling(NamedTuple):
     ratio: float
 
 
+class Spin(NamedTuple):
+    """The present run of a holder that is fully busy without a witness of progress.
+
+    `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
+    then low, medium or high. `evidence`, `against`: for people. `unknown`: why nothing can be said, "" if it can.
+    `all_known`: every witness of progress is read.
+    """
+
+    run_s: float
+    confidence: str
+    evidence: str = ""
+    against: str = ""
+    unknown: str = ""
+    all_known: bool = False
+
+    @property
+    def is_stall(self) -> bool:
+        """Whether it is published as a stall."""
+        return self.confidence in ("medium", "high")
+
+
 class GpuView(NamedTuple):
     """One GPU as published. `withheld`: its last reading is too old, so the device families are omitted.
 
@@ -61,7 +82,7 @@ class AllocationView(NamedTuple):
 
     `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
     a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
-    run, in one word, "" if there is an idle run.
+    run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
     """
 
     allocation: Allocation
@@ -77,6 +98,15 @@ class AllocationView(NamedTuple):
     temperature_celsius: float | None = None
     processes: int | None = None
     host: HostWork | None = None
+    spin: Spin | None = None
+
+    @property
+    def stalled_run_s(self) -> float | None:
+        """Seconds of the present stall, 0 without one, None while that is unknown."""
+        spin = self.spin
+        if spin is None or spin.unknown or spin.confidence == "low":
+            return None
+        return spin.run_s if spin.is_stall else 0.0
 
 
 class Buckets(NamedTuple):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gpu_exporter.attribution.contradict import identify
+from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import NumberKey, Resolution
@@ -16,12 +18,15 @@ from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.loop import DiagnosisInput, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
-from gpu_exporter.host.work import HostWorks
+from gpu_exporter.host.progress import Suspect
+from gpu_exporter.host.work import HostNode, HostWorks
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.records import HolderPresence
+from gpu_exporter.ledger.spins import RunPart
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Allocation, Grant, TenantKey
-from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.holders import Allocation, Grant, HolderKey, TenantKey
+from gpu_exporter.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.model.totals import TenantTotals, UnitTotals
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 from gpu_exporter.model.views import AgentStatus, Buckets, StateStatus, View
@@ -36,6 +41,8 @@ from gpu_exporter.node.view import (
     list_standings,
 )
 from gpu_exporter.sampling.events import XidBook
+from gpu_exporter.stalls.boards import Boards, HeldBoard
+from gpu_exporter.stalls.watch import SpinMemory, SpinWatch
 
 log = logging.getLogger(__name__)
 NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down, excludes it or reports it unhealthy"
@@ -86,6 +93,7 @@ class NodeState:
         )
         self._answered: dict[str, DeviceSnapshot] = {}  # the last snapshot in which the GPU answered
         self._held = HolderUpdate()
+        self._boards = Boards(settings.stalls)
         self._numbers: dict[NumberKey, UnitId] = {}
         self._processes_proven = False  # a process of any owner was listed, so processes are visible
         self._version = 0
@@ -100,6 +108,8 @@ class NodeState:
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
+        units = self.ledger.units.items()
+        self._boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
         self._tracker.restore(self._state.numbers, self._clock.monotonic())
         self._numbers = self._tracker.numbers()
         return reason
@@ -129,6 +139,10 @@ class NodeState:
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
                 if activity is not None:
                     self.ledger.record(activity)
+            without_process = self._processes_proven and snapshot.facts.compute_processes == 0
+            if (watched := self._boards.read(snapshot, without_process=without_process)) is not None:
+                key, watch = watched
+                self._follow_spin(UnitId(uuid), key, watch, snapshot.monotonic)
             if period is not None:
                 self._sharing.note(UnitId(uuid), period)
             energy = snapshot.facts.energy_j
@@ -185,7 +199,79 @@ class NodeState:
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
             self.ledger.charge_poll(now, wall, present, gone)
+            for holder_id in self._boards.hold(self._list_boards(present), now):
+                self.ledger.follow_run(holder_id, None, now)
             return held.resolution
+
+    def _list_boards(self, present: Sequence[ConfirmedAllocation]) -> Iterator[HeldBoard]:
+        """The whole GPUs with one proven holder."""
+        holders = Counter(entry.allocation.unit for entry in present)
+        for allocation, *_ in present:
+            unit, key = allocation.unit, allocation.holder.key
+            is_proven = allocation.running and not (allocation.contradiction or allocation.is_shared)
+            if not is_proven or unit.mig_uuid or holders[unit] > 1:
+                continue
+            account = self.ledger.holdings[unit, key].account
+            memory: SpinMemory | None = None
+            if account.spin_begin is not None and account.spin_end == math.inf:
+                known = account.spin_known_s, account.spin_all_known
+                memory = SpinMemory(account.spin_begin, account.spin_until, *known)
+            yield HeldBoard(unit, key, memory, account.work_s, account.work_w)
+
+    def _follow_spin(self, unit: UnitId, key: HolderKey, watch: SpinWatch, now: float) -> None:
+        begin = watch.begin if watch.may_be_stall else None
+        self.ledger.follow_run((unit, key), None if begin is None else RunPart(begin, watch.is_stall), now)
+
+    def _remember_spins(self) -> None:
+        """Put what the search for stalls needs after a restart into the accounts."""
+        for unit, watts in self._boards.floors().items():
+            if (record := self.ledger.units.get(unit)) is not None:
+                record.account.rest_w = watts
+        for (unit, key), account in self.ledger.holders(HolderPresence.PRESENT).items():
+            watch = self._boards.watch_of(unit, key)
+            if watch is None:
+                continue
+            account.work_s, account.work_w = watch.work.total_s, watch.work.median_w() or 0.0
+            memory = watch.remember()
+            if memory is not None:
+                account.spin_until, account.spin_known_s = memory.until, memory.known_s
+                account.spin_all_known = memory.all_known
+
+    def host_node(self) -> HostNode:
+        """What the reader of the holders' hosts asks this node and tells it."""
+        return HostNode(self.list_held, self.list_suspects, self.hear_host)
+
+    def list_suspects(self) -> Sequence[Suspect]:
+        """The holders whose host shows whether they make progress, with the processes on their GPUs."""
+        with self._lock:
+            suspects = self._boards.suspects()
+            held: dict[Who, list[UnitId]] = {}
+            wanted: set[Who] = set()
+            for allocation, _ in self._held.resolution.allocations:
+                if (who := identify(allocation.holder)) is not None:
+                    held.setdefault(who, []).append(allocation.unit)
+                    if (allocation.unit, allocation.holder.key) in suspects:
+                        wanted.add(who)
+            return [Suspect(who, self._list_pids({unit.uuid for unit in held[who]})) for who in wanted]
+
+    def _list_pids(self, uuids: Collection[str]) -> tuple[int, ...] | None:
+        """The processes on these GPUs, None if they are not listed for each of them."""
+        listed = [self._answered[uuid].processes for uuid in uuids if uuid in self._answered]
+        if len(listed) < len(uuids) or not self._processes_proven:
+            return None
+        found = [process.pid for each in listed if each is not None for process in each.processes]
+        return tuple(found) if None not in listed else None
+
+    def hear_host(self, who: Who, progress: HostProgress) -> None:
+        """Take what a holder did beside its GPUs."""
+        with self._lock:
+            for allocation, _ in self._held.resolution.allocations:
+                if identify(allocation.holder) != who:
+                    continue
+                unit, key = allocation.unit, allocation.holder.key
+                watch = self._boards.hear(unit, key, progress)
+                if watch is not None:
+                    self._follow_spin(unit, key, watch, progress.end)
 
     def wants_write(self) -> bool:
         """True if an idle run ended that the state file still records."""
@@ -202,6 +288,7 @@ class NodeState:
             return
         with self._lock:
             self.ledger.long_run_ended = False
+            self._remember_spins()
             prepared = self._state.prepare(self.ledger, self._numbers)
         try:
             self._state.commit(prepared)  # a slow disk must not hold up scrapes
@@ -282,7 +369,8 @@ class NodeState:
         use, ratio = self._held.uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host)
+        spin = self._boards.report(unit, key)
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host, spin)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
@@ -351,6 +439,7 @@ class NodeState:
             idle_run_s=totals.idle_run_s,
             active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
             processes=self._process_count(record, gpu, is_alone=is_alone),
+            spin=record.spin,
             gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
             lag_s=self.ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )

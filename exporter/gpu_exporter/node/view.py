@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.attribution.processes import Use
-from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, AllocationId
+from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED, AllocationId
 from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.model.holders import Allocation, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, Facts, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
-from gpu_exporter.model.views import AgentStatus, AllocationView, GpuView, HostWork, Throttling, Verdict, View
+from gpu_exporter.model.views import AgentStatus, AllocationView, GpuView, HostWork, Spin, Throttling, Verdict, View
 
 
 class ViewRules(NamedTuple):
@@ -38,7 +38,7 @@ class HolderRecord(NamedTuple):
     """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
     `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
     while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
-    holder does beside its GPUs.
+    holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
     """
 
     allocation: Allocation
@@ -49,6 +49,7 @@ class HolderRecord(NamedTuple):
     use: Use | None = None
     ratio: float | None = None
     host: HostWork | None = None
+    spin: Spin | None = None
 
     @property
     def is_confirmed(self) -> bool:
@@ -161,6 +162,9 @@ def _view_allocation(
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
         whole = gpu.instance_totals.get(unit.mig_uuid) if unit.mig_uuid else gpu.totals
         verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
+    spin = None if gpu.withheld or not record.is_confirmed or why else record.spin
+    if verdict.state == STALLED and not (spin is not None and spin.is_stall):
+        verdict = Verdict("unknown", "its run without progress has ended since the last judgement")
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
@@ -182,4 +186,5 @@ def _view_allocation(
         temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,
         processes=use.processes if use is not None else None,
         host=record.host if record.is_confirmed else None,
+        spin=spin,
     )

@@ -21,6 +21,7 @@ from gpu_exporter.model.readings import (
     ProcessPeriod,
 )
 from gpu_exporter.model.units import UnitId
+from gpu_exporter.sampling.activity.effort import EffortReader
 from gpu_exporter.sampling.activity.process_periods import ProcessPeriods
 from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
 from gpu_exporter.sampling.activity.stuck import StuckCounter
@@ -59,6 +60,7 @@ class DeviceSampler:
         self._is_shared = is_shared
         self._periods = ProcessPeriods()
         self._stuck = StuckCounter()
+        self._effort = EffortReader()
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
         self._witnesses = Witnesses(rules)  # shared by all instances
         self._totals = totals or Totals()
@@ -93,7 +95,9 @@ class DeviceSampler:
         # In a cycle that took too long, the witnesses were read at different times.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
         contradiction = self._stuck.judge(cycle, monotonic)
+        gpm = cycle.gpm
         activity = self._activity.read(cycle, monotonic, wall)  # this also reviews the GPM readings
+        effort = self._effort.read(cycle, gpm, monotonic)
         try:
             period = self._read_period(cycle, monotonic, wall)
         except DeviceLost as exc:
@@ -113,6 +117,7 @@ class DeviceSampler:
             processes=cycle.processes,
             facts=take_facts(cycle.samples),
             period=period,
+            effort=effort,
             contradiction=contradiction,
         )
 

@@ -20,7 +20,7 @@ def _number(value: float | None) -> float:
 
 # Sort keys of rows by name. The first one is the default.
 ORDERS: dict[str, Callable[[Row], float]] = {
-    "waste": lambda row: _number(row.idle_s) if row.holder else -1.0,
+    "waste": lambda row: row.wasted_s if row.holder and (row.idle_s, row.stalled_s) != (None, None) else -1.0,
     "gpu": lambda row: 0.0,
     "util": lambda row: _number(row.utilization),
     "memory": lambda row: _number(row.memory_bytes),
@@ -56,6 +56,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
         f"{len(states)} GPUs and instances",
         f"{held} held",
         f"{idle} idle",
+        f"{states.count('stalled')} stalled" if "stalled" in states else "",
         f"{states.count('free')} free",
         f"{states.count('unknown')} unknown",
         f"{silent} not answering" if silent else "",

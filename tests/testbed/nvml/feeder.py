@@ -174,6 +174,7 @@ class ScenarioFeeder:
             out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = megahertz
             out.performance_state = device.read_performance_state()
             out.power_mw, out.power_limit_mw = round(device.read_power() * 1e3), round(device.read_power_limit() * 1e3)
+            out.default_limit_mw = round(device.read_default_power_limit() * 1e3)
             out.energy_mj = round(device.read_energy() * 1e3)
             out.memory_total, out.memory_used = memory.total, memory.used
             out.memory_free, out.memory_reserved = memory.free, memory.reserved

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 7
+VERSION = 8
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
 MAX_WORK = 512  # entries of per-process work
 MAX_INSTANCES = 8
 MAX_FIELDS = 96
-MAX_GPM = 24
+MAX_GPM = 28
 MAX_EVENTS = 64
 THRESHOLDS = 4
 
@@ -39,6 +39,7 @@ CALLS = (
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetPowerManagementDefaultLimit",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetTemperatureThreshold",
@@ -169,6 +170,7 @@ class Device(ctypes.Structure):
         ("performance_state", u32),
         ("power_mw", u32),
         ("power_limit_mw", u32),
+        ("default_limit_mw", u32),
         ("energy_mj", u64),
         ("memory_total", u64),
         ("memory_used", u64),

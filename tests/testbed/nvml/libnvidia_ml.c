@@ -314,6 +314,7 @@ ret_t nvmlDeviceGetMemoryInfo(dev_t_ handle, memory_t *out) {
 
 ret_t nvmlDeviceGetPowerUsage(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetPowerUsage); WHOLE_ONLY(); *out = d.power_mw; return OK; }
 ret_t nvmlDeviceGetEnforcedPowerLimit(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetEnforcedPowerLimit); *out = d.power_limit_mw; return OK; }
+ret_t nvmlDeviceGetPowerManagementDefaultLimit(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetPowerManagementDefaultLimit); *out = d.default_limit_mw; return OK; }
 ret_t nvmlDeviceGetPowerManagementLimit(dev_t_ handle, unsigned *out) { return nvmlDeviceGetEnforcedPowerLimit(handle, out); }
 ret_t nvmlDeviceGetTotalEnergyConsumption(dev_t_ handle, unsigned long long *out) {
     ENTER(nvmlDeviceGetTotalEnergyConsumption);

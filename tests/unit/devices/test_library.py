@@ -38,6 +38,7 @@ ALLOWED = {
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetPowerManagementDefaultLimit",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperatureV",
     "nvmlDeviceGetTemperature",

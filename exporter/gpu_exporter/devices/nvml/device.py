@@ -272,6 +272,9 @@ class NvmlDevice(Device):
     def read_power_limit(self) -> float:
         return float(self._slow_answer("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
 
+    def read_default_power_limit(self) -> float:
+        return float(self._static("nvmlDeviceGetPowerManagementDefaultLimit")) / 1e3  # milliwatts
+
     def read_energy(self) -> float:
         return float(self.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3  # millijoules
 

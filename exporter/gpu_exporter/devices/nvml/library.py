@@ -245,6 +245,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetPowerUsage": _simple("nvmlDeviceGetPowerUsage"),
     "nvmlDeviceGetEnforcedPowerLimit": _simple("nvmlDeviceGetEnforcedPowerLimit"),
+    "nvmlDeviceGetPowerManagementDefaultLimit": _simple("nvmlDeviceGetPowerManagementDefaultLimit"),
     "nvmlDeviceGetTotalEnergyConsumption": _simple("nvmlDeviceGetTotalEnergyConsumption"),
     "nvmlDeviceGetTemperatureV": _temperature,
     "nvmlDeviceGetTemperature": _simple("nvmlDeviceGetTemperature"),

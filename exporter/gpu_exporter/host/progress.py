@@ -1,0 +1,138 @@
+"""What a holder does beside its GPUs, from one look to the next: the witnesses of progress of stalls/watch.py.
+
+Only holders whose GPUs are in a run without progress are read. The processes of a job that hangs in a collective spin
+on their GPUs, so the CPU time of the holder's cgroup is compared with that of the processes that have a context: the
+difference is what its loaders use, those that have ended included. Traffic is that of the holder's own network
+namespace. If the namespace is the host's, or may be, the traffic is unknown, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.attribution.procfs import Procfs, Stat
+from gpu_exporter.clock import Clock
+from gpu_exporter.host.cgroups import CgroupReading, Cgroups
+from gpu_exporter.model.readings import HostProgress
+from gpu_exporter.outside import WHOLE_MAX, whole
+
+HOST_PID = 1
+INTERFACES_MAX = 256
+Traffic = Mapping[str, tuple[int, int]]  # by interface, bytes received and sent
+
+
+class Suspect(NamedTuple):
+    """A holder to be read. `pids`: its processes on GPUs, None if they are not known."""
+
+    who: Who
+    pids: tuple[int, ...] | None
+
+    def __repr__(self) -> str:
+        return "Suspect(...)"  # printing it must not print a pid
+
+
+class _Look(NamedTuple):
+    """All of one look. `spinning`: CPU seconds by process on a GPU, None if one could not be read. `processes`: all
+    processes of the cgroup. `bytes`: of the network namespace; None is unknown.
+    """
+
+    at: float
+    cgroup: CgroupReading
+    spinning: Mapping[tuple[int, float], float] | None
+    processes: frozenset[int] | None
+    bytes: int | None
+
+
+class ProgressReader:
+    """Keeps the last look at each suspect."""
+
+    def __init__(self, cgroups: Cgroups, clock: Clock, procfs: Procfs | None) -> None:
+        """`procfs`: the host's /proc, None if the host's processes are not visible."""
+        self._cgroups, self._clock, self._procfs = cgroups, clock, procfs
+        self._looks: dict[Who, _Look] = {}
+
+    def read(
+        self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
+    ) -> Iterator[tuple[Who, HostProgress]]:
+        """What each suspect did since the last look, none for its first look. `places`: the cgroups of holders."""
+        before, self._looks = self._looks, {}
+        for suspect in suspects:
+            place = places.get(suspect.who)
+            reading = None if place is None else self._cgroups.read(place)
+            if place is None or reading is None:
+                continue
+            look = self._looks[suspect.who] = self._look(suspect, place, reading)
+            if (last := before.get(suspect.who)) is not None and last.at < look.at:
+                yield suspect.who, _compare(last, look)
+
+    def _look(self, suspect: Suspect, place: PurePosixPath, reading: CgroupReading) -> _Look:
+        procfs, at = self._procfs, self._clock.monotonic()
+        if procfs is None or not suspect.pids:
+            return _Look(at, reading, None, self._cgroups.list_pids(place), None)
+        stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
+        known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}
+        spinning = known if len(known) == len(stats) else None
+        return _Look(at, reading, spinning, self._cgroups.list_pids(place), _read_network(procfs, suspect.pids[0]))
+
+
+def _compare(last: _Look, now: _Look) -> HostProgress:
+    span_s = now.at - last.at
+    loaders: float | None = None
+    is_new: bool | None = None
+    if last.spinning is not None and now.spinning is not None:
+        if now.spinning.keys() - last.spinning.keys():
+            is_new = True
+        elif not last.spinning.keys() - now.spinning.keys():
+            spun_s = sum(now.spinning.values()) - sum(last.spinning.values())
+            loaders = max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s - spun_s) / span_s
+    if last.processes is not None and now.processes is not None:
+        is_new = bool(is_new or now.processes - last.processes)
+    return HostProgress(
+        last.at,
+        now.at,
+        loaders,
+        is_new,
+        _rate(last.cgroup.io_bytes, now.cgroup.io_bytes, span_s),
+        _rate(last.bytes, now.bytes, span_s),
+    )
+
+
+def _rate(last: float | None, now: float | None, span_s: float) -> float | None:
+    return None if last is None or now is None or now < last else (now - last) / span_s
+
+
+def _read_network(procfs: Procfs, pid: int) -> int | None:
+    """Bytes over all interfaces of the network namespace of a process; None if it is the host's, or unreadable.
+
+    Whether two processes share a namespace cannot be read without the right to trace them. So the counters of the
+    process are read between two readings of the host's: in the same namespace they lie between them.
+    """
+    first = _parse_network(procfs.text(HOST_PID, "net/dev"))
+    own = _parse_network(procfs.text(pid, "net/dev"))
+    second = _parse_network(procfs.text(HOST_PID, "net/dev"))
+    if first is None or own is None or second is None or not own:
+        return None
+    is_hosts = own.keys() == first.keys() and all(
+        first[name][way] <= own[name][way] <= second.get(name, own[name])[way] for name in own for way in (0, 1)
+    )
+    return None if is_hosts else sum(sum(each) for each in own.values())
+
+
+def _parse_network(text: str | None) -> Traffic | None:
+    """The table of /proc/PID/net/dev (proc_pid_net(5)): bytes received in the first column, sent in the ninth."""
+    if text is None:
+        return None
+    found: dict[str, tuple[int, int]] = {}
+    for line in text.splitlines()[2 : 2 + INTERFACES_MAX]:
+        name, colon, rest = line.rpartition(":")
+        fields = rest.split()
+        if not colon or len(fields) < 9:
+            return None
+        received, sent = whole(fields[0], WHOLE_MAX), whole(fields[8], WHOLE_MAX)
+        if received is None or sent is None:
+            return None
+        found[name.strip()] = (received, sent)
+    return found

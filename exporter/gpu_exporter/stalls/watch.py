@@ -1,0 +1,373 @@
+"""Whether one holder of one whole GPU spins: fully busy at a low and flat power, without any witness of progress.
+
+A run of such seconds is a stall after `stalls.after`. One witness of progress ends it. A witness that was never known
+lowers the confidence by a step; one that was known, and then not for `gap_max`, ends the run, since nobody could tell
+whether it would have shown progress. Sources of the rule, and what else looks the same: docs/stalls.md.
+
+Pure: no clock, no lock, no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpu_exporter.defaults import Stalls
+from gpu_exporter.model.readings import Effort, HostProgress, Span
+from gpu_exporter.model.views import Spin
+from gpu_exporter.stalls.floor import BoardFloor
+from gpu_exporter.stalls.power import PowerStep, PowerSteps, Spread
+from gpu_exporter.stalls.rules import MINUTE_S, NO_NVLINK, resting_power
+from gpu_exporter.stalls.work import WorkHistory
+
+# How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
+GRACE_S = 150.0
+POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
+LOADERS, PROCESSES, DISK, NETWORK = "CPU of the loaders", "new processes", "disk", "network"
+PROGRESS = (MEMORY, PCIE, NVLINK, LOADERS, PROCESSES, DISK, NETWORK)
+UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
+PUBLISHED = ("medium", "high")
+STEPS = ("none", "low", "medium", "high")
+
+
+@dataclass(slots=True)
+class _Run:
+    """`begin`: of the run, in monotonic seconds. `known_s`: how much of it is known. `since`: by witness, since when it
+    has been known without a gap. `limit_w`: the power limit in force.
+    """
+
+    begin: float
+    steps: Spread
+    sms: Spread
+    known_s: float = 0.0
+    until: float = 0.0
+    memory_bytes: float | None = None
+    limit_w: float | None = None
+    minute_s: float = 0.0
+    minute_busy_s: float = 0.0
+    traffic: float = 0.0
+    since: dict[str, float] = field(default_factory=dict)
+
+
+class SpinMemory(NamedTuple):
+    """What an earlier process knew of a run; the holder's account keeps it. Times as in _Run."""
+
+    begin: float
+    until: float
+    known_s: float
+    all_known: bool
+
+
+class SpinWatch:
+    """Watches one holder. Readings come in the order of time."""
+
+    def __init__(self, rules: Stalls, product: str, floor: BoardFloor, work: WorkHistory) -> None:
+        """`product`: NVML's name of the board. `floor`: of the board, shared with its earlier holders."""
+        self._rules = rules
+        self._has_nvlink = NO_NVLINK.search(product) is None
+        self._table_w = resting_power(product)
+        self._floor = floor
+        self.work = work
+        self._steps = PowerSteps()
+        self._run: _Run | None = None
+        self._last: dict[str, float] = {}  # by witness, when it was last known
+        self._not_before = float("-inf")
+        self._default_w: float | None = None
+        self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
+        self.unknown = "no reading yet"
+        """why nothing can be said, "" if a run may begin"""
+        self.ended_by = ""
+        """what ended the last run, or keeps one from beginning"""
+        self.is_armed = False
+        """whether this process has seen the GPU do anything else: a start of the exporter begins no run"""
+
+    @property
+    def begin(self) -> float | None:
+        """Since when the present run lasts, None without a run."""
+        return self._run.begin if self._run is not None else None
+
+    @property
+    def known_s(self) -> float:
+        """Known seconds of the present run, 0 without a run."""
+        return self._run.known_s if self._run is not None else 0.0
+
+    @property
+    def is_stall(self) -> bool:
+        """Whether the run is long and certain enough to be published as a stall."""
+        run = self._run
+        if run is None or run.known_s < self._rules.after:
+            return False
+        return self._judge_confidence(run, self._unknown_witnesses(run))[0] in PUBLISHED
+
+    @property
+    def may_be_stall(self) -> bool:
+        """Whether the run is a stall, or too young to tell."""
+        run = self._run
+        return run is not None and (run.known_s < self._rules.after or self.is_stall)
+
+    def remember(self) -> SpinMemory | None:
+        """What a later process needs to continue the run, None without a run."""
+        run = self._run
+        if run is None:
+            return None
+        return SpinMemory(run.begin, run.until, run.known_s, not self._unknown_witnesses(run))
+
+    def resume(self, memory: SpinMemory, at: float) -> bool:
+        """Continue the run of an earlier process, if no more than `gap_max` has passed. Whether it goes on."""
+        if at - memory.until > self._rules.gap_max:
+            return False
+        self._run = self._new_run(memory.begin)
+        self._run.known_s, self._run.until = memory.known_s, memory.until
+        if memory.all_known:
+            self._run.since = dict.fromkeys((*PROGRESS, SM), memory.begin)
+        return True
+
+    def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
+        """Take one reading. `spans`: the known utilization since the last one."""
+        step = self._steps.add(effort, spans)
+        if effort.default_limit_w is not None:
+            self._default_w = effort.default_limit_w
+        self.unknown = self._why_unknown(contradiction)
+        if step is not None:
+            self._learn(step)
+        if self.unknown:
+            self._end(effort.end, self.unknown)
+            return
+        seen = self._find_progress(effort)
+        if seen:
+            self.is_armed = True
+            self._end(effort.end, seen)
+        for span in spans:
+            self._take(span)
+        if self._run is None:
+            return
+        if step is not None and (seen := self._judge_power(self._run, step)):
+            self.is_armed = True
+            self._end(effort.end, seen)
+            return
+        missing = self._find_missing(effort.end)
+        if missing:
+            self._end(effort.end, missing)
+
+    def hear(self, host: HostProgress) -> None:
+        """Take what the holder did beside its GPUs."""
+        rules, seen = self._rules, ""
+        known = {
+            LOADERS: host.loaders_cores,
+            PROCESSES: host.new_process,
+            DISK: host.disk,
+            NETWORK: host.network,
+        }
+        self._note((name for name, value in known.items() if value is not None), host.start, host.end)
+        if (host.loaders_cores or 0.0) >= rules.loaders_max:
+            seen = f"its other processes use {host.loaders_cores:.2f} cores"
+        elif host.new_process:
+            seen = "a process started"
+        else:
+            for name in (DISK, NETWORK):
+                rate = known[name]
+                if rate is not None and rate >= rules.host_bytes_max:
+                    seen = f"{rate / 1e6:.1f} MB/s over its {name}"
+        if seen:
+            self._end(host.end, seen)
+
+    def report(self) -> Spin:
+        """The present run, as it is published."""
+        run, rules = self._run, self._rules
+        if run is None:
+            return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by)
+        unknown = self._unknown_witnesses(run)
+        confidence, doubts = self._judge_confidence(run, unknown)
+        power_w = run.steps.mean()
+        floor_w, limit_w = self._floor_w(), self._default_w
+        facts = ["100 % busy"]
+        if power_w is not None and floor_w is not None and limit_w is not None:
+            facts.append(f"at {power_w:.0f} W, flat within {run.steps.width():.0f} W (at rest {floor_w:.0f} W")
+            median_w = self.work.median_w()
+            facts[-1] += f", at work {median_w:.0f} W)" if self._has_worked() and median_w else ")"
+        if (sm := run.sms.mean()) is not None:
+            facts.append(f"{sm:.0%} of the SMs and no arithmetic")
+        quiet = [name for name in self._required() if name not in unknown]
+        if quiet:
+            facts.append(f"no progress by {', '.join(quiet)}")
+        return Spin(
+            run.known_s,
+            confidence if run.known_s >= rules.after else "none",
+            evidence="; ".join(facts),
+            against="; ".join(doubts),
+            all_known=not unknown,
+        )
+
+    def _new_run(self, begin: float) -> _Run:
+        return _Run(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
+
+    def _end(self, at: float, why: str) -> None:
+        self._run = None
+        self._not_before = max(self._not_before, at)
+        self.ended_by = why
+
+    def _why_unknown(self, contradiction: str) -> str:
+        if contradiction:
+            return contradiction
+        if self._default_w is None:
+            return "the board reports no default power limit"
+        if self._default_w <= self._rules.small_board_watts:
+            return f"the board's limit is {self._default_w:.0f} W: its power tells work and waiting not apart"
+        return UNKNOWN_FLOOR if self._floor_w() is None else ""
+
+    def _floor_w(self) -> float | None:
+        return self._floor.seen_w if self._floor.seen_w is not None else self._table_w
+
+    def _share(self, ratio: float) -> float:
+        """Watts at this share of the way from rest to the default limit. Both must be known."""
+        floor_w, limit_w = self._floor_w(), self._default_w
+        assert floor_w is not None and limit_w is not None
+        return floor_w + ratio * (limit_w - floor_w)
+
+    def _learn(self, step: PowerStep) -> None:
+        """What a step shows of rest and of work."""
+        if step.ratios == (0.0, 0.0):
+            self._floor.learn(step.power_w)
+            return
+        if step.ratios is None or self._floor_w() is None or self._default_w is None:
+            return
+        if step.power_w > self._share(self._rules.work_ratio):
+            self.work.add(step.power_w, step.end - step.start, self._default_w)
+
+    def _has_worked(self) -> bool:
+        return self.work.total_s >= self._rules.work_min
+
+    def _highest_power(self, effort: Effort) -> float:
+        """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
+        must speak for itself, as without SM data.
+        """
+        if effort.sm is not None and effort.sm >= self._rules.sm_min and effort.pipes is not None:
+            return self._share(self._rules.low_ratio)
+        alone_w = self._share(self._rules.low_alone_ratio)
+        median_w = self.work.median_w()
+        return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
+
+    def _find_progress(self, effort: Effort) -> str:
+        """The witness of this reading that shows progress, or that the power is not low; "" if there is none."""
+        rules = self._rules
+        known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
+        self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
+        if effort.sm is not None and effort.pipes is not None:
+            self._note([SM], effort.start, effort.end)
+        if effort.pipes is not None and effort.pipes >= rules.pipe_max:
+            return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
+        for name in (PCIE, NVLINK):
+            rate = known[name]
+            if rate is not None and rate >= rules.traffic_max:
+                return f"{rate / 1e6:.0f} MB/s over {name}"
+        self._highest_w = self._highest_power(effort)
+        # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
+        watts = [value for value in (effort.power_w, effort.reading_w) if value is not None]
+        if effort.power_w is not None:
+            self._note([POWER], effort.start, effort.end)
+        if watts and min(watts) > self._highest_w:
+            return f"{min(watts):.0f} W is above {self._highest_w:.0f} W"
+        run = self._run
+        if run is None:
+            return ""
+        if effort.memory_bytes is not None:
+            if run.memory_bytes not in (None, effort.memory_bytes):
+                return "its memory on the GPU changed"
+            run.memory_bytes = effort.memory_bytes
+        if effort.limit_w is not None:
+            if run.limit_w is not None and abs(run.limit_w - effort.limit_w) > 1.0:
+                return "the power limit was changed"
+            run.limit_w = effort.limit_w
+        if effort.sm is not None:
+            run.sms.add(effort.end, effort.sm)
+            if run.sms.width() > rules.sm_flat:
+                return f"the SM activity changes by {run.sms.width():.1%}"
+        return ""
+
+    def _take(self, span: Span) -> None:
+        """Take the utilization of some seconds into the run, begin one, or end it."""
+        rules, run = self._rules, self._run
+        if span.end <= span.start or span.end <= self._not_before:
+            return
+        if span.ratio < rules.utilization_min:
+            self.is_armed = True
+            self._end(span.end, f"utilization {span.ratio:.0%}")
+            return
+        if run is None:
+            if POWER not in self._last:
+                self.ended_by = "the board has no energy counter"
+                return
+            if not self.is_armed:
+                self.ended_by = "the exporter has not seen this GPU do anything else since its start"
+                return
+            run = self._run = self._new_run(max(span.start, self._not_before))
+        gap_s = span.start - max(run.until, run.begin)
+        if gap_s > rules.gap_max:
+            self._end(span.start, f"the utilization of {gap_s:.0f} s is not known")
+            return
+        length_s = span.end - max(span.start, run.until)
+        if length_s <= 0.0:
+            return
+        run.until = span.end
+        run.known_s += length_s
+        run.minute_s += length_s
+        run.minute_busy_s += length_s * span.ratio
+        if run.minute_s >= MINUTE_S:
+            mean = run.minute_busy_s / run.minute_s
+            run.minute_s = run.minute_busy_s = 0.0
+            if mean < rules.utilization_mean:
+                self._end(span.end, f"mean utilization {mean:.1%} over a minute")
+
+    def _judge_power(self, run: _Run, step: PowerStep) -> str:
+        """Why the power of this step is not that of a spin, "" if it is."""
+        if step.start < run.begin:
+            return ""  # a part of the step is before the run
+        assert self._default_w is not None
+        if step.power_w > self._highest_w:
+            return f"{step.power_w:.0f} W is above {self._highest_w:.0f} W"
+        run.steps.add(step.end, step.power_w)
+        widest_w = max(self._rules.flat_watts, self._rules.flat_ratio * self._default_w)
+        if run.steps.width() > widest_w:
+            return f"the power changes by {run.steps.width():.0f} W"
+        return ""
+
+    def _note(self, names: Iterable[str], start: float, end: float) -> None:
+        """Note that these witnesses are known over (start, end]."""
+        for name in names:
+            if self._run is not None and name not in self._run.since:
+                self._run.since[name] = start
+            self._last[name] = end
+
+    def _find_missing(self, at: float) -> str:
+        """A witness that was known before, and has not been known for `gap_max`; "" if there is none."""
+        for name, last in self._last.items():
+            if at - last > self._rules.gap_max:
+                return f"{name} was known before, but has not been read for {at - last:.0f} s"
+        return ""
+
+    def _required(self) -> tuple[str, ...]:
+        return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
+
+    def _unknown_witnesses(self, run: _Run) -> tuple[str, ...]:
+        """The witnesses of progress that do not cover the run from its first minutes on."""
+        latest = run.begin + GRACE_S
+        return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
+
+    def _judge_confidence(self, run: _Run, unknown: Sequence[str]) -> tuple[str, list[str]]:
+        """The confidence that the holder is stalled if the run lasts, and what speaks against it."""
+        doubts: list[str] = []
+        sm = run.sms.mean()
+        if sm is not None and SM in self._last and sm >= self._rules.sm_min:
+            step = STEPS.index("high")
+        elif self._has_worked():
+            step = STEPS.index("medium")
+            doubts.append("power alone shows it" if sm is None else f"only {sm:.1%} of the SMs have work")
+        else:
+            step = STEPS.index("low")
+            doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")
+        if unknown:
+            step = max(STEPS.index("low"), step - 1)
+            doubts.append(f"not known: {', '.join(unknown)}")
+        return STEPS[step], doubts

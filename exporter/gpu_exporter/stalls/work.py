@@ -1,0 +1,34 @@
+"""How much power a holder draws when it works, as a histogram: weeks of work take some hundred numbers."""
+
+from __future__ import annotations
+
+from array import array
+
+BINS = 100
+BIN_RATIO = 0.02  # of the default limit; boards may draw up to twice the limit for a moment
+
+
+class WorkHistory:
+    """Seconds by power, in bins of a share of the default limit."""
+
+    def __init__(self) -> None:
+        self._seconds = array("d", bytes(8 * BINS))
+        self._bin_w = 0.0
+        self.total_s = 0.0
+
+    def add(self, power_w: float, seconds: float, limit_w: float) -> None:
+        if self._bin_w == 0.0:
+            self._bin_w = BIN_RATIO * limit_w  # the maker's limit does not change
+        self._seconds[min(BINS - 1, max(0, int(power_w / self._bin_w)))] += seconds
+        self.total_s += seconds
+
+    def median_w(self) -> float | None:
+        """The lower edge of the bin with the median: a lower median accuses less. None before any work."""
+        if self.total_s <= 0.0:
+            return None
+        passed_s = 0.0
+        for place, seconds in enumerate(self._seconds):
+            passed_s += seconds
+            if passed_s >= self.total_s / 2:
+                return place * self._bin_w
+        return None
