@@ -296,7 +296,10 @@ def test_rows_with_nan_are_ignored() -> None:
         ),
         ('{"status": "error", "error": "bad\\u001b[31m\\nquery"}', "query failed: bad.{2}31m.query: up$"),
         ('{"status": "error", "error": "bad query"}', "query failed: bad query"),
-        ('{"status": "success", "data": {"resultType": "matrix", "result": []}}', "expected a vector, not a matrix"),
+        (
+            '{"status": "success", "data": {"resultType": "matrix", "result": []}}',
+            "the source returned a matrix instead of a vector",
+        ),
         (
             '{"status": "success", "warnings": ["x"], "data": {"resultType": "vector", "result": []}}',
             "the answer is partial",

@@ -266,6 +266,16 @@ def named_holder(text: str) -> HolderName | None:
     return HolderName("kubernetes", place, name) if slash else None
 
 
+def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
+    """Raises EvidenceError if an answer is about several clusters: one pod name may exist in each of them.
+
+    `clusters`: values of the label, "" for none. `what`: the start of the error, such as "the source returned series".
+    """
+    if len(clusters) > 1:
+        names = ", ".join(repr(each) if each else "no label cluster" for each in sorted(clusters))
+        raise EvidenceError(f"{what} of several clusters ({names}): select one with {setting}")
+
+
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
     """Raise EvidenceError when Prometheus has replaced the exporter's pod labels by its own.
 
