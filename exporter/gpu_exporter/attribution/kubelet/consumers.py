@@ -43,8 +43,9 @@ def parse_monitor(text: str) -> Monitor:
     namespace, slash, pod = text.partition("/")
     if not (slash and pod and NAMESPACE.fullmatch(namespace)):
         raise ValueError(
-            f"--attribution.monitor: {text!r} is not NAMESPACE/POD, with the namespace's full name and a regular "
-            "expression for the pod's, e.g. gpu-operator/nvidia-dcgm-exporter-.*"
+            f"--attribution.monitor: {text!r}: expected NAMESPACE/POD. NAMESPACE is the full name of the namespace, "
+            "POD is a regular expression that matches the whole name of the pod, e.g. "
+            "gpu-operator/nvidia-dcgm-exporter-.*"
         )
     try:
         return Monitor(namespace, re.compile(pod))

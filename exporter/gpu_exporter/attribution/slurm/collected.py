@@ -30,7 +30,10 @@ class Collected:
         Raises ValueError for an invalid NodeName.
         """
         if not NODE_NAME.fullmatch(node):
-            raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
+            raise ValueError(
+                f"{node!r} is not a valid NodeName (letters, digits, '.', '_' and '-'; the first is a letter or a "
+                "digit; at most 255): set --attribution.slurm.node"
+            )
         self._is_remote = place.startswith(("http://", "https://"))
         self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")
         self._shown = shorten(self._place) if self._is_remote else self._place
