@@ -47,7 +47,14 @@ ALLOWED = {
     "config": {"defaults", "durations"},
     "devices": {"model", "clock", "shares", "files", "vendor"},
     "collectors": {"model", "devices", "shares"},
-    "sampling": {"model", "clock", "devices", "collectors", "threads", "plain"},  # plain: the text for a bug of the exporter
+    "sampling": {
+        "model",
+        "clock",
+        "devices",
+        "collectors",
+        "threads",
+        "plain",  # the text for a bug of the exporter
+    },
     "ledger": {"model", "files", "shares"},
     "fetch": {"plain", "threads"},
     "attribution": {

@@ -45,7 +45,7 @@ class StaticSource:
         except (OSError, yaml.YAMLError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
         except RecursionError as exc:
-            raise SourceError(f"{self._path}: nested too deeply for a list of entries") from exc
+            raise SourceError(f"{self._path}: the file is nested too deeply; it must be a list of entries") from exc
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:

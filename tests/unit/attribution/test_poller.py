@@ -347,7 +347,7 @@ def test_the_error_of_a_static_file_names_the_fault(data: object, error: str) ->
 def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("[" * 5000, encoding="utf-8")
-    with pytest.raises(SourceError, match="holders.yaml: nested too deeply for a list of entries"):
+    with pytest.raises(SourceError, match="holders.yaml: the file is nested too deeply; it must be a list of entries"):
         StaticSource(path).poll()
     doubled = "".join(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
     path.write_text(f"- &a0 [x]\n{doubled}- {{uuid: GPU-0, job: *a19}}\n", encoding="utf-8")

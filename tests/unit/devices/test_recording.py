@@ -182,11 +182,11 @@ def test_uuids_are_hashed_on_request_and_remain_distinct(tmp_path: Path, clock: 
         ('{head}\n{"call": "a"}\n', "x.rec.gz:2: the line is malformed (KeyError: 'device'): record again"),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[],"answer":[0],"answers":[["ok",1]]}\n',
-            "x.rec.gz:2: times and answers differ in number",
+            "x.rec.gz:2: the line is malformed (times and answers differ in number): record again",
         ),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[3],"answers":[["ok",1]]}\n',
-            "x.rec.gz:2: an answer is missing",
+            "x.rec.gz:2: the line is malformed (an answer is missing): record again",
         ),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[0],"answers":[["maybe",1]]}\n',

@@ -54,10 +54,11 @@ class Collected:
         age_s = self._clock.wall() - picture.asked_wall
         if age_s < -AHEAD_MAX_S:
             raise SourceError(
-                f"{self._shown}: from {-age_s:.0f} s in the future: check that the clocks of the nodes agree"
+                f"{self._shown}: the answer is dated {-age_s:.0f} s in the future: check that the clocks of the "
+                "nodes agree"
             )
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
-            raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
+            raise SourceError(f"{self._shown}: the answer is {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)
         return SlurmSnapshot(
             asked,

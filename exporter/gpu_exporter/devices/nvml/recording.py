@@ -294,13 +294,13 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
             )
         wall, duration_s = float(header["wall"]), float(header["duration_s"])
         answers: dict[Question, Answers] = {}
-        for number, line in enumerate(lines[1:], start=2):
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 -- an error names the line
             entry = json.loads(line)
             question = (str(entry["call"]), str(entry["device"]), _frozen(entry["arguments"]))
             if not len(entry["s"]) == len(entry["us"]) == len(entry["answer"]) > 0:
-                raise RecordingError(f"{path}:{number}: times and answers differ in number")
+                raise ValueError("times and answers differ in number")
             if not all(0 <= chosen < len(entry["answers"]) for chosen in entry["answer"]):
-                raise RecordingError(f"{path}:{number}: an answer is missing")
+                raise ValueError("an answer is missing")
             answers[question] = Answers(
                 [float(s) for s in entry["s"]], entry["us"], entry["answer"], [_value(v) for v in entry["answers"]]
             )

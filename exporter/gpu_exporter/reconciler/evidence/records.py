@@ -284,7 +284,8 @@ def refuse_renamed(labels: Iterable[str], where: str) -> None:
     found = sorted(set(RENAMED_LABELS).intersection(labels))
     if found:
         raise EvidenceError(
-            f"{where}: the series have {' and '.join(found)}, so pod and namespace on them are not the holder's; "
-            "nothing is decided; set honorLabels: true in the PodMonitor (honor_labels in the scrape configuration), "
-            "and use a Prometheus that does not override it (overrideHonorLabels, enforcedNamespaceLabel)"
+            f"{where}: the series have {' and '.join(found)}, so their labels pod and namespace name the exporter's "
+            "pod, not the holder. The reconciler makes no decisions: set honorLabels: true in the PodMonitor "
+            "(honor_labels in the scrape configuration), and use a Prometheus that does not override it "
+            "(overrideHonorLabels, enforcedNamespaceLabel)"
         )
