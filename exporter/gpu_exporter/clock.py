@@ -45,8 +45,8 @@ class CompressedClock:
     """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only."""
 
     def __init__(self, speed: float) -> None:
-        if speed <= 0:
-            raise ValueError(f"clock: speed must be above 0, not {speed!r}")
+        if not speed > 0:
+            raise ValueError(f"--speed {speed:g}: must be above 0")
         self.speed = speed
         self._monotonic_start = time.monotonic()
         self._wall_start = time.time()

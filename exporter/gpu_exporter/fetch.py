@@ -119,7 +119,10 @@ class _SamePlace(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         target = urlsplit(answer[-1])
         if (target.scheme, target.netloc) != urlsplit(req.full_url)[:2]:
-            raise FetchError(f"{shorten(req.full_url)}: redirects to another server, which is not followed")
+            raise FetchError(
+                f"{shorten(req.full_url)}: the server redirects to another server, and the redirect is not followed: "
+                "set the final address"
+            )
         return super().redirect_request(req, *answer)
 
 

@@ -35,6 +35,11 @@ def shorten(text: str, most: int) -> str:
     return f"{text[: most - DIGEST - 1]}~{digest}"
 
 
+def describe_bug(exc: BaseException) -> str:
+    """An exception that only a bug of the exporter can raise, for people. Its traceback must be in the log."""
+    return f"internal error ({type(exc).__name__}: {exc}): report it with the traceback in the log"
+
+
 def utc(wall: float) -> datetime:
     """Unix seconds as a date; a value out of range, from a wrong clock or peer, becomes the nearest valid date."""
     return datetime.fromtimestamp(0.0 if math.isnan(wall) else min(max(wall, 0.0), LAST_WALL), timezone.utc)

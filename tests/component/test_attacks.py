@@ -312,7 +312,7 @@ def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None
     head = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
     code, text, _, _ = run_dry(Peer(head, iter([])))
     assert code == 3
-    assert "redirects to another server, which is not followed" in text
+    assert "redirects to another server, and the redirect is not followed" in text
     seen[ORDER[8]] = "status 3: the redirect is not followed"
 
 
@@ -443,7 +443,7 @@ def test_activity_is_known_soon_after_a_clock_jump(
     running, port = start(host=host)
     wait_for(lambda: observed_s(port) > 0, "a first second")
     host.step(3600)
-    wait_for(lambda: "the wall clock was stepped by +3600 s" in running.log() or None, "the log")
+    wait_for(lambda: "the wall clock jumped by +3600 s" in running.log() or None, "the log")
     before, began = observed_s(port), time.monotonic()
     wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
     took = time.monotonic() - began

@@ -36,7 +36,7 @@ ORDER = [
     "a call hangs on one GPU",
     "a call hangs on all GPUs",
     "a call fails on all GPUs",
-    "no call is answered (device access revoked)",
+    "one GPU answers no call (access to its device revoked)",
     "no permission for a call",
     "a call about a GPU's identity fails",
     "GPU asks for a reset and answers",
@@ -343,10 +343,10 @@ def test_a_gpu_that_answers_no_call_is_down(rig: Rig, matrix: FaultTable) -> Non
     assert done.returncode == 3
     assert "`systemctl daemon-reload` on the host may have revoked its devices" in done.stderr
     matrix.add(
-        "no call is answered (device access revoked)",
+        "one GPU answers no call (access to its device revoked)",
         LOST,
         OTHERS,
-        "errors by call; log and page: no call is answered",
+        "errors by call; log and page: no call is answered, with the GPU",
         "when calls are answered, automatically; a container without its devices must be recreated, as the log says",
     )
 
@@ -795,7 +795,8 @@ def test_failed_state_writes_are_reported_and_counted_until_they_succeed(rig: Ri
     last = stopped.one(written)
     assert last is not None
     (warning,) = json.loads(fetch(f"{url}/api/v1/status") or "")["warnings"]
-    assert warning.startswith(f"{rig.directory / 'state' / 'state'}: cannot be written (File too large); counters stop")
+    path = rig.directory / "state" / "state"
+    assert warning.startswith(f"{path}: the state file cannot be written (File too large). Counters stop")
     assert warning in (fetch(f"{url}/") or "")
 
     def stays_stopped(seen: Seen) -> None:

@@ -621,7 +621,9 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         allowed = (*command, f"--kubernetes.kubeconfig={reader}")
         done = run_exporter(*allowed)
         assert (done.returncode, LABEL in done.stdout) == (4, False), "what surrounds pods is not known"
-        assert f"not seen: the surroundings of pods in {bench.namespace} cannot be read: " in done.stderr
+        assert (
+            f"the evidence is incomplete: the surroundings of pods in {bench.namespace} cannot be read: " in done.stderr
+        )
         assert "status 403" in done.stderr
         rbac.create_cluster_role(role)
         subject = {"kind": "User", "name": "reader", "apiGroup": "rbac.authorization.k8s.io"}

@@ -196,7 +196,7 @@ def test_an_owner_counts_as_warned_once_notified_and_while_the_alert_is_not_sile
     assert set(asks.read_warnings(ALL)) == {A}, (
         "if this site's alerts name no cluster, alerts with a cluster belong to another site"
     )
-    with pytest.raises(EvidenceError, match=r"clusters \['a', 'b'\] in one answer: choose one with --alertmanager"):
+    with pytest.raises(EvidenceError, match=r"alerts of several clusters \('a', 'b'\): select one with --alertmanager"):
         asks.read_warnings([B])
     assert set(proofs(servers, filters=('cluster="b"',)).read_warnings(ALL)) == {B}
 

@@ -78,7 +78,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
 
     node.pass_skew()
     answer = node.edit(REVERSED)
-    assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
+    assert "lists the GPUs in another order than at the start of slurmd: restart slurmd" in answer.problem
     node.pass_skew()
     second = slurm.submit("--gres=gpu:1")
     assert node.held() == {first: old[0], second: ""}

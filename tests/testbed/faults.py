@@ -136,8 +136,11 @@ class Rig:
 HEADER = """# What happens when something breaks
 
 Written by `tests/component/test_faults.py`, which causes each fault on a running exporter and observes it from outside.
-A fake NVML library in C replaces the driver. {count} GPUs; a fault affects GPU 3, unless the row says all. A test run
-compares.
+A fake NVML library in C replaces the driver. The node has {count} GPUs. A fault of one GPU affects GPU 3. Rows with
+"8 fresh" are about a ninth GPU. Every run of all tests compares this table with the observed behaviour.
+
+In the columns about GPUs, *fresh* means that current values are published, *nothing* that no series is published, and *the
+same* that the other GPUs show the same as the GPU in question.
 
 In every row: the process keeps running, unless the row says otherwise. Each scrape is answered, within 10 ms if nothing
 else runs on the machine. No value from before the fault is published as present. No time of the fault counts as idle.

@@ -12,6 +12,7 @@ from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model.holders import Grant, SourceStatus
+from gpu_exporter.plain import describe_bug
 from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
@@ -150,8 +151,7 @@ class Poller:
             self._note(name, memory, str(answer))
             return
         if isinstance(answer, Exception):
-            log.debug("attribution %s", name, exc_info=answer)
-            self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
+            self._note(name, memory, describe_bug(answer), bug=answer)
             return
         if len(answer.grants) > GRANTS_MAX:
             self._note(
@@ -176,11 +176,14 @@ class Poller:
         memory.missed += answer.missed
 
     @staticmethod
-    def _note(name: str, memory: _Memory, problem: str) -> None:
-        """Log a problem when it changes, not at every poll. An answer with a problem still counts as an answer."""
+    def _note(name: str, memory: _Memory, problem: str, bug: Exception | None = None) -> None:
+        """Log a problem when it changes, not at every poll. An answer with a problem still counts as an answer.
+
+        `bug`: the exception whose traceback is logged.
+        """
         if problem != memory.error:
             if problem:
-                log.warning("attribution %s: %s", name, problem)
+                log.warning("attribution %s: %s", name, problem, exc_info=bug)
             else:
                 log.info("attribution %s: answers again", name)
         memory.error = problem

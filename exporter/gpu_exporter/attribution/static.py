@@ -45,7 +45,7 @@ class StaticSource:
         except (OSError, yaml.YAMLError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
         except RecursionError as exc:
-            raise SourceError(f"{self._path}: nested too deeply for a list of entries") from exc
+            raise SourceError(f"{self._path}: the file is nested too deeply; it must be a list of entries") from exc
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
@@ -77,7 +77,7 @@ def parse_static(data: object) -> list[Grant]:
             raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
         for key in TEXT_KEYS:  # with YAML anchors, str() of nested lists may need more memory than the host has
             if not isinstance(entry.get(key, ""), (str, int)):
-                raise ValueError(f"[{position}]: {key}: expected a text, not {type(entry[key]).__name__}")
+                raise ValueError(f"[{position}]: {key}: expected a string, not {type(entry[key]).__name__}")
         texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
         if not texts["uuid"] or bool(texts["pod"]) == bool(texts["job"]):
             raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")

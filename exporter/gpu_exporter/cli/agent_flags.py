@@ -295,7 +295,7 @@ def add_daemon_flags(parser: Parser) -> None:
         type=duration,
         default="60s",
         help="time between two writes of that file (default 60s)",
-        more="At most 60s, since evidence counts as fresh for four intervals.",
+        more="At most 60s: the reconciler accepts a sample until it is four intervals old.",
     )
     parser.flag(
         "--driver.changed",

@@ -178,7 +178,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """An invalid combination of flags is an error. It is never ignored."""
     explains = bool(options.explain or options.gpu)
     if options.apply and explains:
-        parser.error("--explain and --gpu write nothing: leave --apply out")
+        parser.error("--apply cannot be combined with --explain or --gpu, which write nothing")
     if (options.explain and options.gpu) or (options.at is not None and not explains):
         parser.error("name either a holder (--explain) or a GPU (--gpu); --at requires one of them")
     if options.collector and (not options.address or options.once or options.remove_all):

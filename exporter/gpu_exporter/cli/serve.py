@@ -79,7 +79,10 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.textfile is not None and options.textfile.suffix != ".prom":
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
-        parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
+        parser.error(
+            f"--textfile.interval {options.textfile_interval:g}s: the maximum is 60s. The reconciler accepts a sample "
+            "until it is four intervals old, which is 4 min at 60s"
+        )
     if not options.telemetry_path.startswith("/"):
         parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
     check_files(parser, options)

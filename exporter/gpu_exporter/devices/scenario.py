@@ -186,6 +186,12 @@ class _Reader:
     def take(self, key: str, default: object = None) -> object:
         return self._data.pop(key, default)
 
+    def _need(self, key: str, default: object) -> object:
+        """As `take`. A missing key without a default is an error."""
+        if default is None and key not in self._data:
+            raise ScenarioError(f"{self.place}: {key} is missing")
+        return self.take(key, default)
+
     def entries(self, key: str) -> list[object]:
         value = self.take(key, [])
         if not isinstance(value, list):
@@ -193,7 +199,7 @@ class _Reader:
         return value
 
     def number(self, key: str, default: float | None = None, *, maximum: float = FOREVER) -> float:
-        value = self.take(key, default)
+        value = self._need(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ScenarioError(f"{self.place}.{key}: expected a number, not {value!r}")
         if not 0 <= value <= maximum:
@@ -201,9 +207,9 @@ class _Reader:
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self.take(key, default)
+        value = self._need(key, default)
         if not isinstance(value, str):
-            raise ScenarioError(f"{self.place}.{key}: expected a text, not {value!r}")
+            raise ScenarioError(f"{self.place}.{key}: expected a string, not {value!r}")
         return value
 
     def finish(self) -> None:

@@ -47,6 +47,7 @@ class StateKeeper:
     def warn(self, error: str) -> str:
         """The effect of a state file that cannot be written, and the remedy."""
         return (
-            f"{self._state.path}: cannot be written ({error}); counters stop increasing until it can: "
-            f"free space in {self._state.path.parent}, or start with another --state.directory"
+            f"{self._state.path}: the state file cannot be written ({error}). Counters stop increasing until a write "
+            f"succeeds: free space in {self._state.path.parent}, make it writable, or start with another "
+            "--state.directory"
         )

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.plain import describe_bug
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
@@ -129,7 +130,7 @@ class ReconcileCycle:
             return "; ".join(self._run())
         except Exception as exc:
             log.exception("internal error: this cycle decides nothing")
-            return f"unforeseen {type(exc).__name__}: {exc}"
+            return describe_bug(exc)
 
     def _run(self) -> list[str]:
         self._failed = 0
@@ -186,7 +187,7 @@ class ReconcileCycle:
             return []
         except Exception as exc:  # a fault of the reconciler must not leave marks in place
             log.exception("internal error in the decision: this cycle sets no new marks")
-            problems.append(f"unforeseen {type(exc).__name__}: {exc}")
+            problems.append(describe_bug(exc))
             return []
         for decision in decisions:
             if decision.label and decision.name.scheduler not in self._markers:

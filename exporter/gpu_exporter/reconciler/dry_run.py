@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.plain import describe_bug
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
@@ -46,17 +47,17 @@ class DryRun:
         try:
             problem = self._run()
             if problem and problem != self._last_problem:
-                log.warning("not seen: %s", problem)
+                log.warning("dry run: the evidence is incomplete: %s", problem)
         except EvidenceError as exc:
             problem = str(exc)
             if problem != self._last_problem:
-                log.warning("nothing decided: %s", problem)
+                log.warning("dry run: the reconciler made no decisions in this cycle: %s", problem)
             if self._clock.monotonic() - self._last_good > self._policy.unsupported_max:
                 self._log(self._tracker.changes([]))
         except Exception as exc:
-            problem = f"unforeseen {type(exc).__name__}: {exc}"
+            problem = describe_bug(exc)
             if problem != self._last_problem:
-                log.exception("nothing decided: unforeseen")
+                log.exception("dry run: internal error: the reconciler made no decisions in this cycle")
         self._last_problem = problem
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from gpu_exporter.plain import utc
+from gpu_exporter.plain import describe_bug, utc
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surveyor
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, title
@@ -130,8 +130,8 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
     except (MarkError, Refused, EvidenceError):
         raise
     except Exception as exc:
-        log.exception("unforeseen")
-        raise MarkError("error", f"unforeseen {type(exc).__name__}: {exc}") from exc
+        log.exception("internal error in a step for one object; other objects are not affected")
+        raise MarkError("error", describe_bug(exc)) from exc
 
 
 def timestamp(wall: float) -> str:

@@ -139,7 +139,7 @@ class Record:
         """
         self._load()
         if not self._is_loaded:
-            raise MarkError("error", f"the record cannot be read: {self._trouble}")
+            raise MarkError("error", f"the record of earlier decisions cannot be read: {self._trouble}")
         if entry.ident in self._acts:
             return
         self._count(Account(*entry.record), ACTED)
@@ -170,7 +170,7 @@ class Record:
     def why_not(self, account: Account, settings: Actions) -> Held | PolicyStanding:
         """Why the record of a policy, class and tenant allows no act yet; else the record."""
         if not self._is_loaded:
-            return Held("proof", f"the record cannot be read: {self._trouble}")
+            return Held("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
         since = self._clock.wall() - settings.shadow_for
         present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
@@ -232,7 +232,7 @@ class Record:
         except MarkError as exc:
             trouble = str(exc)
         if trouble and trouble != self._trouble:
-            log.warning("the record of decisions cannot be read, so no decision is counted: %s", trouble)
+            log.warning("the record of earlier decisions cannot be read, so no decision is counted: %s", trouble)
         self._trouble = trouble
 
     def _save(self) -> None:

@@ -18,6 +18,7 @@ from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.plain import describe_bug
 
 log = logging.getLogger(__name__)
 RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP reopens it"
@@ -164,7 +165,7 @@ class Driver:
 
     def _note_failure(self, exc: Exception) -> None:
         known = isinstance(exc, (DriverUnavailable, DeviceError))
-        reason = str(exc) if known else f"unforeseen {type(exc).__name__}: {exc}"
+        reason = str(exc) if known else describe_bug(exc)
         if isinstance(exc, DriverUnavailable) and exc.changed and self._has_listed:
             self.note_replaced(reason)
             return

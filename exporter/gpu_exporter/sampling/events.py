@@ -62,6 +62,13 @@ class XidBook:
             return XidCounts(tuple((*key, *counted) for key, counted in sorted(codes.items())))
 
 
+class NoGpuAnswers(Exception):
+    """The driver was not asked to register, since there is no GPU to register."""
+
+    def __init__(self) -> None:
+        super().__init__("no GPU answers, so the exporter cannot register for XID events")
+
+
 class EventLoop(Worker):
     """Registers, waits, counts, and registers again after an error. Ends within WAIT_S of a request to stop."""
 
@@ -130,6 +137,8 @@ class EventLoop(Worker):
         if self.outcome is None or self.outcome.success:
             log.warning("XIDs are not counted until a retry succeeds: %s", exc)
         error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
+        if isinstance(exc, NoGpuAnswers):
+            error = str(exc)
         self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, error)
 
 

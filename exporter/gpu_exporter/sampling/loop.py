@@ -109,7 +109,8 @@ class DeviceLoop(Worker):
             except DeviceError as exc:
                 if self.find_error != str(exc):
                     self.find_error = str(exc)
-                    log.error("gpu %d: %s; the other GPUs continue", self.position, exc)
+                    text = "gpu %d: %s; the exporter retries this GPU every %g s; the other GPUs are not affected"
+                    log.error(text, self.position, exc, FIND_RETRY_S)
                 return FIND_RETRY_S
             self.find_error = ""
         snapshot = self.sampler.sample()

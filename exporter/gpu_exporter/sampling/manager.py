@@ -23,7 +23,7 @@ from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.sampling.driver import Driver, DriverState, DriverView, Position
-from gpu_exporter.sampling.events import EventLoop, XidBook
+from gpu_exporter.sampling.events import EventLoop, NoGpuAnswers, XidBook
 from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.worker import Worker
@@ -275,7 +275,7 @@ class DeviceManager:
         """Register for events. Runs in the events' own thread, also if that thread registers again by itself."""
         found = self._devices()
         if not found:
-            raise DeviceError("nvmlDeviceRegisterEvents", "without a GPU that answers")
+            raise NoGpuAnswers
         self._events_for = frozenset((device.identity.uuid, renewals) for device, renewals in found)
         return self._backend.watch_events([device for device, _ in found])
 

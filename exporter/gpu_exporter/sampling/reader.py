@@ -16,6 +16,7 @@ from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import Backend, Device
 from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.plain import describe_bug
 from gpu_exporter.threads import start
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Reader:
                 self.error = str(exc)
         except Exception as exc:  # a bug in the exporter costs only this GPU, and is reported
             log.exception("gpu %d could not be read", self._position)
-            self.error = f"unforeseen {type(exc).__name__}"
+            self.error = describe_bug(exc)
 
 
 class Readers:

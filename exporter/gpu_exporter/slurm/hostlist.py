@@ -28,7 +28,7 @@ def parse_names(text: str) -> list[str]:
     for part in _split(text):
         names += _expand(part)
         if len(names) > MAX_NAMES:
-            raise ValueError(f"{text[:80]!r} is more than {MAX_NAMES} names")
+            raise ValueError(f"{text[:80]!r} expands to more than {MAX_NAMES} names")
     return names
 
 
@@ -56,7 +56,7 @@ def _expand(part: str) -> list[str]:
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
         endings = [literal] if literal else _expand_ranges(ranges)
         if len(names) * len(endings) > MAX_NAMES:
-            raise ValueError(f"{part[:80]!r} is more than {MAX_NAMES} names")
+            raise ValueError(f"{part[:80]!r} expands to more than {MAX_NAMES} names")
         names = [name + ending for name in names for ending in endings]
     return names
 

@@ -284,8 +284,8 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
         for seen in ({A: [of_job("43")]}, {}, {A: [of_job("43")]}, {A: [of_job("42")]}, {A: [of_job("43")]}):
             net.check(mapping, seen, PLACES)
         assert [record.getMessage() for record in caplog.records] == [
-            "gpu 0: processes of job 43 run here, but slurm reports job 42; the time of job 42 here is unknown until only its "
-            "own processes are seen here; compare the order of gres.conf with `nvidia-smi -L` and with "
+            "gpu 0: processes of job 43 run here, but slurm reports job 42; the time of job 42 on this device counts as "
+            "unknown until only its own processes run there; compare the order of gres.conf with `nvidia-smi -L` and with "
             "`scontrol show node -d`"
         ]
         net.check(mapping, {A: [of_job("44")]}, PLACES)
@@ -300,8 +300,8 @@ def test_a_finding_without_a_remedy_or_a_name_for_the_unit_is_logged_too(
     with caplog.at_level(logging.WARNING):
         ProcessNet().check(mapping, {A: [of_job("42")]}, PLACES)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it; the time of job 42 here is "
-        "unknown until only its own processes are seen here; check what scenario reports"
+        f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it; the time of job 42 on this device "
+        "counts as unknown until only its own processes run there; check what scenario reports"
     ]
 
 

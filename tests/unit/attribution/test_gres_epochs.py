@@ -50,7 +50,7 @@ def test_another_order_counts_for_no_job_until_slurmd_has_read_it() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 100)
     now = epochs.note(edited(B, START + 200), START, START + 205)
-    assert now.kind == "unknown" and "another order than when slurmd started: restart slurmd" in now.problem
+    assert now.kind == "unknown" and "another order than at the start of slurmd: restart slurmd" in now.problem
     assert epochs.at(START + 50, now) == A, "slurmd cannot have read it before it was there"
     assert epochs.at(START + 201, now) == now
     # slurmd may have read the other order, and the file has the old order again: nothing shows which order applies.

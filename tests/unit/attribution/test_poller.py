@@ -87,7 +87,10 @@ def test_an_error_of_the_exporter_in_a_source_is_an_outage_of_that_source_only()
     poller = Poller([CallbackSource("a", broken), CallbackSource("b", lambda: [GRANT])], clock, 300.0)
     assert len(poller.poll()) == 1
     a, b = poller.statuses()
-    assert (a.up, a.error) == (False, "unforeseen ZeroDivisionError: a bug")
+    assert (a.up, a.error) == (
+        False,
+        "internal error (ZeroDivisionError: a bug): report it with the traceback in the log",
+    )
     assert b.up
 
 
@@ -203,7 +206,11 @@ def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixt
             raise ZeroDivisionError("a bug")
 
         script.poll = fail  # type: ignore[method-assign]
-        assert log_of(3) == ["attribution slurm: unforeseen ZeroDivisionError: a bug"]
+        assert log_of(3) == [
+            "attribution slurm: internal error (ZeroDivisionError: a bug): report it with the traceback in the log"
+        ]
+        (line,) = caplog.records
+        assert line.exc_info is not None, "the traceback is in the log"
 
 
 def test_a_slow_source_delays_no_other_and_its_answer_is_dated_by_the_question() -> None:
@@ -327,7 +334,7 @@ def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
         ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], "[0]: unknown key 'gpuu'"),
         ([{"uuid": "GPU-0", "job": 1, "gpus": 0}], "[0]: gpus: 0 is not a number of GPUs"),
         ([{"uuid": "GPU-0", "job": 1, "gpus": "4"}], "[0]: gpus: '4' is not a number of GPUs"),
-        ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], "[0]: user: expected a text, not list"),
+        ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], "[0]: user: expected a string, not list"),
         ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
     ],
 )
@@ -340,7 +347,7 @@ def test_the_error_of_a_static_file_names_the_fault(data: object, error: str) ->
 def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("[" * 5000, encoding="utf-8")
-    with pytest.raises(SourceError, match="holders.yaml: nested too deeply for a list of entries"):
+    with pytest.raises(SourceError, match="holders.yaml: the file is nested too deeply; it must be a list of entries"):
         StaticSource(path).poll()
     doubled = "".join(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
     path.write_text(f"- &a0 [x]\n{doubled}- {{uuid: GPU-0, job: *a19}}\n", encoding="utf-8")

@@ -119,7 +119,7 @@ def test_a_gres_conf_with_another_order_counts_after_slurmd_has_read_it(cluster:
     cluster.used = "gpu:h100:2(IDX:0-1)"
     answer = cluster.source.poll()
     assert {grant.kind for grant in answer.grants} == {"minor"}, "both jobs began before that"
-    assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
+    assert "lists the GPUs in another order than at the start of slurmd: restart slurmd" in answer.problem
     cluster.job_start = now + 90
     cluster.source = cluster.new_source(Pace(0.0))
     assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}

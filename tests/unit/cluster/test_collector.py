@@ -191,7 +191,7 @@ def test_an_invalid_node_name_is_refused(cluster: Cluster, node: str, monkeypatc
     monkeypatch.setattr(registry, "is_slurm_node", lambda *_: True)
     if not node:
         monkeypatch.setenv("SLURMD_NODENAME", "../n0")
-    with pytest.raises(ValueError, match="is not the name of a node"):
+    with pytest.raises(ValueError, match="is not a valid NodeName"):
         cluster.source(node)
 
 

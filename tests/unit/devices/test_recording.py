@@ -168,22 +168,29 @@ def test_uuids_are_hashed_on_request_and_remain_distinct(tmp_path: Path, clock: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "x.rec.gz:1: not a recording of version 1"),
-        ("[]\n", "x.rec.gz:1: not a recording of version 1"),
-        ('{"format": "gpu-exporter-recording", "version": 2}\n', "x.rec.gz:1: not a recording of version 1"),
-        ("{head}\noops\n", "x.rec.gz:2: JSONDecodeError"),
-        ('{head}\n{"call": "a"}\n', "x.rec.gz:2: KeyError: 'device'"),
+        ("", "x.rec.gz:1: not a recording of gpu-exporter"),
+        ("[]\n", "x.rec.gz:1: not a recording of gpu-exporter"),
+        (
+            '{"format": "gpu-exporter-recording", "version": 2}\n',
+            "x.rec.gz:1: the recording has version 2; this release reads version 1: record again with this release",
+        ),
+        (
+            '{"format": "gpu-exporter-recording", "version": 1}\n{}\n',
+            "x.rec.gz:1: the line is malformed (KeyError: 'wall'): record again",
+        ),
+        ("{head}\noops\n", "x.rec.gz:2: the line is malformed (JSONDecodeError: "),
+        ('{head}\n{"call": "a"}\n', "x.rec.gz:2: the line is malformed (KeyError: 'device'): record again"),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[],"answer":[0],"answers":[["ok",1]]}\n',
-            "x.rec.gz:2: times and answers differ in number",
+            "x.rec.gz:2: the line is malformed (times and answers differ in number): record again",
         ),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[3],"answers":[["ok",1]]}\n',
-            "x.rec.gz:2: an answer is missing",
+            "x.rec.gz:2: the line is malformed (an answer is missing): record again",
         ),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[0],"answers":[["maybe",1]]}\n',
-            "x.rec.gz:2: 'maybe' is neither ok nor error",
+            "x.rec.gz:2: the line is malformed ('maybe' is neither ok nor error",
         ),
     ],
 )

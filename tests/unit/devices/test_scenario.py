@@ -77,6 +77,9 @@ def test_the_published_schema_accepts_the_demo_and_every_kind_of_load() -> None:
             {"gpus": [{"model": "H100", "load": {"kind": "curve", "points": [[5, 0], [1, 0]]}}]},
             "gpus[0].load.points[1]: time goes backwards",
         ),
+        ({"gpus": [{"model": "H100", "load": {"kind": "constant"}}]}, "gpus[0].load: value is missing"),
+        ({"gpus": [{"model": "H100", "load": {"value": 1}}]}, "gpus[0].load: kind is missing"),
+        ({"gpus": [{"model": "H100", "load": {"kind": None}}]}, "gpus[0].load.kind: expected a string, not None"),
         (
             {"gpus": [{"model": "H100", "faults": [{"at": 1, "call": "x"}]}]},
             "gpus[0].faults[0]: exactly one of error and hang_ms is required",

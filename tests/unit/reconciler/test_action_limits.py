@@ -291,7 +291,7 @@ def test_an_unforeseen_error_does_not_leave_the_runner(caplog: pytest.LogCapture
     bench.result = ZeroDivisionError()
     bench.sights = [NOT_DONE]
     assert bench.run(decision()) == ([], [])
-    assert "unforeseen" in caplog.text
+    assert "internal error" in caplog.text
     bench.clock.advance(CONFIRM_S)
     bench.sights = [NOT_DONE]
     assert bench.run() == ([("suspend", "error")], [])

@@ -93,17 +93,29 @@ def test_after_a_restart_freed_gpus_count_by_their_age_and_failed_acts_do_not_co
         assert (done, held) == (([("suspend", "done")], []) if may_act else ([], ["no_demand"])), (age_s, result)
 
 
-def test_an_owner_who_could_not_be_told_is_told_by_a_later_cycle() -> None:
+def test_an_owner_who_could_not_be_told_is_told_by_a_later_cycle(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.untold = [LOST, LOST]
     assert bench.run(decision())[0] == []
+    done = "suspend: it is done, but its owner could not be notified: "
+    assert [done in line and line.endswith("; the next cycle retries") for line in caplog.messages] == [True]
     assert bench.run()[0] == [] and bench.told == []
     assert bench.run() == ([("suspend", "done")], [])
     assert (bench.told, len(bench.record.acts)) == (["batch/v1/Job/train"], 1)
     bench.untold = [LOST] * 100
     bench.run(decision("b", "batch/v1/Job/b"))
     bench.clock.advance(GIVE_UP_S)
+    caplog.clear()
     assert bench.run()[0] == [("suspend", "unconfirmed")]
+    assert done in caplog.messages[0] and caplog.messages[0].endswith("; recorded as unconfirmed after 1h")
+
+
+def test_an_object_that_cannot_be_read_after_an_act_leaves_the_result_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.look = lambda _entry: (_ for _ in ()).throw(LOST)  # type: ignore[attr-defined, method-assign]
+    assert bench.run(decision())[0] == []
+    unread = "suspend: the object cannot be read, so the result is unknown: "
+    assert [unread in line and line.endswith("; the next cycle retries") for line in caplog.messages] == [True]
 
 
 def test_no_act_begins_that_cannot_be_written_into_the_journal() -> None:

@@ -129,7 +129,7 @@ def test_an_unforeseen_error_does_not_leave_a_cycle_and_the_next_cycle_goes_on()
     bench = Broken(book)
     bench.runs = {A: (UNDERUSED,)}
     assert bench.run() == ["write a underused"]
-    assert bench.problem == "unforeseen KeyError: 'written'"
+    assert bench.problem == "internal error (KeyError: 'written'): report it with the traceback in the log"
     bench.runs = {A: (0.0,)}
     assert bench.run() == ["withdraw a"]
 
@@ -296,7 +296,7 @@ def test_an_unforeseen_error_in_the_evidence_is_a_problem_and_does_not_end_the_c
     bench.runs = {A: "odd"}  # type: ignore[dict-item]
     book.marks[A] = "underused"
     assert bench.run() == []
-    assert bench.problem.startswith("unforeseen TypeError")
+    assert bench.problem.startswith("internal error (TypeError: ")
     bench.clock.advance(POLICY.unsupported_max)
     assert bench.run() == ["withdraw a"]
 

@@ -128,7 +128,7 @@ def test_a_complete_answer_is_read_by_get_and_post(serve: Serve, requests: list[
 )
 def test_a_redirect_to_another_server_is_not_followed(serve: Serve, place: str) -> None:
     url = serve(all_at_once(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: ", place.encode(), b"\r\n\r\n"))
-    with pytest.raises(EvidenceError, match="redirects to another server, which is not followed"):
+    with pytest.raises(EvidenceError, match="redirects to another server, and the redirect is not followed"):
         fetch_text(url)
 
 

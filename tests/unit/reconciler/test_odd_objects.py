@@ -23,6 +23,7 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, H
 from gpu_exporter.reconciler.judge import Judgement, judge_of
 from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
 from gpu_exporter.reconciler.kubernetes.client.api import Budget, OddAnswer
+from gpu_exporter.reconciler.kubernetes.client.namespace import LARGE_MAX
 from gpu_exporter.reconciler.kubernetes.client.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import Owners
@@ -360,6 +361,26 @@ def test_large_pods_that_have_ended_do_not_make_their_namespace_unknown() -> Non
     assert {decision.stage for decision in judged.decisions} == {"underused"}
 
 
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (
+            [large(at) for at in range(LARGE_MAX + 1)],
+            "namespace ml has 21 pods that are malformed or too large; the reconciler reads the metadata of at most 20",
+        ),
+        (
+            ['{"metadata": {"annotations": {"x": "' + HUGE + '"}, "name": "p0"}}'],
+            "namespace ml has a pod that is too large, and whose name cannot be read",
+        ),
+    ],
+    ids=["too many", "without a name"],
+)
+def test_the_reason_for_an_unreadable_namespace_says_how_many_pods_are_odd(rows: list[Any], why: str) -> None:
+    judged, _ = judge({**everything(), "Pod": [*rows, *(pod(at) for at in range(len(rows), COUNT))]})
+    assert {decision.stage for decision in judged.decisions} == {"unknown"}
+    assert all(why in decision.reason for decision in judged.decisions), judged.decisions[0].reason
+
+
 @pytest.mark.parametrize(("length", "is_failure"), [(1_000, True), (70 * 2**20, False)])
 def test_a_short_list_that_takes_too_long_means_a_slow_server(length: int, is_failure: bool) -> None:
     clock = ManualClock()
@@ -391,3 +412,20 @@ def test_a_foreign_label_on_a_large_pod_is_ignored() -> None:
         resources=GPU_RESOURCES,
     )
     assert [mark.name.name for mark in marker.list_marks()] == ["p1"] and marker.foreign == 1
+
+
+@pytest.mark.parametrize(("status", "names_the_right"), [(403, True), (500, False), (0, False)])
+def test_only_a_refused_condition_asks_for_the_missing_right(
+    status: int, names_the_right: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = MemoryApi({})
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise MarkError("error", f"API server: {status}", status=status)
+
+    monkeypatch.setattr(api, "send", fail)
+    marker = PodMarker(api, POLICY, ManualClock(), resources=GPU_RESOURCES)
+    marker._patch_condition(HolderName("kubernetes", "ml", "p0"), "uid-0", {})
+    (line,) = caplog.messages
+    assert f"was not updated: API server: {status}; the label, which is the mark, is not affected" in line
+    assert ("give the reconciler `patch` on pods/status" in line) is names_the_right

@@ -210,7 +210,9 @@ def test_a_job_is_found_by_the_id_that_its_users_write(asked: str, query: str) -
 def test_labels_that_prometheus_renamed_are_an_error_with_the_remedy(label: str) -> None:
     api = FakeApi()
     api.labels = {label: "train-0"}
-    with pytest.raises(EvidenceError, match=f"the series have {label}, so pod and namespace .* set honorLabels: true"):
+    with pytest.raises(
+        EvidenceError, match=f"the series have {label}, so their labels pod and namespace .* set honorLabels: true"
+    ):
         read(api)
     text = page(8000.0, 9000.0, 8900.0).replace('job_id="42"', f'job_id="42",{label}="train-0"')
     with pytest.raises(EvidenceError, match=f"http://n1:9836/metrics: the series have {label}.*honorLabels"):
@@ -296,7 +298,10 @@ def test_rows_with_nan_are_ignored() -> None:
         ),
         ('{"status": "error", "error": "bad\\u001b[31m\\nquery"}', "query failed: bad.{2}31m.query: up$"),
         ('{"status": "error", "error": "bad query"}', "query failed: bad query"),
-        ('{"status": "success", "data": {"resultType": "matrix", "result": []}}', "expected a vector, not a matrix"),
+        (
+            '{"status": "success", "data": {"resultType": "matrix", "result": []}}',
+            "the source returned a matrix instead of a vector",
+        ),
         (
             '{"status": "success", "warnings": ["x"], "data": {"resultType": "vector", "result": []}}',
             "the answer is partial",

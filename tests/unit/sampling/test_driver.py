@@ -104,7 +104,7 @@ def test_a_driver_that_answers_is_open_and_remains_open(bench: Bench) -> None:
         (NO_LIBRARY, str(NO_LIBRARY), False),
         (DriverUnavailable("it is broken"), "it is broken", True),
         (DeviceError("nvmlInit_v2", "NVML_ERROR_UNKNOWN"), "nvmlInit_v2 answered NVML_ERROR_UNKNOWN", True),
-        (KeyError("who"), "unforeseen KeyError: 'who'", True),
+        (KeyError("who"), "internal error (KeyError: 'who'): report it with the traceback in the log", True),
         (MISMATCH, str(MISMATCH), True),  # at the start of this process: it may be repaired without a restart
     ],
     ids=["absent", "broken", "a call", "a bug in the exporter", "mismatch"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from gpu_exporter.devices.protocol import XidEvent
 from gpu_exporter.model.readings import XID_CLASSES
 from gpu_exporter.sampling import events
 from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
+from gpu_exporter.sampling.manager import DeviceManager
 
 
 class WitnessPeriod:
@@ -90,6 +92,30 @@ def test_a_failed_registration_for_events_is_retried(
     counts = book.counts("GPU-1")
     assert counts is not None
     assert [code[:3] for code in counts.codes] == [(79, "hardware", 1)]
+
+
+def test_without_a_gpu_that_answers_the_error_names_no_driver_call(caplog: pytest.LogCaptureFixture) -> None:
+    until = threading.Event()
+
+    class NoDevices(DeviceManager):
+        """A manager whose driver lists no GPU that answers."""
+
+        def __init__(self) -> None:
+            pass
+
+        def _devices(self) -> list[Any]:
+            until.set()
+            return []
+
+    loop = EventLoop(NoDevices()._open_watch, XidBook(), SystemClock(), lambda: None)
+    loop.start()
+    assert until.wait(5.0)
+    loop.ask_to_stop()
+    assert loop.join(5.0)
+    why = "no GPU answers, so the exporter cannot register for XID events"
+    assert caplog.messages == [f"XIDs are not counted until a retry succeeds: {why}"]
+    assert loop.outcome is not None
+    assert (loop.outcome.success, loop.outcome.error) == (False, why)
 
 
 def test_events_queued_at_the_end_of_a_registration_are_counted() -> None:

@@ -42,7 +42,8 @@ def test_a_bug_in_the_exporter_affects_one_gpu_and_is_reported(monkeypatch: pyte
     first, second, third = read([GPU, GPU, GPU], broken=1)
     assert (first.error, third.error) == ("", "")
     assert first.snapshot is not None and first.snapshot.up and third.snapshot is not None
-    assert (second.snapshot, second.error, unseen) == (None, "unforeseen TypeError", [])
+    text = "internal error (TypeError: an unforeseen answer of the driver): report it with the traceback in the log"
+    assert (second.snapshot, second.error, unseen) == (None, text, [])
 
 
 def test_a_lost_gpu_affects_no_other_gpu_and_is_counted() -> None:

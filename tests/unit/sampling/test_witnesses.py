@@ -325,7 +325,7 @@ def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
     base = idle_after(120)
     assert idle_after(60) - base > 58.0
     (record,) = caplog.records
-    assert f"the wall clock was stepped by {step:+.0f} s" in record.getMessage()
+    assert f"the wall clock jumped by {step:+.0f} s" in record.getMessage()
 
 
 def test_a_mute_gpu_is_down_even_if_values_are_remembered() -> None:

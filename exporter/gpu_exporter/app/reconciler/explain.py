@@ -68,10 +68,10 @@ def explain_once(
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except EvidenceError as exc:
-        complain(f"nothing decided: {exc}")
+        complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     for problem in problems:
-        complain(f"not seen: {problem}")
+        complain(f"the evidence is incomplete: {problem}")
     if gpu:
         chosen = [decision for decision in decisions if decision.name in names]
     else:

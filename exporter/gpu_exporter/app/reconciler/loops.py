@@ -45,10 +45,10 @@ def reconcile_once(
     try:
         evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except EvidenceError as exc:
-        complain(f"nothing decided: {exc}")
+        complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())
-    for text in (*(f"not seen: {problem}" for problem in problems), *preview.notices):
+    for text in (*(f"the evidence is incomplete: {problem}" for problem in problems), *preview.notices):
         complain(text)
     render = decisions_json if form == "json" else render_decisions
     sys.stdout.write(render(decisions, evidence, outlooks))

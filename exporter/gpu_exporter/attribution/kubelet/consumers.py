@@ -43,8 +43,9 @@ def parse_monitor(text: str) -> Monitor:
     namespace, slash, pod = text.partition("/")
     if not (slash and pod and NAMESPACE.fullmatch(namespace)):
         raise ValueError(
-            f"--attribution.monitor: {text!r} is not NAMESPACE/POD, with the namespace's full name and a regular "
-            "expression for the pod's, e.g. gpu-operator/nvidia-dcgm-exporter-.*"
+            f"--attribution.monitor: {text!r}: expected NAMESPACE/POD. NAMESPACE is the full name of the namespace, "
+            "POD is a regular expression that matches the whole name of the pod, e.g. "
+            "gpu-operator/nvidia-dcgm-exporter-.*"
         )
     try:
         return Monitor(namespace, re.compile(pod))
@@ -105,7 +106,7 @@ class _Checkpoint:
             with self._path.open("rb") as file:
                 data = file.read(CHECKPOINT_MAX + 1)
             if len(data) > CHECKPOINT_MAX:
-                raise ValueError(f"it has more than {CHECKPOINT_MAX} bytes")
+                raise ValueError(f"the file has more than {CHECKPOINT_MAX} bytes")
             watches = _read_watches(load_json(data.decode("utf-8")))
         except FileNotFoundError:
             self._stamp, self._watches, problem = None, {}, ""  # the driver has prepared no claim, or does not run here
@@ -114,7 +115,12 @@ class _Checkpoint:
         else:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
-            log.warning("%s: cannot be read, so it is unknown which claims only watch: %s", self._path, problem)
+            log.warning(
+                "%s: the DRA driver's checkpoint cannot be read (%s), so it does not show which claims only watch "
+                "their GPU: name the pods of these claims with --attribution.monitor",
+                self._path,
+                problem,
+            )
         self._problem = problem
 
 
@@ -125,7 +131,7 @@ def _read_watches(data: Any) -> Watches:
     """
     claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
     if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):
-        raise ValueError("it has neither v1 nor v2, the supported versions")
+        raise ValueError("the file has neither v1 nor v2, the supported versions")
     watches: Watches = {}
     for uid, claim in claims.items() if isinstance(claims, dict) else ():
         results = _get(claim, "status", "allocation", "devices", "results")

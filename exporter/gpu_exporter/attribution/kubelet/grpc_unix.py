@@ -71,14 +71,14 @@ def _receive(stream: socket.socket, connection: h2.connection.H2Connection, dead
         stream.settimeout(left)
         data = stream.recv(65536)
         if not data:
-            raise CallError("connection closed before the answer was complete")
+            raise CallError("the server closed the connection before the answer was complete")
         for event in connection.receive_data(data):
             if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
                 headers.update((str(name), str(value)) for name, value in event.headers)
             elif isinstance(event, h2.events.DataReceived):
                 body += event.data
                 if len(body) > MAX_ANSWER:
-                    raise CallError(f"answer is larger than {MAX_ANSWER} bytes")
+                    raise CallError(f"the answer is larger than {MAX_ANSWER} bytes")
                 connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, h2.events.StreamEnded):
                 return _unwrap(bytes(body), headers)
@@ -97,5 +97,5 @@ def _unwrap(body: bytes, headers: dict[str, str]) -> bytes:
             f"gRPC status {status or 'missing'}: {message}", -1 if (code := whole(status)) is None else code
         )
     if len(body) < 5 or body[0] != 0 or int.from_bytes(body[1:5], "big") != len(body) - 5:
-        raise CallError("answer is not a single uncompressed gRPC message")
+        raise CallError("the answer is not a single uncompressed gRPC message")
     return body[5:]

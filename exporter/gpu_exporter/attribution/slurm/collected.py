@@ -30,7 +30,10 @@ class Collected:
         Raises ValueError for an invalid NodeName.
         """
         if not NODE_NAME.fullmatch(node):
-            raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
+            raise ValueError(
+                f"{node!r} is not a valid NodeName (letters, digits, '.', '_' and '-'; the first is a letter or a "
+                "digit; at most 255): set --attribution.slurm.node"
+            )
         self._is_remote = place.startswith(("http://", "https://"))
         self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")
         self._shown = shorten(self._place) if self._is_remote else self._place
@@ -51,10 +54,11 @@ class Collected:
         age_s = self._clock.wall() - picture.asked_wall
         if age_s < -AHEAD_MAX_S:
             raise SourceError(
-                f"{self._shown}: from {-age_s:.0f} s in the future: check that the clocks of the nodes agree"
+                f"{self._shown}: the answer is dated {-age_s:.0f} s in the future: check that the clocks of the "
+                "nodes agree"
             )
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
-            raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
+            raise SourceError(f"{self._shown}: the answer is {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)
         return SlurmSnapshot(
             asked,

@@ -99,7 +99,10 @@ def read_job_files(directory: Path) -> Filed:
     except FileNotFoundError:
         raise
     except OSError as exc:
-        raise SourceError(f"{directory}: {exc.strerror}") from exc
+        raise SourceError(
+            f"{directory}: {exc.strerror}; the exporter does not read the prolog's job files: make the directory "
+            "readable for the exporter's user"
+        ) from exc
     try:
         _check_writers(os.fstat(handle), str(directory))
         names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the checked directory

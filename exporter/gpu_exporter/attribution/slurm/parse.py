@@ -196,7 +196,7 @@ def parse_node(text: str) -> NodeRecord:
     """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it names no GRES in use."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
-        raise SourceError("scontrol show node -d prints no GresUsed, so no GPU is known to be free")
+        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot tell which GPUs are free")
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
@@ -217,7 +217,7 @@ def parse_sinfo(text: str) -> Gres:
     """
     cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
     if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
-        raise SourceError("sinfo prints no GresUsed of this node, so no GPU is known to be free")
+        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot tell which GPUs are free")
     try:
         return parse_gres(cell)
     except ValueError as exc:

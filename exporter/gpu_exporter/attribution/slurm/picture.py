@@ -47,7 +47,10 @@ def parse_picture(text: str) -> Picture:
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}: run the same version on collector and node")
+            raise ValueError(
+                f"the answer has schema {data['schema']!r}, and this exporter reads schema {SCHEMA}: run the same "
+                "version of gpu-exporter on the collector and on this node"
+            )
         jobs = [(_job(row), _gpus(row["gpus"])) for row in data["jobs"]]
         return Picture(
             need_real(data["asked"]),

@@ -285,24 +285,32 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
     number = 1
     try:
         header = json.loads(lines[0]) if lines else {}
-        if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("version") != VERSION:
-            raise RecordingError(f"{path}:1: not a recording of version {VERSION}")
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise RecordingError(f"{path}:1: not a recording of gpu-exporter")
+        if header.get("version") != VERSION:
+            raise RecordingError(
+                f"{path}:1: the recording has version {header.get('version')!r}; this release reads version {VERSION}: "
+                "record again with this release"
+            )
+        wall, duration_s = float(header["wall"]), float(header["duration_s"])
         answers: dict[Question, Answers] = {}
-        for number, line in enumerate(lines[1:], start=2):
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 -- an error names the line
             entry = json.loads(line)
             question = (str(entry["call"]), str(entry["device"]), _frozen(entry["arguments"]))
             if not len(entry["s"]) == len(entry["us"]) == len(entry["answer"]) > 0:
-                raise RecordingError(f"{path}:{number}: times and answers differ in number")
+                raise ValueError("times and answers differ in number")
             if not all(0 <= chosen < len(entry["answers"]) for chosen in entry["answer"]):
-                raise RecordingError(f"{path}:{number}: an answer is missing")
+                raise ValueError("an answer is missing")
             answers[question] = Answers(
                 [float(s) for s in entry["s"]], entry["us"], entry["answer"], [_value(v) for v in entry["answers"]]
             )
-        return float(header["wall"]), float(header["duration_s"]), answers
+        return wall, duration_s, answers
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as exc:
         if isinstance(exc, RecordingError):
             raise
-        raise RecordingError(f"{path}:{number}: {type(exc).__name__}: {exc}") from exc
+        raise RecordingError(
+            f"{path}:{number}: the line is malformed ({type(exc).__name__}: {exc}): record again"
+        ) from exc
 
 
 def _frozen(value: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.durations import describe_duration
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, Actor
 from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Entry, Journal, begun_within
@@ -136,16 +137,23 @@ class Acts:
     def _complete(self, actor: Actor, entry: Entry) -> None:
         """Complete an entry as soon as the live object shows the result. Raises nothing."""
         age_s = self._clock.wall() - entry.wall
+        failed = "the object cannot be read, so the result is unknown"
         try:
             sight = guard(actor.look, entry)
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
+                failed = "it is done, but not yet counted in the record of decisions"
                 self._record.note_act(entry)
+                failed = "it is done, but its owner could not be notified"
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
-            log.warning("%s: the result of %s is not known yet: %s", entry.title, entry.verb, exc)
-            if age_s >= GIVE_UP_S:
+            is_over = age_s >= GIVE_UP_S
+            then = (
+                f"recorded as unconfirmed after {describe_duration(GIVE_UP_S)}" if is_over else "the next cycle retries"
+            )
+            log.warning("%s: %s: %s: %s; %s", entry.title, entry.verb, failed, exc, then)
+            if is_over:
                 self._finish(entry, "unconfirmed")
             return
         if sight == DONE:
@@ -160,7 +168,8 @@ class Acts:
         try:
             self._journal.complete(entry.ident, result)
         except MarkError as exc:  # the next cycle tries again
-            log.warning("%s: the journal could not be written: %s", entry.title, exc)
+            text = "%s: the result of %s (%s) was not written to the journal: %s; the next cycle retries"
+            log.warning(text, entry.title, entry.verb, result, exc)
             return
         self._entries = tuple(each._replace(told=result) if each == entry else each for each in self._entries)
         undo = f"; undo: {entry.undo}" if result == "done" else ""

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from gpu_exporter.fetch import MIB
 from gpu_exporter.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence.client import Fetch
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
 from gpu_exporter.reconciler.evidence.vector import VectorRow, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
@@ -101,7 +101,7 @@ class Proofs:
         if "" in clusters:  # the alerts of this site name no cluster, so alerts that name one come from other rules
             alerts = [alert for alert in alerts if not alert.cluster]
         else:
-            _refuse_several(clusters, "--alertmanager.filter")
+            refuse_several(clusters, "Alertmanager returned alerts", "--alertmanager.filter")
             if clusters and not self._is_pinned:  # several clusters may have a holder of that name
                 raise EvidenceError(
                     f"the alerts name cluster {min(clusters)}: confirm this cluster with --alertmanager.filter"
@@ -184,7 +184,7 @@ class Proofs:
         rows = parse_vector(
             self._fetch(f"{self._prometheus}/api/v1/query", {"query": query}, ANSWER_MAX, WITHIN_S), query
         )
-        _refuse_several({row.labels.get("cluster", "") for row in rows} | set(clusters), "--source.matcher")
+        refuse_several({row.labels.get("cluster", "") for row in rows} | set(clusters), "the source returned series")
         return rows
 
 
@@ -220,8 +220,3 @@ def _read_alert(row: Any) -> Alert:
     is_sent = row["status"]["state"] == "active" and bool(receivers) and since is not None
     warned = Warned(since or 0.0, receivers) if is_sent else None
     return Alert(holder_name(labels), str(labels.get("cluster", "")), warned)
-
-
-def _refuse_several(clusters: set[str], setting: str) -> None:
-    if len(clusters) > 1:
-        raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with {setting}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
 from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Asked, restrict
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,7 @@ class Peaks:
         whole = api.select("gpu_allocation_share_ratio", PODS)
         mean = _share(api, PODS, f"{self._hours}h", self._hours * HOUR_S)
         rows = api.query(f"bottomk({PODS_MAX}, max {by} ({mean} and {whole} == 1) < {self._below:g})")
-        clusters = sorted({row.labels.get("cluster", "") for row in rows})
-        if len(clusters) > 1:
-            raise EvidenceError(f"clusters {clusters} in one answer: choose one with --source.matcher")
+        refuse_several({row.labels.get("cluster", "") for row in rows}, "the source returned series")
         names = {holder_name(row.labels) for row in rows}
         found: dict[HolderName, str] = {}
         for wanted in restrict(names):

@@ -36,6 +36,7 @@ from gpu_exporter.reconciler.evidence.records import (
     is_hidden,
     obstacle_of,
     refuse_renamed,
+    refuse_several,
 )
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, VectorRow, literal, parse_vector, quote, restrict
@@ -133,9 +134,7 @@ class PromQLSource:
         self._until = time.monotonic() + EVIDENCE_S
         allocations = self._count("gpu_allocation_info")
         suspects = self.query(self._suspects(), MIB + HOLDER_BYTES * allocations)
-        clusters = {row.labels.get("cluster", "") for row in suspects}
-        if len(clusters) > 1:  # one pod name may exist in several clusters
-            raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
+        refuse_several({row.labels.get("cluster", "") for row in suspects}, "the source returned series")
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"

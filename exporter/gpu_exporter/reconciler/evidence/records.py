@@ -266,6 +266,16 @@ def named_holder(text: str) -> HolderName | None:
     return HolderName("kubernetes", place, name) if slash else None
 
 
+def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
+    """Raises EvidenceError if an answer is about several clusters: one pod name may exist in each of them.
+
+    `clusters`: values of the label, "" for none. `what`: the start of the error, such as "the source returned series".
+    """
+    if len(clusters) > 1:
+        names = ", ".join(repr(each) if each else "no label cluster" for each in sorted(clusters))
+        raise EvidenceError(f"{what} of several clusters ({names}): select one with {setting}")
+
+
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
     """Raise EvidenceError when Prometheus has replaced the exporter's pod labels by its own.
 
@@ -274,7 +284,8 @@ def refuse_renamed(labels: Iterable[str], where: str) -> None:
     found = sorted(set(RENAMED_LABELS).intersection(labels))
     if found:
         raise EvidenceError(
-            f"{where}: the series have {' and '.join(found)}, so pod and namespace on them are not the holder's; "
-            "nothing is decided; set honorLabels: true in the PodMonitor (honor_labels in the scrape configuration), "
-            "and use a Prometheus that does not override it (overrideHonorLabels, enforcedNamespaceLabel)"
+            f"{where}: the series have {' and '.join(found)}, so their labels pod and namespace name the exporter's "
+            "pod, not the holder. The reconciler makes no decisions: set honorLabels: true in the PodMonitor "
+            "(honor_labels in the scrape configuration), and use a Prometheus that does not override it "
+            "(overrideHonorLabels, enforcedNamespaceLabel)"
         )

@@ -42,7 +42,8 @@ def parse_vector(text: str, query: str) -> list[VectorRow]:
             raise EvidenceError(f"query failed: {clean(str(answer.get('error', 'no reason given')))}: {query}")
         data = answer["data"]
         if data["resultType"] != "vector":
-            raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
+            kind = clean(str(data["resultType"]))
+            raise EvidenceError(f"the source returned a {kind} instead of a vector for the query: {query}")
         rows = [VectorRow(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
         rows = [row for row in rows if math.isfinite(row.value)]  # NaN and infinity are not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:

@@ -258,8 +258,9 @@ class PodMarker:
             )
         except MarkError as exc:
             if exc.result != "replaced":
-                hint = "the reconciler needs `patch` on pods/status (chart: reconciler.condition)"
-                log.warning("%s: condition %s not written: %s; %s", name, CONDITION, exc, hint)
+                hint = ": give the reconciler `patch` on pods/status (chart: reconciler.condition)"
+                text = "%s: the condition %s was not updated: %s; the label, which is the mark, is not affected%s"
+                log.warning(text, name, CONDITION, exc, hint if exc.status == 403 else "")
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
         """Write an Event on the pod."""

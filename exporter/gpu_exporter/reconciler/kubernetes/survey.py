@@ -14,7 +14,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.outside import whole
-from gpu_exporter.plain import shorten
+from gpu_exporter.plain import describe_bug, shorten
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, HolderName
 from gpu_exporter.reconciler.kubernetes.checks import Resources
@@ -106,8 +106,8 @@ class PodSurveyor:
         try:
             return self._surroundings(name, wall)
         except Exception as exc:
-            log.exception("unforeseen, of %s", name)
-            return _left_out(name.namespace, name.name, MALFORMED, f"unforeseen {type(exc).__name__}")
+            log.exception("internal error: the surroundings of %s are unknown in this cycle", name)
+            return _left_out(name.namespace, name.name, MALFORMED, describe_bug(exc))
 
     def _make_room(self) -> None:
         """Drop the largest namespaces until the rest fits into KEPT_MAX. So small namespaces are kept."""
@@ -142,7 +142,7 @@ class PodSurveyor:
                 return namespace, Unreadable(why, exc.result != "replaced")
             except Exception as exc:  # a failure in one namespace does not affect others
                 log.exception("internal error: the pods of namespace %s are unknown in this cycle", namespace)
-                return namespace, Unreadable(f"unforeseen in namespace {namespace}: {type(exc).__name__}: {exc}", True)
+                return namespace, Unreadable(f"namespace {namespace} cannot be read: {describe_bug(exc)}", True)
 
         try:
             # Namespaces that were too large come last, so that others do not wait for them.
@@ -199,13 +199,13 @@ class PodSurveyor:
 
 
 def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
-    """As OwnerLook.ancestry. After an unforeseen error, only the pod's own reference remains. Raises MarkError."""
+    """As OwnerLook.ancestry. After an internal error, only the pod's own reference remains. Raises MarkError."""
     try:
         return look.ancestry(pod.metadata)
     except MarkError:
         raise
     except Exception:
-        log.exception("unforeseen, for the owners of %s", pod.metadata["name"])
+        log.exception("internal error: only the first of the owners above pod %s is known", pod.metadata["name"])
         own = controller_of(pod.metadata)
         return [] if own is None else [own]
 
@@ -217,8 +217,8 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
     except MarkError:
         raise
     except Exception as exc:
-        log.exception("unforeseen, of %s/%s", namespace, name)
-        return _left_out(namespace, name, MALFORMED, f"unforeseen {type(exc).__name__} at its controllers")
+        log.exception("internal error: the controllers of pod %s/%s are unknown in this cycle", namespace, name)
+        return _left_out(namespace, name, MALFORMED, f"its controllers: {describe_bug(exc)}")
 
 
 def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:

@@ -207,8 +207,8 @@ class ActivityReader:
         if abs(step) <= WALL_STEP_S:
             return False
         log.warning(
-            "gpu %s: the wall clock was stepped by %+.0f s; the driver stamps its samples with it, so activity may "
-            "be unknown for up to %.0f s",
+            "gpu %s: the wall clock jumped by %+.0f s. The driver uses the wall clock for the timestamps of its "
+            "samples. Activity may be unknown for up to %.0f s: check NTP",
             self._unit.uuid,
             step,
             RING_AGE_MAX_S,

@@ -98,7 +98,7 @@ class Epochs:
             self._epochs[-1] = last._replace(seen=max(last.seen, min(found.changed, now)), is_over=True)
         return GpuOrder(
             "unknown",
-            problem=f"{found.path} gives the GPUs another order than when slurmd started: restart slurmd "
+            problem=f"{found.path} lists the GPUs in another order than at the start of slurmd: restart slurmd "
             "(`scontrol reconfigure` is not enough: the exporter cannot see whether slurmd has read the file again)",
         )
 

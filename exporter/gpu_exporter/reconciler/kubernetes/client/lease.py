@@ -19,7 +19,7 @@ import threading
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.outside import whole
-from gpu_exporter.plain import utc
+from gpu_exporter.plain import describe_bug, utc
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, connect
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
 from gpu_exporter.reconciler.pause import PauseNote, PauseUnreadable, note_facts, parse_note
@@ -153,7 +153,7 @@ class Lease:
                 held, trouble = self._held, str(exc)
         except Exception as exc:
             log.exception("internal error: the Lease was not renewed")
-            held, trouble = self._held, f"unforeseen {type(exc).__name__}: {exc}"
+            held, trouble = self._held, describe_bug(exc)
         if trouble != self._trouble:
             needs = "; the reconciler needs `get` and `update` on this Lease, and `create` on leases"
             log.warning(

@@ -138,8 +138,13 @@ class _Reader:
         Raises MarkError where a pod remains of which nothing is known, since it may belong to any gang.
         """
         large = [name for name in self._left_out if name]
-        if len(large) > LARGE_MAX or self._left_out.get("", ("", ""))[0] == TOO_LARGE:
-            raise MarkError("size", f"it has {len(self._left_out)} pods that are malformed or too large")
+        if len(large) > LARGE_MAX:
+            why = f"namespace {self._name} has {len(large)} pods that are malformed or too large"
+            raise MarkError("size", f"{why}; the reconciler reads the metadata of at most {LARGE_MAX} such pods")
+        if self._left_out.get("", ("", ""))[0] == TOO_LARGE:
+            raise MarkError(
+                "size", f"namespace {self._name} has a pod that is too large, and whose name cannot be read"
+            )
         for name in large:
             try:
                 metadata = self._api.read_metadata(self._name, name)
