@@ -135,7 +135,7 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-Written by `tests/component/test_faults.py`, which causes each fault on a running exporter and observes it from outside.
+Written by `tests/component/faults`, which causes each fault on a running exporter and observes it from outside.
 A fake NVML library in C replaces the driver. {count} GPUs; a fault affects GPU 3, unless the row says all. A test run
 compares.
 
