@@ -27,7 +27,7 @@ from kubernetes import client
 
 from gpu_exporter.attribution.slurm.collected import ANSWERS
 from gpu_exporter.reconciler.decision.policy import LABEL
-from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
+from tests.component.pods_bench import Bench, metrics_of_an_idle_pod
 from tests.testbed.cgroups import MemoryLimit
 from tests.testbed.chart import CHART
 from tests.testbed.control_plane import ControlPlane, start_control_plane
