@@ -1,4 +1,8 @@
-"""Objects and jobs of maximum size, at the memory limits of the chart."""
+"""Objects and jobs of maximum size, at the memory limits of the chart.
+
+These tests have to run after those of the other files, and by their name they do: they make this process large, and
+Linux counts the memory of a process as the peak of each child that it starts.
+"""
 
 from __future__ import annotations
 
