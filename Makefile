@@ -67,7 +67,7 @@ golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden
 
 faults: $(VENV)/dev ## cause every fault and attack in a running exporter; rewrites docs/faults.md, review the diff
-	$(PYTEST) tests/component/test_faults.py tests/component/test_attacks.py --update-golden
+	$(PYTEST) tests/component/faults tests/component/attacks --update-golden
 
 preview: $(VENV)/dev ## draw the status page and dashboards into out/, and check that each panel has data (needs chromium, npm)
 	$(BIN)/python -m tests.preview.status_page

@@ -9,6 +9,12 @@ import yaml
 
 from gpu_exporter.durations import DURATION, SECONDS
 
+TAKEN = {"identity", "ledger"}  # their words name classes of other rooms
+
+
+def class_of(section: str) -> str:
+    return section.capitalize() + ("Defaults" if section in TAKEN else "")
+
 
 def render_defaults(text: str) -> str:
     """Turn defaults.yaml into named tuples, so that a start needs no YAML parser and mypy sees every key."""
@@ -36,7 +42,7 @@ def render_defaults(text: str) -> str:
         if DURATION.fullmatch(str(value))
     )
     for section, keys in sections.items():
-        out += ["", "", f"class {section.capitalize()}(NamedTuple):"]
+        out += ["", "", f"class {class_of(section)}(NamedTuple):"]
         out.append(f'    """Keys of the section `{section}`."""')
         out.append("")
         for key, value in keys.items():
@@ -53,7 +59,7 @@ def render_defaults(text: str) -> str:
             out += [f"    {key}: {annotation} = {default}", f'    """{reason.strip("; ")}"""']
     out += ["", "", "class Settings(NamedTuple):"]
     out += ['    """Every window and threshold."""', ""]
-    out += [f"    {name}: {name.capitalize()} = {name.capitalize()}()" for name in sections]
+    out += [f"    {name}: {class_of(name)} = {class_of(name)}()" for name in sections]
     out += ["", "", "DURATIONS = frozenset(", "    ("]
     out += [f'        "{name}",' for name in durations]
     out += ["    )", ")", '"""Keys that are written with a unit, e.g. 90s."""']

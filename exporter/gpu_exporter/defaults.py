@@ -42,14 +42,14 @@ class Attribution(NamedTuple):
     """seconds; an empty answer of the kubelet after a full one must be confirmed by a second one this much later"""
 
 
-class Identity(NamedTuple):
+class IdentityDefaults(NamedTuple):
     """Keys of the section `identity`."""
 
     user: str = "auto"
     """name, uid, hmac, none; auto is hmac if Slurm's PrivateData hides jobs or users, else name"""
 
 
-class Ledger(NamedTuple):
+class LedgerDefaults(NamedTuple):
     """Keys of the section `ledger`."""
 
     gap_intervals: int = 3
@@ -305,8 +305,8 @@ class Settings(NamedTuple):
 
     sampling: Sampling = Sampling()
     attribution: Attribution = Attribution()
-    identity: Identity = Identity()
-    ledger: Ledger = Ledger()
+    identity: IdentityDefaults = IdentityDefaults()
+    ledger: LedgerDefaults = LedgerDefaults()
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()
     stalls: Stalls = Stalls()

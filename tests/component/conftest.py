@@ -1,14 +1,17 @@
-"""Processes in cgroups, and a node that has them on its GPUs."""
+"""Processes in cgroups, a node that has them on its GPUs, and a control plane with a namespace whose pods are marked."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.component.pods_bench import Bench
 from tests.testbed.cgroups import Places, ProcFiles, RealCgroups
+from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.process_node import Node
 from tests.testbed.processes import Processes
@@ -61,3 +64,19 @@ def make_node(
 @pytest.fixture
 def node(make_node: Callable[..., Node]) -> Node:
     return make_node()
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        yield started
+
+
+@pytest.fixture
+def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    name = re.sub("[^a-z0-9]+", "-", request.node.name)
+    name = f"{name[:40].strip('-')}-{name[-15:].strip('-')}"
+    made = Bench(plane, name)
+    yield made
+    plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)

@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.kubernetes.checks import GPUS
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
-from tests.component.test_pods_marked import POLICY, Bench, condition_of
+from tests.component.pods_bench import POLICY, Bench, condition_of
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.gpu_resources import GPU_RESOURCES

@@ -19,7 +19,7 @@ from tests.testbed.programs import fresh_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = ("12.535.161", "12.560.30")  # every other test runs with the newest, 13.x
-SUITE = ("tests/component/test_nvml.py", "tests/component/test_generations.py", "tests/unit/devices")
+SUITE = ("tests/component/nvml", "tests/component/test_generations.py", "tests/unit/devices")
 
 
 def install_binding(version: str) -> Path:

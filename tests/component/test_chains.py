@@ -12,7 +12,6 @@ from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import READS_MAX
-from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site, in_hours, site  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
@@ -23,7 +22,7 @@ PIPELINE = ("chains.example.org", "v1", "pipelines", "Pipeline")
 
 
 @pytest.fixture(scope="module")
-def pipelines(plane: ControlPlane) -> None:  # noqa: F811
+def pipelines(plane: ControlPlane) -> None:
     """A kind with two known versions, of which the API server serves one."""
     plane.define(PIPELINE)
 

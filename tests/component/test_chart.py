@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import yaml
 from kubernetes import client
 
 from tests.testbed.chart import CHART, Helm, find
-from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import program
-from tests.testbed.processes import Processes, wait_for
+from tests.testbed.processes import wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.schemas import write_schemas
 
@@ -80,13 +79,6 @@ UID_OF_POD = {
     "name": "GPU_EXPORTER_ATTRIBUTION_POD_UID",
     "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}},
 }
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = tmp_path_factory.mktemp("control-plane")
-    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

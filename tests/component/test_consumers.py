@@ -18,7 +18,6 @@ from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from tests.component.test_pods_marked import Bench, bench, plane  # noqa: F401  # fixtures
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
@@ -57,7 +56,7 @@ class Consumed(Site):
         wait_for(cycle, "three rounds of the descheduler", 60, 0.2)
 
 
-def write_nodes(plane: ControlPlane) -> None:  # noqa: F811
+def write_nodes(plane: ControlPlane) -> None:
     """Two nodes as their kubelets would write them, ready until the controller manager marks them as not ready."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     for name in NODES:
@@ -70,7 +69,7 @@ def write_nodes(plane: ControlPlane) -> None:  # noqa: F811
 
 
 @pytest.fixture
-def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Consumed]:  # noqa: F811
+def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Consumed]:
     made = Consumed(plane, request.node.name.replace("_", "-").removeprefix("test-")[:40].strip("-"))
     write_nodes(plane)
     yield made

@@ -26,7 +26,7 @@ from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.targets import WITHIN_S
-from tests.component.test_pods_marked import POLICY
+from tests.component.pods_bench import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.gpu_resources import GPU_RESOURCES

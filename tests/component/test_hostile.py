@@ -26,7 +26,7 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from tests.component.test_pods_marked import POLICY, Source
+from tests.component.pods_bench import POLICY, Source
 from tests.component.test_shapes import VERBS, Ground, plane  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES

@@ -26,8 +26,8 @@ from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.texts import TextFiles
+from tests.component.taken_back.team import Died
 from tests.component.test_jobs_marked import POLICY, Bench, Cluster, cluster, marker, run_job  # noqa: F401  # fixtures
-from tests.component.test_pods_taken_back import Died
 from tests.testbed.processes import wait_for
 from tests.testbed.proven import SaidProofs, SaidRecord
 from tests.testbed.slurm import USER

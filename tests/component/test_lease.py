@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,14 @@ from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.pause import UNTIL, PauseNote, PauseUnreadable
-from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
+from tests.component.pods_bench import Bench, metrics_of_an_idle_pod
 from tests.testbed.clocks import StoppableClock
-from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.control_plane import ControlPlane
 from tests.testbed.pages import is_served, serve_page
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, free_port, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
 TAKEN_OVER_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = tmp_path_factory.mktemp("control-plane")
-    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
-        yield started
 
 
 class Replicas:

@@ -3,176 +3,23 @@
 from __future__ import annotations
 
 import calendar
-import json
 import re
 import time
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 import pytest
-from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.judge import judge_of
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
-from gpu_exporter.reconciler.kubernetes.client.api import Api
-from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.kubernetes.notice import CONDITION
 from gpu_exporter.reconciler.marks import Mark, MarkError
-from tests.testbed.chart import Helm
-from tests.testbed.clocks import StoppableClock
-from tests.testbed.control_plane import ControlPlane, start_control_plane
-from tests.testbed.gpu_resources import GPU_RESOURCES
-from tests.testbed.node import static_pod
-from tests.testbed.pages import serve_page
-from tests.testbed.processes import Processes, run_exporter, wait_for
+from tests.component.pods_bench import POLICY, Bench, condition_of
+from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
-POLICY = Policy()._replace(candidate_after=60.0, underused_after=120.0, startup_grace=1.0, unsupported_max=600.0)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = tmp_path_factory.mktemp("control-plane")
-    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
-        yield started
-
-
-class Tally:
-    """Observer of a cycle."""
-
-    def __init__(self) -> None:
-        self.writes: list[str] = []
-        self.skips: list[str] = []
-
-    def count_write(self, result: str) -> None:
-        self.writes.append(result)
-
-    def count_skip(self, reason: str) -> None:
-        self.skips.append(reason)
-
-
-class Source:
-    """Evidence that a test sets: idle run and UID by pod name."""
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self.pods: dict[str, tuple[str, float]] = {}
-        self.answers = True
-        self.sharing: dict[HolderName, str] = {}
-        self.clock: Clock = SYSTEM_CLOCK
-
-    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        if not self.answers:
-            raise EvidenceError("Prometheus is down")
-        wall = self.clock.wall()
-        holders = []
-        for pod, (uid, run) in self.pods.items():
-            unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
-            name = HolderName("kubernetes", self.namespace, pod)
-            holders.append(HolderEvidence(name, "", (unit,), 1, frozenset({uid})))
-        return Evidence(wall, tuple(holders), sharing=self.sharing)
-
-    def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        evidence = self.read_evidence()
-        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
-
-
-class Bench:
-    """One namespace, one source, one cycle."""
-
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self.plane, self.namespace = plane, namespace
-        body = {"metadata": {"name": namespace}}
-        plane.core.create_namespace(body)
-        wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
-        self.source, self.tally = Source(namespace), Tally()
-        self.clock = StoppableClock()
-        self.policy = POLICY
-        self.mark_with(sets_condition=False)
-
-    def mark_with(self, *, sets_condition: bool) -> None:
-        """Continue as a new process with this setting."""
-        api = Api(ControlPlane.connect(self.plane.admin))
-        self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition, resources=GPU_RESOURCES)
-        self.restart()
-
-    def restart(self) -> None:
-        """Continue as a new process, which knows only the marks on the pods."""
-        self.source.clock = self.clock
-        self.cycle = ReconcileCycle(
-            judge_of(self.source, [self.marker], Rulebook(self.policy), self.clock),
-            [self.marker],
-            self.policy,
-            self.tally,
-            self.clock,
-        )
-
-    def run_pod(
-        self, name: str, started_s_ago: float = 9000.0, resource: str = "nvidia.com/gpu", **metadata: Any
-    ) -> str:
-        """A running pod with one GPU, with the status that a kubelet would write. Returns its UID."""
-        pod = static_pod(name, 1, **metadata)
-        pod["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
-        pod["metadata"]["namespace"] = self.namespace
-        uid = self.plane.create_pod(pod)
-        self.set_running(name, started_s_ago)
-        return uid
-
-    def set_running(self, name: str, started_s_ago: float) -> None:
-        """The status that a kubelet would write."""
-        self.run_in(self.namespace, name, started_s_ago)
-
-    def run_in(self, namespace: str, name: str, started_s_ago: float = 9000.0) -> None:
-        """Start the same pod in another namespace."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - started_s_ago))
-        containers = self.plane.pod(name, namespace)["spec"]["containers"]
-        state = {
-            "state": {"running": {"startedAt": moment}},
-            "ready": True,
-            "restartCount": 0,
-            "image": "",
-            "imageID": "",
-        }
-        statuses = [{"name": each["name"], **state} for each in containers]
-        status = {"phase": "Running", "startTime": moment, "containerStatuses": statuses}
-        self.plane.core.patch_namespaced_pod_status(name, namespace, {"status": status})
-
-    def delete_pod(self, name: str) -> None:
-        self.plane.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
-
-    def labels(self, name: str) -> dict[str, str]:
-        return self.plane.pod(name, self.namespace)["metadata"].get("labels") or {}
-
-    def annotations(self, name: str) -> dict[str, str]:
-        return self.plane.pod(name, self.namespace)["metadata"].get("annotations") or {}
-
-    def run(self) -> tuple[list[str], list[str]]:
-        """Run one cycle. Returns the writes and the skips."""
-        self.tally.writes.clear()
-        self.tally.skips.clear()
-        self.cycle.run()
-        return list(self.tally.writes), list(self.tally.skips)
-
-    def events(self, pod: str) -> list[tuple[str, str]]:
-        return self.plane.events(self.namespace, pod)
-
-
-@pytest.fixture
-def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    name = re.sub("[^a-z0-9]+", "-", request.node.name)
-    name = f"{name[:40].strip('-')}-{name[-15:].strip('-')}"
-    made = Bench(plane, name)
-    yield made
-    plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
 
 
 def test_a_mark_is_set_grows_and_is_removed_at_the_first_activity(bench: Bench) -> None:
@@ -327,12 +174,6 @@ def test_a_pod_that_is_idle_from_its_start_becomes_underused_without_a_removal(b
         ((["written"], []), "underused"),
     ]
     assert [reason for reason, _ in bench.events("train")] == ["GpuCandidate", "GpuUnderused"]
-
-
-def condition_of(bench: Bench, name: str) -> dict[str, Any]:
-    """The reconciler's condition on a pod, {} if the pod has no such condition."""
-    conditions = bench.plane.pod(name, bench.namespace)["status"].get("conditions") or ()
-    return next((each for each in conditions if each["type"] == CONDITION), {})
 
 
 def test_underused_pods_have_a_condition_with_a_heartbeat(bench: Bench) -> None:
@@ -535,146 +376,3 @@ def test_an_outage_of_the_api_server_loses_no_mark(bench: Bench) -> None:
         bench.plane.apiserver = bench.plane.start_apiserver()
     wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal after the restart", 30, 0.2)
     assert LABEL not in bench.labels("train")
-
-
-def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
-    """The series of an exporter for a pod whose one GPU has been idle for three hours."""
-    now = time.time()
-    key = f'gpu="0",uuid="GPU-1",mig="",mig_uuid="",scheduler="kubernetes",namespace="{namespace}",pod="{pod}",container="train"'
-    return (
-        f'gpu_allocation_info{{{key},pod_uid="{uid}"}} 1\n'
-        f"gpu_allocation_start_timestamp_seconds{{{key}}} {now - 20000:.0f}\n"
-        f"gpu_allocation_idle_run_seconds{{{key}}} 10800\n"
-        f"gpu_allocation_held_seconds_total{{{key}}} 20000\n"
-        f"gpu_allocation_observed_seconds_total{{{key}}} 20000\n"
-        f"gpu_allocation_holder_units{{{key}}} 1\n"
-        f"gpu_allocation_idle_run_witnesses{{{key}}} 3\n"
-        f"gpu_exporter_last_sample_timestamp_seconds {now:.0f}\n"
-        "gpu_exporter_sample_interval_seconds 1\n"
-    )
-
-
-def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: Bench, tmp_path: Path) -> None:
-    uid = bench.run_pod("train", started_s_ago=20000.0)
-    access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
-    with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
-        command = ("reconcile", "--once", f"--source.exporter={address}", *access)
-        done = run_exporter(*command)
-        assert (done.returncode, LABEL in bench.labels("train")) == (0, False), done.stderr
-        assert f"{LABEL}=underused" in done.stdout
-        done = run_exporter(*command, "--apply")
-        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
-        assert "marked underused: its one GPU idle for 3.0 h" in done.stderr
-        command = ("reconcile", f"--source.exporter={address}", *access)
-        audit = f"--audit.file={tmp_path / 'audit.jsonl'}"
-        bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"labels": {LABEL: None}}})
-        done = run_exporter(*command, "--once", "--apply", audit)
-        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
-        past = "Z marked underused: its one GPU idle for 3.0 h (1 of 1 GPUs seen)\n"
-        done = run_exporter(*command, "--once", audit, f"--explain={bench.namespace}/train")
-        assert done.returncode == 0 and past in done.stdout and "idle run" in done.stdout, done.stdout
-    with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "another", uid)) as address:
-        command = ("reconcile", "--once", f"--source.exporter={address}", *access, audit)
-        done = run_exporter(*command, f"--explain={bench.namespace}/train")
-        assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its earlier marks:\n  20"), (
-            done.stderr
-        )
-        assert past in done.stdout
-        assert run_exporter(*command, f"--explain={bench.namespace}/absent").returncode == 2
-        same = run_exporter("explain", f"{bench.namespace}/train", *command[2:])
-        assert (same.returncode, same.stdout) == (done.returncode, done.stdout), same.stderr
-        done = run_exporter("explain", *command[2:])
-        assert (
-            done.returncode == 2
-            and "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID" in done.stderr
-        )
-    remove = ("reconcile", "--remove-all", *access)
-    done = run_exporter(*remove)
-    assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
-    assert LABEL in bench.labels("train")
-    done = run_exporter(*remove, "--apply")
-    assert done.stdout == f"{bench.namespace}/train: underused: withdrawn\n", done.stderr
-    assert bench.annotations("train") == {} and LABEL not in bench.labels("train")
-    assert bench.events("train")[-1] == ("GpuMarkWithdrawn", "all marks are removed")
-    bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"labels": {LABEL: "underused"}}})
-    done = run_exporter(*remove, "--apply")
-    assert done.stdout == f"{bench.namespace}/train: underused: withdrawn\n", "a label without our annotations"
-    assert LABEL not in bench.labels("train")
-
-
-def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path) -> None:
-    """Checks the table, JSON and --explain, with the rights of the chart's dry run."""
-    pages = []
-    for name, metadata in (("train", {}), ("other", {"labels": {LABEL: "mine"}})):
-        uid = bench.run_pod(name, started_s_ago=20000.0, **metadata)
-        pages.append(metrics_of_an_idle_pod(bench.namespace, name, uid))
-    reader = bench.plane.authority.kubeconfig("reader", bench.plane.url, "reader")
-    rbac = client.RbacAuthorizationV1Api(bench.plane.api)
-    (role,) = (
-        each
-        for each in Helm(tmp_path).objects({})
-        if each["kind"] == "ClusterRole" and each["metadata"]["name"].endswith("-reconciler")
-    )
-    role = {"metadata": {"name": "pod-reader"}, "rules": role["rules"]}
-    with serve_page(lambda: "".join(pages)) as address:
-        command = ("reconcile", "--once", f"--source.exporter={address}", "--no-slurm")
-        allowed = (*command, f"--kubernetes.kubeconfig={reader}")
-        done = run_exporter(*allowed)
-        assert (done.returncode, LABEL in done.stdout) == (4, False), "what surrounds pods is not known"
-        assert (
-            f"the evidence is incomplete: the surroundings of pods in {bench.namespace} cannot be read: " in done.stderr
-        )
-        assert "status 403" in done.stderr
-        rbac.create_cluster_role(role)
-        subject = {"kind": "User", "name": "reader", "apiGroup": "rbac.authorization.k8s.io"}
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "pod-reader"}
-        rbac.create_cluster_role_binding(
-            {"metadata": {"name": "pod-reader"}, "roleRef": reference, "subjects": [subject]}
-        )
-        wait_for(lambda: "REFUSED" in run_exporter(*allowed).stdout, "the rights to count", 30, 0.2)
-        done = run_exporter(*allowed)
-        rows = {line.split()[0]: line for line in done.stdout.splitlines()}
-        assert rows[f"{bench.namespace}/other"].endswith("REFUSED: foreign"), done.stdout
-        assert rows[f"{bench.namespace}/train"].endswith(f"{LABEL}=underused")
-        assert done.stderr == ""
-        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
-        assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
-        done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
-        assert f"  REFUSED: foreign: {LABEL} has a value that the reconciler does not set\n" in done.stdout
-        done = run_exporter(*command, "--no-kubernetes")
-        assert done.stderr.count("cannot connect to the API server") == 1
-        assert "REFUSED" not in done.stdout
-    assert (bench.labels("other"), bench.labels("train")) == ({LABEL: "mine"}, {})
-
-
-def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench: Bench) -> None:
-    uid = bench.run_pod("train", started_s_ago=20000.0, resource="example.com/h100")
-    page = metrics_of_an_idle_pod(bench.namespace, "train", uid)
-    named = r"--attribution.resource=example\.com/h100"
-    with serve_page(lambda: page) as address:
-        access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
-        command = ("reconcile", "--once", f"--source.exporter={address}", *access)
-        assert "REFUSED: gpus" in run_exporter(*command).stdout
-        done = run_exporter(*command, "--apply")
-        assert "not marked underused: the pod asks for 0 GPUs, but the evidence is about 1" in done.stderr
-        assert LABEL not in bench.labels("train")
-        assert "REFUSED" not in run_exporter(*command, named).stdout
-        done = run_exporter(*command, named, "--apply")
-        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds nothing to mark"),
-        (("--apply", "--kubernetes", "--no-slurm"), "cannot connect to the API server: "),
-        (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
-        (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
-        (("--apply", "--explain=ml/train"), "--explain and --gpu write nothing"),
-    ],
-)
-def test_a_requested_target_that_is_unavailable_is_reported(flags: tuple[str, ...], complaint: str) -> None:
-    done = run_exporter("reconcile", "--once", "--source.exporter=127.0.0.1:1", *flags)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr

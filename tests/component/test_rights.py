@@ -20,7 +20,7 @@ from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import Lease, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError
-from tests.component.test_pods_marked import POLICY, Tally, condition_of
+from tests.component.pods_bench import POLICY, Tally, condition_of
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane

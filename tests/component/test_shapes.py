@@ -24,23 +24,21 @@ from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.shapes import SHAPES
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from tests.component.test_pods_marked import POLICY
+from tests.component.pods_bench import POLICY
 from tests.component.test_surroundings import Site
-from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.operators import (
     OBJECTS,
     create,
-    install_definitions,
     job_spec,
     jobset_spec,
     kubeflow_spec,
     make_queue,
     pod_template,
-    start_kueue,
-    start_operators,
+    start_with_operators,
 )
-from tests.testbed.processes import Processes, wait_for
+from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
 WALL = SYSTEM_CLOCK.wall()
@@ -50,11 +48,7 @@ QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    directory = tmp_path_factory.mktemp("operators")
-    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
-        install_definitions(started)
-        start_operators(processes, started)
-        start_kueue(processes, started, directory / "kueue")
+    with start_with_operators(tmp_path_factory.mktemp("operators")) as started:
         yield started
 
 

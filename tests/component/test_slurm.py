@@ -7,35 +7,29 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gpu_exporter
 from gpu_exporter.attribution.slurm.controller import JOB_EACH_S
 from gpu_exporter.attribution.slurm.pace import Pace
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer, CommandFailed
+from gpu_exporter.attribution.source import Answer
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.scenario import parse_scenario
+from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as
 from tests.testbed.clocks import StoppableClock
-from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
+from tests.testbed.nvml.feeder import NvmlTable
+from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.slurm import GPUS, USER, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
-MINORS = (3, 1, 0, 2)  # minor numbers in NVML's order, which is the bus order
 # slurmd reads this file in place of NVML: the links of each GPU (-1 to itself) give its position in the bus order.
 FAKE_GPUS = "".join(
     f"h100|8|0-7|{','.join('-1' if i == index else '0' for i in range(GPUS))}|{{root}}/dev/nvidia{minor}\n"
     for index, minor in enumerate(MINORS)
 )
-SCENARIO = parse_scenario({"gpus": [{"model": "H100"}] * GPUS})
-FLAGS = ("--attribution.slurm", "--attribution.slurm.node=n0", "--no-attribution.kubelet")
 LAYOUTS = {
     "files": Layout(),
     "files in another order": Layout(
@@ -64,51 +58,6 @@ LAYOUTS = {
 }
 NEWER = ("types in another order than slurm.conf", "no type", "AutoDetect and files")
 CASES = [("22.05", name) for name in LAYOUTS] + [(release, name) for release in ("24.11", "26.05") for name in NEWER]
-
-
-class Host:
-    """The exporter on the node `n0` of a cluster."""
-
-    def __init__(self, slurm: Slurm, nvml: dict[str, str], table: NvmlTable) -> None:
-        self.environment = {**nvml, "SLURM_CONF": slurm.environment["SLURM_CONF"], "PATH": slurm.environment["PATH"]}
-        self.uuid_of_minor = plug(table, range(GPUS))
-        self._config = table.path.with_name("config.yaml")
-
-    def run(self, form: str, identity: str = "name") -> str:
-        """The output of `--once`. The time limits are long, because commands are slow on a busy machine."""
-        self._config.write_text(f"attribution: {{timeout: 60s}}\nidentity: {{user: {identity}}}\n", "utf-8")
-        flags = (f"--config.file={self._config}", "--state.directory=", "--timeout=120s", *FLAGS)
-        done = subprocess.run(
-            [*GPU_EXPORTER, "--once", f"--format={form}", *flags],
-            env=self.environment, capture_output=True, text=True, check=False, timeout=150,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
-
-    def once(self, identity: str = "name") -> dict[str, Any]:
-        return dict(json.loads(self.run("json", identity)))
-
-    def held(self) -> dict[str, set[str]]:
-        """The UUIDs of held GPUs by job id."""
-        jobs: dict[str, set[str]] = {}
-        for allocation in self.once()["allocations"]:
-            jobs.setdefault(allocation["job_id"], set()).add(allocation["uuid"])
-        return jobs
-
-
-def plug(table: NvmlTable, positions: Sequence[int]) -> dict[int, str]:
-    """Let NVML list the GPUs at these positions of SCENARIO only; their UUIDs by minor number."""
-    ScenarioFeeder(SCENARIO._replace(gpus=tuple(SCENARIO.gpus[i] for i in positions)), table)
-    for index, position in enumerate(positions):
-        with table.writing(index) as out:
-            out.minor = MINORS[position]
-    return {MINORS[position]: SCENARIO.gpus[position].uuid for position in positions}
-
-
-def idx_of(slurm: Slurm, job: str) -> int:
-    rows = json.loads(slurm.run("squeue", "--json"))["jobs"]
-    (detail,) = next(row["gres_detail"] for row in rows if row["job_id"] == int(job))
-    return int(detail.partition("IDX:")[2].rstrip(")"))
 
 
 @pytest.mark.parametrize(("release", "name"), CASES, ids=lambda text: text.replace(" ", "-"))
@@ -145,19 +94,6 @@ def slurm(cluster: Slurm) -> Any:
 @pytest.fixture
 def host(slurm: Slurm, nvml_environment: dict[str, str], nvml_table: NvmlTable) -> Host:
     return Host(slurm, nvml_environment, nvml_table)
-
-
-def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str]:
-    """A runner for the source's commands on this cluster, as the given user."""
-
-    def run(command: Sequence[str], timeout_s: float) -> str:
-        done = slurm.attempt(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
-        if done.returncode != 0:
-            reason = (done.stderr.splitlines() or [""])[0]
-            raise CommandFailed(f"{command[0]} ended with status {done.returncode}: {reason}", done.stdout)
-        return done.stdout
-
-    return run
 
 
 ON_N0 = ("-w", "n0", "-N1")
@@ -237,15 +173,6 @@ def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     clock.advance(JOB_EACH_S)
     assert {grant.holder.units for grant in source.poll().grants} == {2}
-
-
-def requests(slurm: Slurm) -> Counter[str]:
-    """The number of requests to the controller so far, by message type, without the request of this function."""
-    _, _, table = slurm.run("sdiag").partition("statistics by message type")
-    rows = re.findall(
-        r"^\s+(REQUEST_\w+)\s+\(\s*\d+\) count:(\d+)", table.partition("statistics by user")[0], re.MULTILINE
-    )
-    return Counter({name: int(count) for name, count in rows if name != "REQUEST_STATS_INFO"})
 
 
 def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> None:
@@ -337,12 +264,6 @@ def test_jobs_keep_their_gpus_when_a_gpu_leaves_the_list_over_a_restart(
         metrics = fetch(f"{url}/metrics") or ""
         assert "gpu_allocated{" not in metrics  # the third job holds one of the GPUs, so none is free
         assert f'job_id="{later}"' not in metrics
-
-
-PROLOG = {
-    f"{name}.sh": (Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / f"{name}.sh").read_text("utf-8")
-    for name in ("prolog", "epilog")
-}
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])

@@ -19,7 +19,7 @@ from gpu_exporter.cluster.collector import MAX_ANSWER, CollectorRun, SlurmCollec
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.model.holders import Grant
-from tests.component.test_slurm import requests, run_as
+from tests.component.slurm_host import requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 from tests.testbed.slurm import JWT_KEY, Layout, Slurm, chroot_of, start_slurm

@@ -18,7 +18,7 @@ import pytest
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.model.holders import HolderKey
-from tests.component.test_slurm import FLAGS, PROLOG, SCENARIO, plug, run_as
+from tests.component.slurm_host import FLAGS, PROLOG, SCENARIO, plug, run_as
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm

@@ -16,7 +16,7 @@ from gpu_exporter.attribution.slurm.pace import Pace
 from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.slurm.steps import StepReader
 from gpu_exporter.reconciler.slurm.live import parse_jobs
-from tests.component.test_slurm import run_as
+from tests.component.slurm_host import run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm

@@ -20,7 +20,7 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
+from tests.component.pods_bench import POLICY, Bench
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.processes import wait_for
@@ -150,7 +150,7 @@ class Site(Bench):
 
 
 @pytest.fixture
-def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Site]:  # noqa: F811
+def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Site]:
     made = Site(plane, request.node.name.replace("_", "-").replace("test-", "")[:50].strip("-"))
     yield made
     client.BatchV1Api(plane.api).delete_collection_namespaced_job(made.namespace, propagation_policy="Background")

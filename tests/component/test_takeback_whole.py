@@ -20,7 +20,6 @@ from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import RECORD_SUFFIX, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from gpu_exporter.reconciler.record import KEY, Record
-from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_proofs import DAY_S, alert, backfill, line, post
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane
@@ -96,7 +95,7 @@ class Stage(NamedTuple):
 
 
 @pytest.fixture
-def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:  # noqa: F811
+def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:
     site = Site(plane, "whole-way")
     pods = site.job("train", 2)
     now = int(time.time())

@@ -135,7 +135,7 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-Written by `tests/component/test_faults.py`, which causes each fault on a running exporter and observes it from outside.
+Written by `tests/component/faults`, which causes each fault on a running exporter and observes it from outside.
 A fake NVML library in C replaces the driver. The node has {count} GPUs. A fault of one GPU affects GPU 3. Rows with
 "8 fresh" are about a ninth GPU. Every run of all tests compares this table with the observed behaviour.
 

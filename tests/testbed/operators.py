@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import yaml
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import program
 from tests.testbed.processes import Processes, Running, free_port, wait_for
 from tests.testbed.programs import operator_crds
@@ -76,6 +77,16 @@ def start_kueue(processes: Processes, plane: ControlPlane, directory: Path) -> R
     config.write_text(yaml.safe_dump(settings), "utf-8")
     command = [str(program("kueue")), f"--config={config}", "--feature-gates=VisibilityOnDemand=false"]
     return processes.start(command, {**os.environ, "KUBECONFIG": str(plane.admin)})
+
+
+@contextlib.contextmanager
+def start_with_operators(directory: Path) -> Iterator[ControlPlane]:
+    """A control plane with all of these controllers."""
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        install_definitions(started)
+        start_operators(processes, started)
+        start_kueue(processes, started, directory / "kueue")
+        yield started
 
 
 def make_queue(plane: ControlPlane, namespace: str, gpus: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
 from gpu_exporter.attribution.source import Source
@@ -57,7 +57,7 @@ class SimulatedNode:
         )
         self._rules = activity_rules(self.settings, driver_period_max_s)
         self.hung: set[str] = set()
-        self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # each owns one process with a GiB of memory
+        self.owners: Mapping[UnitId, Sequence[ProcessOwner]] = {}  # each owns one process with a GiB of memory
         self.inventory = Inventory()
         self.offers: list[Grant] | None = None  # devices that a scheduler may allocate
         self._elapsed = 0.0

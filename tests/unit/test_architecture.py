@@ -428,6 +428,15 @@ def test_every_room_is_on_the_map() -> None:
     assert {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES} == set(ALLOWED)
 
 
+def test_a_class_name_means_one_thing() -> None:
+    declared: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                declared.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in declared.items() if len(places) > 1} == {}
+
+
 def test_only_the_nvml_backend_knows_pynvml() -> None:
     users = {path.name for path in MODULES if "pynvml" in imports_of(path)}
     assert users == {"gpm.py", "library.py"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.digest.read import Reader
+from gpu_exporter.digest.read import DigestReader
 from gpu_exporter.digest.render import render_html, render_json, render_text
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.evidence.client import Fetch
@@ -17,7 +17,7 @@ RENDER = {"text": render_text, "html": render_html, "json": render_json}
 def print_digest(url: str, matcher: str, interval_s: float, fetch: Fetch, since_s: float, form: str) -> int:
     """Print the digest up to now on standard output. Returns the exit code, NO_DATA if there is no data."""
     try:
-        digest = Reader(url, matcher, interval_s, fetch).read(since_s, SYSTEM_CLOCK.wall())
+        digest = DigestReader(url, matcher, interval_s, fetch).read(since_s, SYSTEM_CLOCK.wall())
     except EvidenceError as exc:
         print(f"gpu-exporter digest: {exc}", file=sys.stderr)  # noqa: T201
         return Exit.NO_DATA

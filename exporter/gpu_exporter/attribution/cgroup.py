@@ -31,7 +31,7 @@ SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")  # 13 digits of Crockford's base 
 SLURM = re.compile(r"slurm(?:_.+(?<!\.service)(?<!\.scope)(?<!\.slice))?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
 
 
-class Owner(NamedTuple):
+class ProcessOwner(NamedTuple):
     """The owner of a process. All fields are empty for the system, a login, or an owner of another kind.
 
     `pods`: UIDs in the path, outermost first. `slurm`: the process belongs to Slurm; `job` and `step` are "" if the
@@ -50,7 +50,7 @@ class Owner(NamedTuple):
         return bool(self.pods) or self.slurm
 
 
-def parse_cgroup(text: str) -> Owner:
+def parse_cgroup(text: str) -> ProcessOwner:
     """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that is not understood has no owner.
 
     Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1, only some controllers have a
@@ -61,7 +61,7 @@ def parse_cgroup(text: str) -> Owner:
     jobs = {owner.job for owner in owners if owner.job}
     job = jobs.pop() if len(jobs) == 1 else ""
     steps = sorted({owner.step for owner in owners if job and owner.job == job and owner.step})
-    return Owner(
+    return ProcessOwner(
         pods=tuple(dict.fromkeys(pod for owner in owners for pod in owner.pods)),
         slurm=any(owner.slurm for owner in owners),
         job=job,
@@ -70,7 +70,7 @@ def parse_cgroup(text: str) -> Owner:
     )
 
 
-def _parse_path(path: str) -> Owner:
+def _parse_path(path: str) -> ProcessOwner:
     # runc with the wrong cgroup driver puts a slice, a runtime and an id into one part, with colons between them.
     parts = [piece for part in path.split("/") for piece in part[: 2 * PART_MAX].split(":")]
     pods: list[str] = []
@@ -92,4 +92,4 @@ def _parse_path(path: str) -> Owner:
             slurm = True
         elif job and not step and (match := STEP.fullmatch(part)):
             step = match[1]
-    return Owner(tuple(pods), slurm, job, step, container)
+    return ProcessOwner(tuple(pods), slurm, job, step, container)

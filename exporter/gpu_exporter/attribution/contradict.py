@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
 from gpu_exporter.model.units import UnitId
@@ -33,7 +33,7 @@ REMEDIES = {
 }
 
 
-def relate(holder: Holder, owner: Owner) -> Relation:
+def relate(holder: Holder, owner: ProcessOwner) -> Relation:
     """Whether a process of `owner` belongs to the holder. "other" means that another pod or job is proven."""
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
@@ -100,7 +100,7 @@ class ProcessNet:
         self._before: dict[UnitId, frozenset[Who]] = {}  # the previous holders of each unit
 
     def check(
-        self, resolution: Resolution, owners: Mapping[UnitId, Sequence[Owner]], places: Mapping[UnitId, str]
+        self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
     ) -> Resolution:
         """Mark the allocations that processes contradict, and count each as a conflict of its source.
 
@@ -160,7 +160,7 @@ class ProcessNet:
 class _Comparison:
     """One look at all processes, compared with one mapping."""
 
-    def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[Owner]]) -> None:
+    def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]]) -> None:
         self.holders: dict[UnitId, list[Holder]] = {}
         for allocation, _ in resolution.allocations:
             self.holders.setdefault(allocation.unit, []).append(allocation.holder)
@@ -172,7 +172,7 @@ class _Comparison:
         self._unresolved = {identify(grant.holder) for grant in unresolved}
         self._owners = owners
         self._strays = self._find_strays()
-        self._others: dict[UnitId, list[Owner]] = {}  # owners that hold nothing on the unit, filled on demand
+        self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
         """Holders that work on a unit that they do not hold, and that unit. Holders with an unresolved grant are left
@@ -222,12 +222,12 @@ class _Comparison:
             )
         return f"in use by {self._join(users)}, which no source reports"
 
-    def _join(self, owners: Iterable[Owner]) -> str:
+    def _join(self, owners: Iterable[ProcessOwner]) -> str:
         names = sorted({self._describe(owner) for owner in owners})
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
         return ", ".join(names[:NAMED_MAX]) + more
 
-    def _describe(self, owner: Owner) -> str:
+    def _describe(self, owner: ProcessOwner) -> str:
         if owner.job:
             return f"job {owner.job}"
         if owner.slurm:
@@ -238,7 +238,7 @@ class _Comparison:
         return f"container {owner.container[:12]}"
 
 
-def _whos(owner: Owner) -> tuple[Who, ...]:
+def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
     """Every pod and job that a process belongs to: a job's slurmd may itself run in a pod."""
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods

@@ -48,7 +48,7 @@ class _Question:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _SourceMemory:
     question: _Question | None = None
     grants: Sequence[Grant] = ()
     offers: Sequence[Grant] | None = None
@@ -87,7 +87,7 @@ class Poller:
         self._identity = identity
         self._clock = clock
         self._keep_last_s = keep_last_s
-        self._memory = {source.name: _Memory() for source in sources}
+        self._memory = {source.name: _SourceMemory() for source in sources}
 
     def poll(self) -> list[Grant]:
         """Ask every source once. A source that fails is answered from memory, for a limited time."""
@@ -142,7 +142,7 @@ class Poller:
         """Warnings about attribution for people, beside the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
-    def _take_answer(self, name: str, memory: _Memory, within_s: float | None) -> None:
+    def _take_answer(self, name: str, memory: _SourceMemory, within_s: float | None) -> None:
         question = memory.question
         if question is None or not question.is_answered(within_s):
             return
@@ -176,7 +176,7 @@ class Poller:
         memory.missed += answer.missed
 
     @staticmethod
-    def _note(name: str, memory: _Memory, problem: str, bug: Exception | None = None) -> None:
+    def _note(name: str, memory: _SourceMemory, problem: str, bug: Exception | None = None) -> None:
         """Log a problem when it changes, not at every poll. An answer with a problem still counts as an answer.
 
         `bug`: the exception whose traceback is logged.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
+from gpu_exporter.attribution.cgroup import ProcessOwner, parse_cgroup
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
 from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod
@@ -41,7 +41,7 @@ class UnitOwners(NamedTuple):
     `is_complete`: the owner of every process on the unit is known.
     """
 
-    uses: Mapping[Owner, Use]
+    uses: Mapping[ProcessOwner, Use]
     is_complete: bool
 
 
@@ -58,7 +58,7 @@ class OwnedPeriod(NamedTuple):
 
     start: float
     end: float
-    shares: tuple[tuple[Owner | None, float | None], ...]
+    shares: tuple[tuple[ProcessOwner | None, float | None], ...]
     problem: str = ""
 
 
@@ -132,7 +132,7 @@ class ProcessOwners:
         return OwnedPeriod(period.start, period.end, shares, period.problem)
 
     def _read_unit(self, here: Sequence[GpuProcess], listed: ProcessList, is_complete: bool) -> UnitOwners:
-        uses: dict[Owner, Use] = {}
+        uses: dict[ProcessOwner, Use] = {}
         for process in here[:UNIT_MAX]:
             owner = self._owner(process.pid, listed.monotonic)
             if owner is None:
@@ -141,7 +141,7 @@ class ProcessOwners:
                 uses[owner] = uses.get(owner, Use()).plus(Use(1, process.memory_bytes))
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
-    def _owner(self, pid: int, seen: float) -> Owner | None:
+    def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
         """None if the process has ended, another process has its pid, it is unreadable, or it is the MPS server of many
         clients.
 

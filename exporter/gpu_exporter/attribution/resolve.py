@@ -55,7 +55,7 @@ def resolve(
     finder = _Finder(
         snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
     )
-    found = _Found()
+    found = _GrantsByUnit()
     for grant in grants:
         if not grant.ended:
             found.assign(grant, finder.find(grant), numbers)
@@ -82,7 +82,7 @@ class _Assigned(NamedTuple):
     basis: str
 
 
-class _Found:
+class _GrantsByUnit:
     """The grants, by the unit that each names. `kept`: numbers that keep their unit while the holder runs."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.contradict import identify
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution
@@ -57,7 +57,7 @@ class Users:
         self._names = {uid: name for uid, name in self._names.items() if uid in here}
         return found
 
-    def _list(self, unit: UnitId, owners: Iterable[Owner], now: float) -> list[tuple[Allocation, Grant]]:
+    def _list(self, unit: UnitId, owners: Iterable[ProcessOwner], now: float) -> list[tuple[Allocation, Grant]]:
         holders = {holder.key: holder for owner in owners if (holder := self._holder(owner)) is not None}
         return [
             (
@@ -84,7 +84,7 @@ class Users:
             for holder in holders.values()
         ]
 
-    def _holder(self, owner: Owner) -> Holder | None:
+    def _holder(self, owner: ProcessOwner) -> Holder | None:
         if owner.slurm:
             return None  # Slurm reports more about a job than the job's processes do, in any container
         short = owner.container[:ID_SHOWN]

@@ -118,7 +118,7 @@ def divide_energy(
     return shares, joules - sum(shares.values())
 
 
-class _Read(NamedTuple):
+class _InstanceRead(NamedTuple):
     """Values read from one instance. `supported`: its activity can be read, now or in one of the next cycles."""
 
     identity: InstanceIdentity
@@ -159,7 +159,7 @@ def collect_mig(cycle: Cycle) -> None:
         cycle.totals.forget(lambda key: _subject(key).startswith("MIG-") and _subject(key) not in present)
 
 
-def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) -> _Read:
+def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) -> _InstanceRead:
     identity = instance.identity
     begin = cycle.now()
     before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
@@ -182,7 +182,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     if gpm is not None:
         values = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
         samples += [Sample(family, (), value) for family, value in values if value is not None]
-    return _Read(identity, gpm, at, supported, samples)
+    return _InstanceRead(identity, gpm, at, supported, samples)
 
 
 def _subject(key: Hashable) -> str:
@@ -190,7 +190,7 @@ def _subject(key: Hashable) -> str:
     return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
 
 
-def _charge(cycle: Cycle, read: Sequence[_Read]) -> Mapping[str, float]:
+def _charge(cycle: Cycle, read: Sequence[_InstanceRead]) -> Mapping[str, float]:
     """Divide the board's energy since the last cycle among its instances; returns the running sum of each by uuid.
 
     Each method has its own sum, so that no energy counts twice when the method changes.

@@ -82,7 +82,7 @@ class RuleFaults(ValueError):
 def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
     """The policies in a node of yaml.compose, from the file `place`. Raises RuleFaults."""
     faults: list[str] = []
-    reader = _Reader(place, faults)
+    reader = _RulesReader(place, faults)
     rules: list[PolicyRule] = []
     places: list[tuple[Any, str]] = []
     for index, item in enumerate(reader.items(node, "policies")):
@@ -128,7 +128,7 @@ def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:
     return faults
 
 
-class _Reader:
+class _RulesReader:
     """Reads nodes; every error becomes a fault with its line."""
 
     def __init__(self, path: str, faults: list[str]) -> None:

@@ -164,17 +164,19 @@ def load_scenario(path: Path) -> Scenario:
 
 def parse_scenario(data: object) -> Scenario:
     """Convert the parsed file to a scenario. Raises ScenarioError with the path of the fault."""
-    top = _Reader("scenario", data)
+    top = _ScenarioReader("scenario", data)
     seed = int(top.number("seed", 0))
-    gpus = tuple(_parse_gpu(_Reader(f"gpus[{i}]", entry), i, seed) for i, entry in enumerate(top.entries("gpus")))
+    gpus = tuple(
+        _parse_gpu(_ScenarioReader(f"gpus[{i}]", entry), i, seed) for i, entry in enumerate(top.entries("gpus"))
+    )
     holders = tuple(
-        _parse_holder(_Reader(f"holders[{i}]", entry), gpus) for i, entry in enumerate(top.entries("holders"))
+        _parse_holder(_ScenarioReader(f"holders[{i}]", entry), gpus) for i, entry in enumerate(top.entries("holders"))
     )
     top.finish()
     return Scenario(gpus, holders)
 
 
-class _Reader:
+class _ScenarioReader:
     """Takes keys out of a mapping, and raises an error for wrong and unknown keys."""
 
     def __init__(self, place: str, data: object) -> None:
@@ -218,7 +220,7 @@ class _Reader:
 
 
 def _parse_load(place: str, data: object) -> Load:
-    reader = _Reader(place, data)
+    reader = _ScenarioReader(place, data)
     kind = reader.text("kind")
     makers: dict[str, Callable[[], Load]] = {
         "constant": lambda: Constant(reader.number("value", maximum=1)),
@@ -243,7 +245,7 @@ def _parse_load(place: str, data: object) -> Load:
     return load
 
 
-def _above_zero(reader: _Reader, key: str) -> float:
+def _above_zero(reader: _ScenarioReader, key: str) -> float:
     value = reader.number(key)
     if value == 0:
         raise ScenarioError(f"{reader.place}.{key}: must be above 0")
@@ -255,7 +257,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
     for i, entry in enumerate(entries):
         if not isinstance(entry, list) or len(entry) != 2:
             raise ScenarioError(f"{place}[{i}]: expected [seconds, load]")
-        pair = _Reader(f"{place}[{i}]", {"seconds": entry[0], "load": entry[1]})
+        pair = _ScenarioReader(f"{place}[{i}]", {"seconds": entry[0], "load": entry[1]})
         points.append((pair.number("seconds"), pair.number("load", maximum=1)))
         if i and points[i][0] < points[i - 1][0]:
             raise ScenarioError(f"{place}[{i}]: time goes backwards")
@@ -264,7 +266,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
     return points
 
 
-def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
+def _parse_gpu(reader: _ScenarioReader, index: int, seed: int) -> ScenarioGpu:
     model = reader.text("model", "")
     if model not in PRODUCTS:
         raise ScenarioError(f"{reader.place}.model: {model!r} is not one of {', '.join(PRODUCTS)}")
@@ -275,12 +277,12 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     if has_mig is not None and not product.mig:
         raise ScenarioError(f"{reader.place}.mig: a {model} has no MIG")
     instances = [
-        _parse_instance(_Reader(f"{reader.place}.mig[{i}]", entry), i, f"{seed}/{index}/{i}")
+        _parse_instance(_ScenarioReader(f"{reader.place}.mig[{i}]", entry), i, f"{seed}/{index}/{i}")
         for i, entry in enumerate(entries)
     ]
     faults = []
     for i, entry in enumerate(reader.entries("faults")):
-        part = _Reader(f"{reader.place}.faults[{i}]", entry)
+        part = _ScenarioReader(f"{reader.place}.faults[{i}]", entry)
         start = part.number("at")
         fault = Fault(
             start=start,
@@ -295,12 +297,12 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         part.finish()
     throttle = {}
     for i, entry in enumerate(reader.entries("throttle")):
-        part = _Reader(f"{reader.place}.throttle[{i}]", entry)
+        part = _ScenarioReader(f"{reader.place}.throttle[{i}]", entry)
         throttle[part.text("reason")] = part.number("share", maximum=1)
         part.finish()
     xids = []
     for i, entry in enumerate(reader.entries("xids")):
-        part = _Reader(f"{reader.place}.xids[{i}]", entry)
+        part = _ScenarioReader(f"{reader.place}.xids[{i}]", entry)
         xids.append((part.number("at"), int(part.number("code"))))
         part.finish()
     load, parts = _parse_work(reader, model, product)
@@ -325,7 +327,7 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     return gpu
 
 
-def _parse_work(reader: _Reader, model: str, product: Product) -> tuple[Load, dict[str, Load]]:
+def _parse_work(reader: _ScenarioReader, model: str, product: Product) -> tuple[Load, dict[str, Load]]:
     """The load and the parts of a GPU: from named levels, or from a load and parts of its own."""
     entries = reader.entries("work")
     if not entries:
@@ -333,7 +335,7 @@ def _parse_work(reader: _Reader, model: str, product: Product) -> tuple[Load, di
         return load, _parse_parts(reader)
     stages: list[tuple[float, str]] = []
     for i, entry in enumerate(entries):
-        part = _Reader(f"{reader.place}.work[{i}]", entry)
+        part = _ScenarioReader(f"{reader.place}.work[{i}]", entry)
         stages.append((part.number("at"), part.text("level")))
         known = sorted(name for of, name in LEVELS if of == model)
         if stages[-1][1] not in known:
@@ -346,7 +348,7 @@ def _parse_work(reader: _Reader, model: str, product: Product) -> tuple[Load, di
     return load, parts | _parse_parts(reader)
 
 
-def _parse_parts(reader: _Reader) -> dict[str, Load]:
+def _parse_parts(reader: _ScenarioReader) -> dict[str, Load]:
     return {
         name: _parse_load(f"{reader.place}.{name}", given)
         for name in PARTS
@@ -355,13 +357,13 @@ def _parse_parts(reader: _Reader) -> dict[str, Load]:
 
 
 def _parse_health(place: str, data: object) -> dict[str, int]:
-    reader = _Reader(place, data)
+    reader = _ScenarioReader(place, data)
     health = {name: int(reader.number(name, 0)) for name in HEALTH}
     reader.finish()
     return health
 
 
-def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance:
+def _parse_instance(part: _ScenarioReader, position: int, name: str) -> ScenarioInstance:
     profile = part.text("profile")
     slices, _, gib = profile.partition("g.")
     own, _, slices = slices.rpartition("c.")  # 1c.3g.40gb: a compute instance with a part of its GPU instance
@@ -385,7 +387,7 @@ def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance
     return instance
 
 
-def _parse_holder(reader: _Reader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
+def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
     index = int(reader.number("gpu"))
     if index >= len(gpus):
         raise ScenarioError(f"{reader.place}.gpu: {index} is not below {len(gpus)}, the number of GPUs")

@@ -18,7 +18,7 @@ AT_ONCE = ("unknown", STALLED)  # a run of stalls.after has lasted long enough b
 NOT_JUDGED = Verdict("unknown", "not judged yet")
 
 
-class _Held(NamedTuple):
+class _HeldState(NamedTuple):
     published: Verdict
     coming: str  # the state that will be published if it lasts
     since: float
@@ -29,23 +29,23 @@ class StateHold:
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._held: dict[AllocationId, _Held] = {}
+        self._held: dict[AllocationId, _HeldState] = {}
 
     def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
         """The verdicts to publish, given the present verdicts `judged`. Allocations missing there are forgotten."""
         self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
         return {key: held.published for key, held in self._held.items()}
 
-    def _next(self, now: float, before: _Held | None, verdict: Verdict) -> _Held:
+    def _next(self, now: float, before: _HeldState | None, verdict: Verdict) -> _HeldState:
         state = verdict.state
         if before is None:
-            before = _Held(NOT_JUDGED, "unknown", now)
+            before = _HeldState(NOT_JUDGED, "unknown", now)
         published = before.published
         since = before.since if state == before.coming else now
         is_milder = WEIGHT.get(state, 0) < WEIGHT.get(published.state, 0)
         if state in (*AT_ONCE, published.state) or is_milder or now - since >= self._hold_s:
-            return _Held(verdict, state, since)
+            return _HeldState(verdict, state, since)
         if published.state == "unknown":
             lasted, needed = describe_duration(now - since), describe_duration(self._hold_s)
             published = Verdict("unknown", f"{state} ({verdict.evidence}) for {lasted}, published after {needed}")
-        return _Held(published, state, since)
+        return _HeldState(published, state, since)

@@ -104,7 +104,7 @@ class Digest:
         return total
 
 
-class _Part(NamedTuple):
+class _PeriodPart(NamedTuple):
     """A part of the period, at most a day: `span` seconds that ended `ago` seconds before the end."""
 
     ago: float
@@ -115,7 +115,7 @@ class _Part(NamedTuple):
         return f"[{self.span:.0f}s]" + (f" offset {self.ago:.0f}s" if self.ago else "")
 
 
-class Reader:
+class DigestReader:
     """Queries one PromQL API. Every method may raise EvidenceError."""
 
     def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
@@ -126,7 +126,7 @@ class Reader:
         """The digest of `since_s` seconds up to `end` (Unix seconds)."""
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
-        whole = _Part(0.0, since_s)
+        whole = _PeriodPart(0.0, since_s)
         enforced = self._count("gpu_up", 'namespace!=""', whole)
         nameless = self._count("gpu_tenant_held_gpu_seconds_total", 'node=""', whole)
         twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
@@ -166,20 +166,20 @@ class Reader:
         digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(known[whole, "nameless"])))
         return digest
 
-    def _count(self, name: str, matcher: str, part: _Part) -> str:
+    def _count(self, name: str, matcher: str, part: _PeriodPart) -> str:
         matchers = ",".join(filter(None, (self._matcher, matcher)))
         return f"count(last_over_time({name}{{{matchers}}}{part.window}))"
 
     def _ask_all(
-        self, queries: list[tuple[_Part, tuple[str, str]]], end: float
-    ) -> dict[tuple[_Part, str], list[VectorRow]]:
+        self, queries: list[tuple[_PeriodPart, tuple[str, str]]], end: float
+    ) -> dict[tuple[_PeriodPart, str], list[VectorRow]]:
         try:
             answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
             return {(part, name): rows for part, name, rows in answers}
         except NoThread as exc:
             raise EvidenceError(str(exc)) from exc
 
-    def _queries(self, part: _Part, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
+    def _queries(self, part: _PeriodPart, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
         """Name and expression. For the period before only the hours. `twice`: PromQL for nodes with several targets."""
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
@@ -203,14 +203,16 @@ class Reader:
         )
         yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
 
-    def _ask(self, part: _Part, query: tuple[str, str], end: float) -> tuple[_Part, str, list[VectorRow]]:
+    def _ask(self, part: _PeriodPart, query: tuple[str, str], end: float) -> tuple[_PeriodPart, str, list[VectorRow]]:
         name, expression = query
         form = {"query": expression, "time": f"{end:.3f}"}
         text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, ANSWER_S)
         return part, name, parse_vector(text, expression)
 
     @staticmethod
-    def _hours(part: _Part, answers: Mapping[tuple[_Part, str], list[VectorRow]]) -> dict[TenantName, Hours]:
+    def _hours(
+        part: _PeriodPart, answers: Mapping[tuple[_PeriodPart, str], list[VectorRow]]
+    ) -> dict[TenantName, Hours]:
         found: dict[TenantName, Hours] = {}
         for name in vars(Hours()):
             for row in answers.get((part, name), []):
@@ -244,10 +246,10 @@ def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterato
         yield f"money: {digest.total.unpriced:.0f} GPU-hours have no price (alerts/prices.example.yaml)"
 
 
-def _parts(since_s: float, ago: float) -> Iterator[_Part]:
+def _parts(since_s: float, ago: float) -> Iterator[_PeriodPart]:
     end = ago + since_s
     while ago < end:
-        yield _Part(ago, min(DAY_S, end - ago))
+        yield _PeriodPart(ago, min(DAY_S, end - ago))
         ago += DAY_S
 
 

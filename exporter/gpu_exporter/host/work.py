@@ -33,7 +33,7 @@ WINDOW_S = 600.0
 SPAN_MIN_S = 60.0  # a shorter span is mostly noise
 
 
-class _Sample(NamedTuple):
+class _WorkSample(NamedTuple):
     monotonic: float
     reading: CgroupReading
 
@@ -59,7 +59,7 @@ class HostWorks:
         self._clock = clock
         self._host_cpus = host_cpus
         self._places: dict[Who, PurePosixPath] = {}
-        self._samples: dict[Who, deque[_Sample]] = {}
+        self._samples: dict[Who, deque[_WorkSample]] = {}
         self._missing: Set[Who] = frozenset()
         self._searched = -math.inf  # monotonic
         self._pause_s = SEARCH_S
@@ -113,7 +113,7 @@ class HostWorks:
         samples = self._samples.setdefault(who, deque())
         if samples and reading.cpu_s < samples[-1].reading.cpu_s:  # another cgroup with the same name
             samples.clear()
-        samples.append(_Sample(now, reading))
+        samples.append(_WorkSample(now, reading))
         while len(samples) > 1 and now - samples[1].monotonic >= WINDOW_S:
             samples.popleft()
         first = samples[0]

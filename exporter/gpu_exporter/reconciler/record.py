@@ -30,9 +30,9 @@ from gpu_exporter.reconciler.decision.outcomes import (
     Account,
     AskFate,
     RecordObserver,
-    Start,
     Watch,
     Watches,
+    WatchStart,
 )
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held
@@ -330,7 +330,7 @@ class Record:
                 Account(*map(str, account)),
                 need_real(wall),
                 {
-                    HolderName(*map(str, n)): Start(str(of), need_real(run), need_real(gap))
+                    HolderName(*map(str, n)): WatchStart(str(of), need_real(run), need_real(gap))
                     for *n, of, run, gap, _ in holders
                 },
                 {HolderName(*map(str, name)) for name in ended},

@@ -29,7 +29,7 @@ WAITING_MAX = 1000  # lines that wait for their event; beyond this limit the old
 STRANGERS_MAX = 100  # addresses without a known GPU that are logged
 
 
-class _Waiting(NamedTuple):
+class _WaitingReport(NamedTuple):
     """The report of a line, and when the line was read."""
 
     report: Report
@@ -61,7 +61,7 @@ class KernelLogLoop(Worker):
         self._list_gpus = list_gpus
         self._clock = clock
         self._changed = changed
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingReport] = deque()
         self._strangers: set[str] = set()
         self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: overwritten records
 
@@ -97,7 +97,7 @@ class KernelLogLoop(Worker):
         self.outcome = CollectorOutcome(NAME, True, now - begin)
         if batch.lost:
             self._warn(None)
-        self._waiting += [_Waiting(report, now, wall) for report in batch.reports]
+        self._waiting += [_WaitingReport(report, now, wall) for report in batch.reports]
         self._note(batch.probes)
         self._count_due(now)
         for repeated, times in self._repeats.take_due():
@@ -116,7 +116,7 @@ class KernelLogLoop(Worker):
         while self._waiting and (self._waiting[0].monotonic <= now - SAME_S or len(self._waiting) > WAITING_MAX):
             self._count(self._waiting.popleft(), gpus)
 
-    def _count(self, entry: _Waiting, gpus: Mapping[str, str]) -> None:
+    def _count(self, entry: _WaitingReport, gpus: Mapping[str, str]) -> None:
         address, xid = entry.report.line
         if not entry.report.has_number and self._is_told_twice(entry):
             return
@@ -133,7 +133,7 @@ class KernelLogLoop(Worker):
             self._warn(event)
             self._changed()
 
-    def _is_told_twice(self, entry: _Waiting) -> bool:
+    def _is_told_twice(self, entry: _WaitingReport) -> bool:
         """Whether another line reports the same XID within SAME_S, before or after."""
         line = entry.report.line
         if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:

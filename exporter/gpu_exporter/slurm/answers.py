@@ -15,7 +15,7 @@ T = TypeVar("T")
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
-class _Job:
+class _AnsweredJob:
     """A job that was read, or could not be read."""
 
     def __init__(self, value: Any, *, is_malformed: bool = False) -> None:
@@ -36,20 +36,20 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
         if plain is not fields or "job_id" not in fields:
             return plain
         try:
-            return _Job(read(fields))
+            return _AnsweredJob(read(fields))
         except MALFORMED:
-            return _Job(None, is_malformed=True)
+            return _AnsweredJob(None, is_malformed=True)
 
     try:
         answer: Any = load_json(text, reduce)
         rows, errors = answer["jobs"], answer.get("errors") or ()
-        if not isinstance(rows, list) or (rows and not any(isinstance(row, _Job | dict) for row in rows)):
+        if not isinstance(rows, list) or (rows and not any(isinstance(row, _AnsweredJob | dict) for row in rows)):
             raise TypeError("jobs is not a list of objects")
     except MALFORMED as exc:
         raise ValueError(f"cannot parse Slurm's JSON: {type(exc).__name__}") from exc
     if errors:  # 22.05 ends with status 0 and no jobs if the controller does not answer
         raise ValueError(f"Slurm answered with errors: {str(errors)[:200]}")
-    jobs = [row for row in rows if isinstance(row, _Job) and not row.is_malformed]
+    jobs = [row for row in rows if isinstance(row, _AnsweredJob) and not row.is_malformed]
     return [job.value for job in jobs if job.value is not None], len(rows) - len(jobs)
 
 

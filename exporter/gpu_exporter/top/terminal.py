@@ -32,7 +32,7 @@ def print_once(urls: Sequence[str], wish: ViewOptions) -> int:
     return Exit.PARTIAL if reading.problems else Exit.DONE
 
 
-class _Reader:
+class _KeyReader:
     """Reads in a separate thread, so that a silent node does not delay keys."""
 
     def __init__(self, urls: Sequence[str], interval_s: float) -> None:
@@ -62,7 +62,7 @@ def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
     """Show the nodes on the whole terminal until q. Raises curses.error if the terminal is unsuitable."""
     import curses
 
-    reader = _Reader(urls, interval_s)
+    reader = _KeyReader(urls, interval_s)
 
     def show(window: curses.window) -> None:
         nonlocal wish

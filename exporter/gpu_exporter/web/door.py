@@ -26,7 +26,7 @@ FORGET_S = 300.0  # seconds without a wrong password until the address is forgot
 ADDRESSES_MAX = 1024
 
 
-class _Waiting(NamedTuple):
+class _WaitingCheck(NamedTuple):
     address: str
     header: str
     security: Security
@@ -50,7 +50,7 @@ class Doorkeeper:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "http-password")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingCheck] = []
         self._wrong: dict[str, _Failures] = {}  # oldest first
         self._task: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = BURST_S, time.monotonic()
@@ -61,7 +61,7 @@ class Doorkeeper:
         if known is not None:
             return known
         loop = asyncio.get_running_loop()
-        entry = _Waiting(address, header, security, loop.create_future())
+        entry = _WaitingCheck(address, header, security, loop.create_future())
         self._waiting.append(entry)
         if len(self._waiting) > WAITING_MAX:
             self._give_up_one()
@@ -114,17 +114,17 @@ class Doorkeeper:
             if not entry.turn.done():
                 entry.turn.set_result(is_right)
 
-    def _ready_at(self, entry: _Waiting) -> float:
+    def _ready_at(self, entry: _WaitingCheck) -> float:
         known = self._wrong.get(entry.address)
         return 0.0 if known is None else known.ready_at
 
-    def _choose(self, now: float) -> _Waiting:
+    def _choose(self, now: float) -> _WaitingCheck:
         """A random header of the addresses with the fewest wrong passwords."""
         ready = [entry for entry in self._waiting if self._ready_at(entry) <= now]
         least = min(map(self._times_wrong, ready))
         return random.choice([entry for entry in ready if self._times_wrong(entry) == least])  # noqa: S311 - no secret
 
-    def _times_wrong(self, entry: _Waiting) -> int:
+    def _times_wrong(self, entry: _WaitingCheck) -> int:
         known = self._wrong.get(entry.address)
         return 0 if known is None else known.wrong
 
@@ -139,7 +139,7 @@ class Doorkeeper:
         self._wrong[address] = known
 
 
-def _check(entry: _Waiting) -> tuple[bool, float]:
+def _check(entry: _WaitingCheck) -> tuple[bool, float]:
     """Whether the header is correct, and the CPU seconds that the check took."""
     began = time.thread_time()
     is_right = entry.security.admits(entry.header)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
+from gpu_exporter.attribution.cgroup import ProcessOwner, parse_cgroup
 
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 UNDER = UID.replace("-", "_")
 OTHER = "7922aa99-d4aa-4885-a953-82976860b23a"
 HASH = "eab5a3348cf1d0f9a6f1a3c5a7b2d4e6"
 ID = "0123456789abcdef" * 4
-POD = Owner(pods=(UID,), container=ID)
+POD = ProcessOwner(pods=(UID,), container=ID)
 BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}.slice"
 
 PODS = {
@@ -37,84 +37,87 @@ PODS = {
         POD,
     ),
     "cgroup-root": (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDER}.slice/crio-{ID}.scope", POD),
-    "static-pod": (f"0::/kubepods/burstable/pod{HASH}/{ID}", Owner(pods=(HASH,), container=ID)),
+    "static-pod": (f"0::/kubepods/burstable/pod{HASH}/{ID}", ProcessOwner(pods=(HASH,), container=ID)),
     "relative-systemd": (f"0::/../../kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ID}.scope", POD),
     "relative-cgroupfs": (f"0::/../../pod{UID}/{ID}", POD),
     "a-pod-inside-a-pod": (
         f"0::/kubepods/pod{OTHER}/{'f' * 64}/kubelet/kubepods/pod{UID}/{ID}",
-        Owner(pods=(OTHER, UID), container=ID),
+        ProcessOwner(pods=(OTHER, UID), container=ID),
     ),
     "v1-some-controllers": (f"9:name=systemd:/\n6:freezer:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/", POD),
 }
 JOBS = {
-    "v1": ("6:freezer:/slurm/uid_5001/job_42/step_batch/task_0", Owner(slurm=True, job="42", step="batch")),
-    "v1-node-name": ("4:memory:/slurm_n0/uid_5001/job_42/step_0/task_0", Owner(slurm=True, job="42", step="0")),
-    "v2": ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", Owner(slurm=True, job="42", step="0")),
+    "v1": ("6:freezer:/slurm/uid_5001/job_42/step_batch/task_0", ProcessOwner(slurm=True, job="42", step="batch")),
+    "v1-node-name": ("4:memory:/slurm_n0/uid_5001/job_42/step_0/task_0", ProcessOwner(slurm=True, job="42", step="0")),
+    "v2": ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", ProcessOwner(slurm=True, job="42", step="0")),
     "v2-node-name": (
         "0::/system.slice/n0_slurmstepd.scope/job_42/step_batch",
-        Owner(slurm=True, job="42", step="batch"),
+        ProcessOwner(slurm=True, job="42", step="batch"),
     ),
     "slice-of-the-site": (
         "0::/gpu.slice/slurmstepd.scope/job_42/step_extern",
-        Owner(slurm=True, job="42", step="extern"),
+        ProcessOwner(slurm=True, job="42", step="extern"),
     ),
     "special-task": (
         "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_special",
-        Owner(slurm=True, job="42", step="0"),
+        ProcessOwner(slurm=True, job="42", step="0"),
     ),
-    "het-step": ("0::/system.slice/slurmstepd.scope/job_42/step_0+1/user", Owner(slurm=True, job="42", step="0+1")),
-    "sluid": ("0::/system.slice/slurmstepd.scope/sFADM7XW47K900/step_batch", Owner(slurm=True)),
-    "stepd-at-rest": ("0::/system.slice/slurmstepd.scope/system", Owner(slurm=True)),
-    "linuxproc": ("0::/system.slice/slurmd.service", Owner(slurm=True)),
-    "relative": ("0::/../../job_42/step_0/user/task_0", Owner(slurm=True, job="42", step="0")),
-    "relative-to-the-step": ("0::/../job_42/step_0", Owner(slurm=True, job="42", step="0")),
+    "het-step": (
+        "0::/system.slice/slurmstepd.scope/job_42/step_0+1/user",
+        ProcessOwner(slurm=True, job="42", step="0+1"),
+    ),
+    "sluid": ("0::/system.slice/slurmstepd.scope/sFADM7XW47K900/step_batch", ProcessOwner(slurm=True)),
+    "stepd-at-rest": ("0::/system.slice/slurmstepd.scope/system", ProcessOwner(slurm=True)),
+    "linuxproc": ("0::/system.slice/slurmd.service", ProcessOwner(slurm=True)),
+    "relative": ("0::/../../job_42/step_0/user/task_0", ProcessOwner(slurm=True, job="42", step="0")),
+    "relative-to-the-step": ("0::/../job_42/step_0", ProcessOwner(slurm=True, job="42", step="0")),
     "v1-and-systemd": (
         "9:name=systemd:/system.slice/slurmd.service\n6:freezer:/slurm_n0/uid_0/job_42/step_batch\n0::/",
-        Owner(slurm=True, job="42", step="batch"),
+        ProcessOwner(slurm=True, job="42", step="batch"),
     ),
     "container-of-a-job": (
         f"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/libpod-{ID}.scope",
-        Owner(slurm=True, job="42", step="0", container=ID),
+        ProcessOwner(slurm=True, job="42", step="0", container=ID),
     ),
     "node-that-is-a-container": (
         f"4:memory:/docker/{ID}/slurm/uid_0/job_42/step_0",
-        Owner(slurm=True, job="42", step="0", container=ID),
+        ProcessOwner(slurm=True, job="42", step="0", container=ID),
     ),
     "slurmd-in-a-pod": (
         f"0::/kubepods/pod{UID}/{ID}/system.slice/slurmstepd.scope/job_42/step_0",
-        Owner((UID,), slurm=True, job="42", step="0", container=ID),
+        ProcessOwner((UID,), slurm=True, job="42", step="0", container=ID),
     ),
     "a-group-that-the-job-named": (
         "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/job_7/step_9",
-        Owner(slurm=True, job="42", step="0"),
+        ProcessOwner(slurm=True, job="42", step="0"),
     ),
     "a-group-named-like-a-line": (
         "0::/slurm/uid_0/job_42/step_0/x\u2028\r6:freezer:/slurm/job_7/step_0",
-        Owner(slurm=True, job="42", step="0"),
+        ProcessOwner(slurm=True, job="42", step="0"),
     ),
     "lines-that-differ": (
         "6:freezer:/slurm/uid_0/job_42/step_0\n4:memory:/slurm/uid_0/job_43/step_0",
-        Owner(slurm=True),
+        ProcessOwner(slurm=True),
     ),
 }
 REST = {
-    "docker": (f"0::/system.slice/docker-{ID}.scope", Owner(container=ID)),
-    "docker-cgroupfs": (f"11:blkio:/docker/{ID}", Owner(container=ID)),
-    "podman": (f"0::/machine.slice/libpod-{ID}.scope/container", Owner(container=ID)),
-    "root": ("0::/", Owner()),
-    "service": ("0::/system.slice/nvidia-persistenced.service", Owner()),
-    "login": ("0::/user.slice/user-1000.slice/session-3.scope", Owner()),
-    "own-namespace": ("0::/..", Owner()),
-    "job-without-slurm": ("0::/user.slice/job_42", Owner()),
-    "pod-without-a-uid": ("0::/kubepods/podtrainer", Owner()),
-    "a-name-like-a-sluid": ("0::/user.slice/sFADM7XW47K900", Owner()),
-    "sluid-of-another-length": ("0::/user.slice/sFADM7XW47K9/step_0", Owner()),
-    "empty": ("", Owner()),
+    "docker": (f"0::/system.slice/docker-{ID}.scope", ProcessOwner(container=ID)),
+    "docker-cgroupfs": (f"11:blkio:/docker/{ID}", ProcessOwner(container=ID)),
+    "podman": (f"0::/machine.slice/libpod-{ID}.scope/container", ProcessOwner(container=ID)),
+    "root": ("0::/", ProcessOwner()),
+    "service": ("0::/system.slice/nvidia-persistenced.service", ProcessOwner()),
+    "login": ("0::/user.slice/user-1000.slice/session-3.scope", ProcessOwner()),
+    "own-namespace": ("0::/..", ProcessOwner()),
+    "job-without-slurm": ("0::/user.slice/job_42", ProcessOwner()),
+    "pod-without-a-uid": ("0::/kubepods/podtrainer", ProcessOwner()),
+    "a-name-like-a-sluid": ("0::/user.slice/sFADM7XW47K900", ProcessOwner()),
+    "sluid-of-another-length": ("0::/user.slice/sFADM7XW47K9/step_0", ProcessOwner()),
+    "empty": ("", ProcessOwner()),
 }
 
 
 @pytest.mark.parametrize(("text", "owner"), [*PODS.values(), *JOBS.values(), *REST.values()], ids=[*PODS, *JOBS, *REST])
-def test_the_path_of_a_cgroup_shows_the_owner(text: str, owner: Owner) -> None:
+def test_the_path_of_a_cgroup_shows_the_owner(text: str, owner: ProcessOwner) -> None:
     assert parse_cgroup(text) == owner
     assert parse_cgroup(text + "\n") == owner
 
@@ -154,7 +157,7 @@ def test_any_cgroup_text_names_only_owners_that_it_contains(text: str) -> None:
 
 
 @given(PATHS, st.sampled_from([*PODS.values(), *JOBS.values()]))
-def test_a_cgroup_below_an_owners_cgroup_never_hides_the_owner(path: str, case: tuple[str, Owner]) -> None:
+def test_a_cgroup_below_an_owners_cgroup_never_hides_the_owner(path: str, case: tuple[str, ProcessOwner]) -> None:
     text, owner = case
     below = parse_cgroup("\n".join(f"{line}/{path.replace(chr(10), '')}" for line in text.splitlines()))
     assert set(owner.pods) <= set(below.pods)
@@ -163,11 +166,11 @@ def test_a_cgroup_below_an_owners_cgroup_never_hides_the_owner(path: str, case: 
 
 
 def test_an_endless_cgroup_text_is_read_in_part() -> None:
-    assert parse_cgroup("0::/\n" * 100 + "0::/slurm/job_42/step_0") == Owner()
+    assert parse_cgroup("0::/\n" * 100 + "0::/slurm/job_42/step_0") == ProcessOwner()
     assert parse_cgroup(f"0::/{'x' * 100_000}/slurm/job_42/step_0").job == "42"
 
 
 @pytest.mark.parametrize("service", ["slurm_exporter.service", "slurm_check.scope", "slurm_tools.slice"])
 def test_a_service_with_a_name_like_slurm_is_not_slurm(service: str) -> None:
-    assert parse_cgroup(f"0::/system.slice/{service}\n") == Owner()
+    assert parse_cgroup(f"0::/system.slice/{service}\n") == ProcessOwner()
     assert parse_cgroup("0::/slurm_n0/uid_0/job_7/step_batch\n").job == "7"

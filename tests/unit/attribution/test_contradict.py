@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.contradict import ProcessNet, Relation, relate
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
@@ -18,7 +18,7 @@ A, B, C = (UnitId(f"GPU-{name}") for name in "abc")
 PLACES = {A: "gpu 0", B: "gpu 1", C: "gpu 2"}
 UID = {name: f"{name * 8}-0000-4000-8000-000000000000" for name in "123"}
 HASH = "eab5a3348cf1d0f9a6f1a3c5a7b2d4e6"
-SYSTEM, CONTAINER = Owner(), Owner(container="f" * 64)
+SYSTEM, CONTAINER = ProcessOwner(), ProcessOwner(container="f" * 64)
 
 
 def pod(name: str, uid: str = "", container: str = "main") -> Holder:
@@ -36,12 +36,12 @@ def job(number: str) -> Holder:
     return Holder(HolderKey("slurm", f"lab/{number}/0/1"), job_id=number, source="slurm")
 
 
-def of_job(number: str, **more: str) -> Owner:
-    return Owner(slurm=True, job=number, **more)
+def of_job(number: str, **more: str) -> ProcessOwner:
+    return ProcessOwner(slurm=True, job=number, **more)
 
 
-def of_pod(*uids: str) -> Owner:
-    return Owner(pods=uids, container="f" * 64)
+def of_pod(*uids: str) -> ProcessOwner:
+    return ProcessOwner(pods=uids, container="f" * 64)
 
 
 def resolved(*pairs: tuple[UnitId, Holder], unresolved: tuple[Holder, ...] = ()) -> Resolution:
@@ -61,9 +61,9 @@ def texts(resolution: Resolution) -> list[str]:
     [
         (job("42"), of_job("42", step="0"), "own"),
         (job("42"), of_job("43"), "other"),
-        (job("42"), Owner(slurm=True), "unknown"),
+        (job("42"), ProcessOwner(slurm=True), "unknown"),
         (job("42"), of_pod(UID["1"]), "other"),
-        (job("42"), Owner((UID["1"],), slurm=True, job="42"), "own"),
+        (job("42"), ProcessOwner((UID["1"],), slurm=True, job="42"), "own"),
         (job("3010_1"), of_job("3011"), "unknown"),
         (job("42"), SYSTEM, "unknown"),
         (job("42"), CONTAINER, "unknown"),
@@ -77,14 +77,14 @@ def texts(resolution: Resolution) -> list[str]:
         (pod("a", UID["1"]), of_pod(HASH), "unknown"),
         (pod("a", HASH), of_pod(UID["1"]), "unknown"),
         (pod("a", UID["1"]), of_job("42"), "other"),
-        (pod("a", UID["1"]), Owner(slurm=True), "other"),
+        (pod("a", UID["1"]), ProcessOwner(slurm=True), "other"),
         (pod("a"), of_job("42"), "other"),
         (pod("a", UID["1"]), SYSTEM, "unknown"),
         (pod("a", UID["1"]), CONTAINER, "unknown"),
     ],
 )
 def test_a_process_is_other_only_if_it_is_proven_to_belong_to_another_holder(
-    holder: Holder, owner: Owner, relation: Relation
+    holder: Holder, owner: ProcessOwner, relation: Relation
 ) -> None:
     assert relate(holder, owner) == relation
 
@@ -112,8 +112,10 @@ def test_a_long_list_of_owners_is_shortened(count: int, more: str) -> None:
     assert text == f"processes of job 50, job 51, job 52{more} run here, but slurm reports job 42"
 
 
-@pytest.mark.parametrize("seen", [[SYSTEM], [CONTAINER], [Owner(slurm=True)], [], [of_job("42"), SYSTEM, CONTAINER]])
-def test_processes_that_may_be_the_holders_contradict_nothing(seen: list[Owner]) -> None:
+@pytest.mark.parametrize(
+    "seen", [[SYSTEM], [CONTAINER], [ProcessOwner(slurm=True)], [], [of_job("42"), SYSTEM, CONTAINER]]
+)
+def test_processes_that_may_be_the_holders_contradict_nothing(seen: list[ProcessOwner]) -> None:
     checked = ProcessNet().check(resolved((A, job("42"))), {A: seen}, PLACES)
     assert (texts(checked), checked.conflicts) == ([""], [])
 
@@ -184,7 +186,7 @@ def test_a_contradiction_remains_until_only_the_holders_own_processes_are_seen()
         "processes of job 43 run here, but slurm reports job 42"
     ]
     past = ["processes of job 43 ran here, but slurm reports job 42"]
-    for seen in ({}, {A: []}, {A: [SYSTEM]}, {A: [Owner(slurm=True)]}, {B: [of_job("43")]}):
+    for seen in ({}, {A: []}, {A: [SYSTEM]}, {A: [ProcessOwner(slurm=True)]}, {B: [of_job("43")]}):
         checked = net.check(mapping, seen, PLACES)
         assert texts(checked) == past
         assert len(checked.conflicts) == 1
@@ -222,7 +224,7 @@ HIDDEN = job("")._replace(identity="hidden")
     ids=["at-once", "after-a-pause", "after-a-pod-known-by-name", "after-a-hidden-job"],
 )
 def test_processes_left_by_the_previous_holder_contradict_only_while_they_run(
-    previous: Holder, left: Owner, between: tuple[tuple[UnitId, Holder], ...]
+    previous: Holder, left: ProcessOwner, between: tuple[tuple[UnitId, Holder], ...]
 ) -> None:
     net = ProcessNet()
     net.check(resolved((A, previous)), {A: [left]}, PLACES)
@@ -237,7 +239,7 @@ def test_processes_left_by_the_previous_holder_contradict_only_while_they_run(
 def test_processes_of_a_job_without_a_number_do_not_count_as_left_by_a_hidden_holder() -> None:
     net, mapping = ProcessNet(), resolved((A, pod("a", UID["1"])))
     net.check(resolved((A, HIDDEN)), {}, PLACES)
-    net.check(mapping, {A: [Owner(slurm=True)]}, PLACES)
+    net.check(mapping, {A: [ProcessOwner(slurm=True)]}, PLACES)
     assert texts(net.check(mapping, {}, PLACES)) == [
         "processes of a Slurm job of unknown number ran here, but kubelet reports pod ml/a"
     ]
@@ -262,14 +264,14 @@ def test_leftover_processes_do_not_excuse_processes_of_a_stranger() -> None:
     ("owner", "text"),
     [
         (of_job("43"), "in use by job 43, which no source reports"),
-        (Owner(slurm=True), "in use by a Slurm job of unknown number, which no source reports"),
+        (ProcessOwner(slurm=True), "in use by a Slurm job of unknown number, which no source reports"),
         (of_pod(UID["3"]), f"in use by pod {UID['3']}, which no source reports"),
         (CONTAINER, "in use by container ffffffffffff, which no source reports"),
         (SYSTEM, None),
     ],
 )
 def test_a_unit_without_a_holder_is_not_free_while_a_job_pod_or_container_uses_it(
-    owner: Owner, text: str | None
+    owner: ProcessOwner, text: str | None
 ) -> None:
     net = ProcessNet()
     net.check(resolved((A, job("42"))), {B: [owner]}, PLACES)
@@ -316,7 +318,16 @@ def test_findings_are_forgotten_with_their_units_and_holders() -> None:
 
 
 OWNERS = st.sampled_from(
-    [of_job("1"), of_job("2"), of_job("3"), of_pod(UID["1"]), of_pod(UID["2"]), SYSTEM, CONTAINER, Owner(slurm=True)]
+    [
+        of_job("1"),
+        of_job("2"),
+        of_job("3"),
+        of_pod(UID["1"]),
+        of_pod(UID["2"]),
+        SYSTEM,
+        CONTAINER,
+        ProcessOwner(slurm=True),
+    ]
 )
 HOLDERS = st.sampled_from([job("1"), job("2"), pod("a", UID["1"]), pod("b", UID["2"]), pod("c")])
 LOOKS = st.lists(

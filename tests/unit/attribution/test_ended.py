@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.kubelet.ended import LOOK_S, WHY, EndedPods
 from gpu_exporter.attribution.processes import ProcessOwners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
@@ -38,7 +38,9 @@ class Looks:
         return self.running
 
     def poll(self, *grants: Grant, seconds: float = 2 * LOOK_S, on_gpu: tuple[str, ...] = ()) -> list[Grant]:
-        owners = {UnitId("GPU-a"): UnitOwners({Owner(pods=(uid,)): Use(1, 0) for uid in on_gpu}, is_complete=True)}
+        owners = {
+            UnitId("GPU-a"): UnitOwners({ProcessOwner(pods=(uid,)): Use(1, 0) for uid in on_gpu}, is_complete=True)
+        }
         found = self.ended.apply(grants, owners, self.now)
         for _ in range(int(seconds / 10)):
             self.now += 10.0

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.slurm.gres.conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
-from gpu_exporter.attribution.slurm.gres.epochs import Found
-from gpu_exporter.attribution.slurm.gres.files import MAX_CONF, REMEDY, Place, list_places, read_order
+from gpu_exporter.attribution.slurm.gres.epochs import GresContent
+from gpu_exporter.attribution.slurm.gres.files import MAX_CONF, REMEDY, ConfPlace, list_places, read_order
 from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.slurm.gres import Gres
 
@@ -289,7 +289,7 @@ def test_gres_conf_is_found_beside_slurm_conf_in_slurmds_copy_or_in_etc(
         monkeypatch.setenv("SLURM_CONF", environment)
     found = list_places(SlurmConfig("lab", path, spool, frozenset()), "n0", None if named is None else Path(named))
     name = "gres.conf" if named is None else "gpus.conf"
-    assert found == [Place(Path(place.rstrip("*")) / name, place.endswith("*")) for place in places]
+    assert found == [ConfPlace(Path(place.rstrip("*")) / name, place.endswith("*")) for place in places]
 
 
 NODE = NodeRecord(H100, Gres(), slurmd_start=4_000_000_000.0)
@@ -300,7 +300,7 @@ def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeR
     """The order of node n0 from these files, named 0.conf and so on."""
     for number, text in enumerate(texts):
         (folder / f"{number}.conf").write_bytes(text)
-    places = [Place(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))]
+    places = [ConfPlace(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))]
     return read_order(places, "n0", record).order
 
 
@@ -342,13 +342,15 @@ def test_slurmd_uses_a_file_that_was_last_changed_before_or_in_the_second_of_its
     order = GpuOrder("minor", ("0", "1", "2", "3"))
     for date, changed in ((4_000_000_000.75, False), (4_000_000_001.0, True)):
         os.utime(path, (date, date))
-        expected = Found(order, None, date, str(path)) if changed else Found(order, start, path=str(path))
-        assert read_order([Place(path)], "n0", NODE) == expected
+        expected = GresContent(order, None, date, str(path)) if changed else GresContent(order, start, path=str(path))
+        assert read_order([ConfPlace(path)], "n0", NODE) == expected
     # slurmd wrote its own copy, at its start or when it was told to read its configuration again.
-    assert read_order([Place(path, fetched=True)], "n0", NODE) == Found(order, 4_000_000_001.0, path=str(path))
+    assert read_order([ConfPlace(path, fetched=True)], "n0", NODE) == GresContent(
+        order, 4_000_000_001.0, path=str(path)
+    )
     os.utime(path, (1.0, 1.0))
     before = NODE._replace(slurmd_start=path.stat().st_ctime + 100.0)
-    assert read_order([Place(path, fetched=True)], "n0", before).since == before.slurmd_start
+    assert read_order([ConfPlace(path, fetched=True)], "n0", before).since == before.slurmd_start
 
 
 def test_links_and_names_of_a_site_mean_the_device_that_they_lead_to(

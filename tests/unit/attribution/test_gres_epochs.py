@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.slurm.gres.conf import GpuOrder
-from gpu_exporter.attribution.slurm.gres.epochs import BEFORE, EPOCHS_MAX, FILE, GAP_S, SKEW_S, Epochs, Found
+from gpu_exporter.attribution.slurm.gres.epochs import BEFORE, EPOCHS_MAX, FILE, GAP_S, SKEW_S, Epochs, GresContent
 
 A = GpuOrder("minor", ("0", "1", "2", "3"))
 B = GpuOrder("minor", ("3", "2", "1", "0"))
 START = 1_800_000_000.0
 
 
-def same(order: GpuOrder = A, since: float = START) -> Found:
-    return Found(order, since, path="gres.conf")
+def same(order: GpuOrder = A, since: float = START) -> GresContent:
+    return GresContent(order, since, path="gres.conf")
 
 
-def edited(order: GpuOrder, at: float) -> Found:
+def edited(order: GpuOrder, at: float) -> GresContent:
     """The file was changed while slurmd ran."""
-    return Found(order, None, at, "gres.conf")
+    return GresContent(order, None, at, "gres.conf")
 
 
 def fresh(directory: Path | None = None) -> Epochs:
@@ -82,7 +82,7 @@ def test_a_file_that_changed_before_the_first_look_proves_nothing() -> None:
     assert "was changed after slurmd started, and its earlier content is unknown" in now.problem
     assert epochs.at(START + 300, now) == now
     assert epochs.note(same(), None, START).kind == "unknown"
-    assert epochs.note(Found(GpuOrder("unknown", problem="no file")), START, START).problem == "no file"
+    assert epochs.note(GresContent(GpuOrder("unknown", problem="no file")), START, START).problem == "no file"
 
 
 def test_after_a_restart_of_slurmd_with_the_same_order_every_job_keeps_its_gpus() -> None:

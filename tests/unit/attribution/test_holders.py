@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
 from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
 from gpu_exporter.attribution.slurm.pods import SlurmPods
@@ -16,7 +16,10 @@ from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
-POD, CONTAINER = Owner(pods=("2c9f8a79-5391-454b-88cb-86190881cb96",), container="c" * 64), Owner(container="d" * 64)
+POD, CONTAINER = (
+    ProcessOwner(pods=("2c9f8a79-5391-454b-88cb-86190881cb96",), container="c" * 64),
+    ProcessOwner(container="d" * 64),
+)
 
 
 def snapshot(uuid: str, monotonic: float) -> DeviceSnapshot:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import UNIT_MAX, OwnedPeriod, ProcessOwners, without_owners
 from gpu_exporter.attribution.procfs import READ_MAX, TICKS_PER_S, parse_stat
 from gpu_exporter.clock import ManualClock, SystemClock
@@ -24,7 +24,7 @@ from gpu_exporter.model.readings import (
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 
 UNIT = UnitId("GPU-a")
-JOB = Owner(slurm=True, job="42", step="0")
+JOB = ProcessOwner(slurm=True, job="42", step="0")
 KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 BOOT_S = 1000.0  # time of the fake clock since boot while ManualClock shows `now`
 
@@ -64,7 +64,7 @@ def proc(tmp_path: Path) -> Proc:
 class SlurmSnapshot(ProcessOwners):
     """`names`: only the owners, for units with at least one owner."""
 
-    def names(self, snapshots: list[DeviceSnapshot]) -> dict[UnitId, tuple[Owner, ...]]:
+    def names(self, snapshots: list[DeviceSnapshot]) -> dict[UnitId, tuple[ProcessOwner, ...]]:
         return {unit: tuple(found.uses) for unit, found in self.read(snapshots).items() if found.uses}
 
 
@@ -78,7 +78,7 @@ def test_each_owner_of_a_gpus_processes_is_listed_once(proc: Proc) -> None:
         proc.add(pid, "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0")
     proc.add(103, "0::/user.slice")
     seen = snapshot(*map(GpuProcess, (101, 102, 103)), at=clock.monotonic())
-    assert owners(proc, clock).names([seen]) == {UNIT: (JOB, Owner())}
+    assert owners(proc, clock).names([seen]) == {UNIT: (JOB, ProcessOwner())}
 
 
 def test_processes_of_a_mig_instance_count_only_for_it(proc: Proc) -> None:
@@ -130,7 +130,7 @@ def test_a_path_that_is_not_utf_8_still_shows_its_owner(proc: Proc) -> None:
 
 @pytest.mark.parametrize(("start_s", "owner"), [(BOOT_S - 5.0, (JOB,)), (BOOT_S - 4.9, None)])
 def test_a_process_that_started_after_the_list_has_the_pid_of_another(
-    proc: Proc, start_s: float, owner: tuple[Owner, ...] | None
+    proc: Proc, start_s: float, owner: tuple[ProcessOwner, ...] | None
 ) -> None:
     clock = ManualClock()
     seen = snapshot(GpuProcess(101), at=clock.monotonic())

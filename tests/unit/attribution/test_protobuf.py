@@ -14,7 +14,7 @@ from gpu_exporter.attribution.kubelet.podresources import (
     POD_ENTRIES_MAX,
     ContainerDevices,
     PodName,
-    Reader,
+    PodResourcesReader,
 )
 from gpu_exporter.attribution.kubelet.podresources import read_allocatable as read_allocatable_of
 from gpu_exporter.attribution.kubelet.podresources import read_pods as read_pods_of
@@ -27,7 +27,7 @@ def device_of(device_id: str) -> str:
     return device_id.partition("::")[0]
 
 
-def read_pods() -> Reader:
+def read_pods() -> PodResourcesReader:
     return read_pods_of(device_of)
 
 
@@ -146,7 +146,7 @@ def test_a_pod_of_the_last_answer_is_not_parsed_again() -> None:
         read.append(pod)
         return ("n", pod.decode()), [ContainerDevices("n", pod.decode(), "c", "r", ("0",))]
 
-    reader = Reader(parse)
+    reader = PodResourcesReader(parse)
     for answer, expected in (("ab", "ab"), ("ba", ""), ("b", ""), ("ab", "a"), ("abc", "c")):
         read.clear()
         message = b"".join(b"\n\x01" + pod.encode() for pod in answer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import UnitOwners, Use
 from gpu_exporter.attribution.slurm.pods import WHY, SlurmPods
 from gpu_exporter.defaults import Settings
@@ -31,13 +31,13 @@ def job(number: int, device: str = "GPU-a") -> Grant:
     return Grant("uuid", device, Holder(HolderKey("slurm", f"lab/{number}/0/"), job_id=str(number), source="slurm"))
 
 
-def seen(*owners: Owner) -> dict[UnitId, UnitOwners]:
+def seen(*owners: ProcessOwner) -> dict[UnitId, UnitOwners]:
     return {GPU: UnitOwners({owner: Use(1, 100) for owner in owners}, is_complete=True)}
 
 
-def inside(uid: str, number: int | str = "") -> Owner:
+def inside(uid: str, number: int | str = "") -> ProcessOwner:
     """A process in slurmd's pod, of a job whose number the cgroup shows, or of a job under proctrack/linuxproc."""
-    return Owner((uid,), bool(number), str(number), "batch" if number else "", "c" * 64)
+    return ProcessOwner((uid,), bool(number), str(number), "batch" if number else "", "c" * 64)
 
 
 @pytest.mark.parametrize("known", [True, False])  # without the folders of the pods' logs, the UID is unknown
@@ -58,8 +58,10 @@ def test_a_pod_with_a_process_of_a_job_is_recognized_and_remains_so() -> None:
     assert pods.apply([pod(FIRST)], {})[0] == [pod(FIRST)]
 
 
-@pytest.mark.parametrize("owner", [inside(FIRST, 43), inside(FIRST), Owner((), True, "42"), Owner((OTHER,))])
-def test_a_job_that_slurm_does_not_have_here_proves_no_slurmd_pod(owner: Owner) -> None:
+@pytest.mark.parametrize(
+    "owner", [inside(FIRST, 43), inside(FIRST), ProcessOwner((), True, "42"), ProcessOwner((OTHER,))]
+)
+def test_a_job_that_slurm_does_not_have_here_proves_no_slurmd_pod(owner: ProcessOwner) -> None:
     held = [pod(FIRST), job(42, "GPU-b")]
     assert SlurmPods("", asks_slurm=True).apply(held, seen(owner)) == (held, seen(owner))
 
@@ -98,12 +100,12 @@ def test_of_two_slurm_nodes_on_one_host_only_the_node_with_known_jobs_has_free_g
 
 def test_processes_in_a_slurmd_pod_belong_to_a_job() -> None:
     pods = SlurmPods(PATTERN, asks_slurm=True)
-    around = [inside(FIRST, 42), inside(FIRST), inside(FIRST)._replace(container="d" * 64), Owner((OTHER,))]
+    around = [inside(FIRST, 42), inside(FIRST), inside(FIRST)._replace(container="d" * 64), ProcessOwner((OTHER,))]
     _, found = pods.apply([pod(FIRST), job(42)], seen(*around))
     assert found[GPU].uses == {
-        Owner(slurm=True, job="42", step="batch"): Use(1, 100),
-        Owner(slurm=True): Use(2, 200),
-        Owner((OTHER,)): Use(1, 100),
+        ProcessOwner(slurm=True, job="42", step="batch"): Use(1, 100),
+        ProcessOwner(slurm=True): Use(2, 200),
+        ProcessOwner((OTHER,)): Use(1, 100),
     }
 
 
@@ -114,7 +116,7 @@ TWO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
     ("patterns", "owner"), [(PATTERN, None), (PATTERN, inside(FIRST)), ("", inside(FIRST, 42)), (PATTERN, "rest")]
 )
 def test_a_slurm_job_in_a_pod_is_judged_and_the_gpu_beside_it_is_free(
-    patterns: str, owner: Owner | str | None, monkeypatch: pytest.MonkeyPatch
+    patterns: str, owner: ProcessOwner | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings()
     settings = settings._replace(attribution=settings.attribution._replace(slurm_pods=patterns))
@@ -122,7 +124,7 @@ def test_a_slurm_job_in_a_pod_is_judged_and_the_gpu_beside_it_is_free(
     uuids = [node.unit(index).uuid for index in range(2)]
     grants: Sequence[Grant] = [pod(FIRST, uuids[0]), pod(FIRST, uuids[1]), job(42, uuids[0])]
     monkeypatch.setattr(node.poller, "grants", lambda: [g._replace(confirmed=node.clock.monotonic()) for g in grants])
-    if isinstance(owner, Owner):
+    if isinstance(owner, ProcessOwner):
         node.owners = {UnitId(uuids[0]): [owner]}
     elif owner is not None:  # slurmd runs a job under proctrack/linuxproc, while Slurm reports no job
         node.owners = {UnitId(uuids[1]): [inside(FIRST)]}

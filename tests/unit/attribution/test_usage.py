@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import OwnedPeriod, UnitOwners, Use
 from gpu_exporter.attribution.usage import divide_period, measure
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
@@ -27,19 +27,19 @@ def pod(uid: str, container: str = "main") -> Holder:
     return Holder(key, pod_uid=uid, container=container, source="kubelet")
 
 
-def of_job(number: int, step: str = "0") -> Owner:
-    return Owner(slurm=True, job=str(number), step=step)
+def of_job(number: int, step: str = "0") -> ProcessOwner:
+    return ProcessOwner(slurm=True, job=str(number), step=step)
 
 
-def of_pod(uid: str) -> Owner:
-    return Owner(pods=(uid,), container="f" * 64)
+def of_pod(uid: str) -> ProcessOwner:
+    return ProcessOwner(pods=(uid,), container="f" * 64)
 
 
 UID, OTHER = "12345678-0000-4000-8000-000000000000", "87654321-0000-4000-8000-000000000000"
 
 
 def use(
-    holders: Sequence[Holder], uses: dict[Owner, Use], is_complete: bool = True, contradiction: str = ""
+    holders: Sequence[Holder], uses: dict[ProcessOwner, Use], is_complete: bool = True, contradiction: str = ""
 ) -> dict[str, Use]:
     """The use by incarnation."""
     allocations = [Allocation(UNIT, holder, contradiction=contradiction) for holder in holders]
@@ -67,14 +67,16 @@ def test_the_use_of_processes_without_a_holder_counts_for_no_holder() -> None:
 @pytest.mark.parametrize(
     ("holders", "owner"),
     [
-        ([job(1)], Owner()),  # with proctrack/linuxproc a job's processes look like this
-        ([job(1)], Owner(slurm=True)),  # a SLUID: some job's process
+        ([job(1)], ProcessOwner()),  # with proctrack/linuxproc a job's processes look like this
+        ([job(1)], ProcessOwner(slurm=True)),  # a SLUID: some job's process
         ([pod(UID), pod(UID, "sidecar")], of_pod(UID)),  # two containers of one pod
         ([pod("")], of_pod(UID)),  # the pod's UID is unknown
-        ([pod(UID)], Owner(container="f" * 64)),
+        ([pod(UID)], ProcessOwner(container="f" * 64)),
     ],
 )
-def test_all_uses_are_unknown_if_a_process_may_belong_to_several_holders(holders: list[Holder], owner: Owner) -> None:
+def test_all_uses_are_unknown_if_a_process_may_belong_to_several_holders(
+    holders: list[Holder], owner: ProcessOwner
+) -> None:
     assert use(holders, {owner: Use(1, GIB)}) == {}
 
 
@@ -93,7 +95,7 @@ def test_memory_that_the_driver_does_not_report_is_not_0() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(0, GIB)), max_size=20), st.integers(1, 4))
 def test_holders_never_use_more_than_exists(processes: list[tuple[int, int, int]], holders: int) -> None:
-    uses: dict[Owner, Use] = {}
+    uses: dict[ProcessOwner, Use] = {}
     for number, step, memory in processes:
         owner = of_job(number, str(step))
         uses[owner] = uses.get(owner, Use()).plus(Use(1, memory))
@@ -103,7 +105,9 @@ def test_holders_never_use_more_than_exists(processes: list[tuple[int, int, int]
     assert sum(each.memory_bytes or 0 for each in found.values()) == sum(memory for memory, _ in held)
 
 
-def split(holders: Sequence[Holder], *shares: tuple[Owner | None, float]) -> tuple[dict[str, float], float | None]:
+def split(
+    holders: Sequence[Holder], *shares: tuple[ProcessOwner | None, float]
+) -> tuple[dict[str, float], float | None]:
     """The shares by incarnation, and the share of others."""
     found = divide_period(OwnedPeriod(10.0, 15.0, shares), holders)
     assert (found.start, found.end, found.problem) == (10.0, 15.0, "")
@@ -125,14 +129,14 @@ def test_the_work_of_a_holders_processes_is_added_up() -> None:
     "owner",
     [
         None,  # an ended process, or an MPS server
-        Owner(),  # the system
-        Owner(container="a" * 64),  # a container that a job has started
+        ProcessOwner(),  # the system
+        ProcessOwner(container="a" * 64),  # a container that a job has started
         of_job(3),
         of_pod(OTHER),
-        Owner(slurm=True),  # a job of unknown number
+        ProcessOwner(slurm=True),  # a job of unknown number
     ],
 )
-def test_work_without_a_single_holder_counts_as_others(owner: Owner | None) -> None:
+def test_work_without_a_single_holder_counts_as_others(owner: ProcessOwner | None) -> None:
     assert split([job(1), job(2)], (of_job(1), 0.5), (owner, 0.25), (owner, 0.125)) == ({"1": 0.5}, 0.375)
 
 
@@ -142,8 +146,8 @@ def test_a_process_of_a_pod_with_two_containers_on_the_gpu_belongs_to_neither() 
 
 def test_many_processes_do_not_hide_a_process_that_works() -> None:
     """The rounding of all shares must not add up to another process, and neither must pids of unknown processes."""
-    ghosts: list[tuple[Owner | None, float | None]] = [(None, None)] * 95
-    shares: list[tuple[Owner | None, float | None]] = [(None, 0.01)]
+    ghosts: list[tuple[ProcessOwner | None, float | None]] = [(None, None)] * 95
+    shares: list[tuple[ProcessOwner | None, float | None]] = [(None, 0.01)]
     assert divide_period(OwnedPeriod(10.0, 15.0, (*shares, *ghosts)), [job(1)]).slack == pytest.approx(0.06)
     assert divide_period(OwnedPeriod(10.0, 15.0, tuple(shares * 100)), [job(1)]).slack == pytest.approx(0.1)
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import UnitOwners, Use
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.attribution.users import Users
@@ -16,7 +16,7 @@ from gpu_exporter.model.units import UnitId
 GPU, OTHER_GPU = UnitId("GPU-a"), UnitId("GPU-b")
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 ID = "0123456789abcdef" * 4
-POD, DOCKER = Owner(pods=(UID,), container=ID), Owner(container=ID)
+POD, DOCKER = ProcessOwner(pods=(UID,), container=ID), ProcessOwner(container=ID)
 HELD = Holder(HolderKey("kubernetes", f"{UID}/main"), "ml", "train-0", "main", pod_uid=UID, source="kubelet")
 NOTHING = Resolution([], [], [])
 
@@ -30,7 +30,7 @@ def names(uid: str) -> tuple[str, str] | None:
 
 
 def find(
-    *owners: Owner, resolution: Resolution = NOTHING, pods: bool = True, users: Users | None = None
+    *owners: ProcessOwner, resolution: Resolution = NOTHING, pods: bool = True, users: Users | None = None
 ) -> list[Allocation]:
     seen = {GPU: UnitOwners(dict.fromkeys(owners, Use(1, 0)), is_complete=True)}
     found = (users or Users(names)).find(resolution, seen, 100.0, pods=pods)
@@ -72,8 +72,10 @@ def test_a_pod_is_shown_as_a_user_only_when_every_source_has_answered() -> None:
     assert len(find(DOCKER, pods=False)) == 1
 
 
-@pytest.mark.parametrize("owner", [Owner(), Owner(slurm=True, job="7"), Owner(slurm=True, container=ID)])
-def test_the_system_and_jobs_are_not_users(owner: Owner) -> None:
+@pytest.mark.parametrize(
+    "owner", [ProcessOwner(), ProcessOwner(slurm=True, job="7"), ProcessOwner(slurm=True, container=ID)]
+)
+def test_the_system_and_jobs_are_not_users(owner: ProcessOwner) -> None:
     assert find(owner) == []
 
 

@@ -125,7 +125,7 @@ def test_the_backend_makes_only_calls_of_the_list() -> None:
     ("ours", "theirs", "members"),
     [
         (structures.Value, pynvml.c_nvmlValue_t, {"dVal": "dVal", "ullVal": "ullVal"}),
-        (structures.Sample, pynvml.c_nvmlSample_t, {"stamp": "timeStamp", "value": "sampleValue"}),
+        (structures.NvmlSample, pynvml.c_nvmlSample_t, {"stamp": "timeStamp", "value": "sampleValue"}),
         (
             structures.FieldValue,
             pynvml.c_nvmlFieldValue_t,

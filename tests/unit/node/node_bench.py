@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.expected import ExpectedDevice
@@ -62,5 +62,5 @@ JOB = {"gpu": 0, "kind": "job", "name": "42", "processes": 1, "memory_gib": 2}
 IDLE = {"model": "H100"}
 
 
-def of_job(number: str) -> Owner:
-    return Owner(slurm=True, job=number)
+def of_job(number: str) -> ProcessOwner:
+    return ProcessOwner(slurm=True, job=number)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import OwnedPeriod, ProcessOwners
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices import loads
@@ -39,8 +39,8 @@ class Owners(ProcessOwners):
         )
 
 
-def _owner(pid: int) -> Owner | None:
-    return None if pid == GONE else Owner() if pid == STRANGER else Owner(slurm=True, job=str(pid))
+def _owner(pid: int) -> ProcessOwner | None:
+    return None if pid == GONE else ProcessOwner() if pid == STRANGER else ProcessOwner(slurm=True, job=str(pid))
 
 
 Works = Mapping[int, Sequence[tuple[float, float]]]

@@ -16,7 +16,7 @@ from gpu_exporter.reconciler.kubernetes import survey
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.namespace import NamespaceView
 from gpu_exporter.reconciler.kubernetes.owners import Chain
-from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
+from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _NamespaceRead
 from gpu_exporter.reconciler.marks import MarkError
 
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
@@ -27,10 +27,10 @@ def test_a_survey_of_one_namespace_does_not_drop_the_views_of_others(monkeypatch
     surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock, resources=GPU_RESOURCES)  # nothing is asked here
     read: list[str] = []
 
-    def note(wanted: dict[str, Any]) -> dict[str, _Read]:
+    def note(wanted: dict[str, Any]) -> dict[str, _NamespaceRead]:
         read.extend(sorted(wanted))
         return {
-            name: _Read(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
+            name: _NamespaceRead(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
             for name, pods in wanted.items()
         }
 
@@ -53,11 +53,11 @@ def test_a_namespace_that_is_too_large_is_read_last_while_it_is_too_large(monkey
     order: list[str] = []
     too_large: set[str] = set()
 
-    def read(namespace: str, pods: Any, until: float) -> _Read:
+    def read(namespace: str, pods: Any, until: float) -> _NamespaceRead:
         order.append(namespace)
         if namespace in too_large:
             raise MarkError("size", "too long")
-        return _Read(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
+        return _NamespaceRead(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
 
     monkeypatch.setattr(surveyor, "_read", read)
     monkeypatch.setattr(survey, "WORKERS", 1)

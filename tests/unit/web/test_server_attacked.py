@@ -123,7 +123,7 @@ def test_password_checks_use_a_limited_share_of_a_core(site: Site, tmp_path: Pat
     spent: list[float] = []
     real = door_keeper._check
 
-    def measured(entry: door_keeper._Waiting) -> tuple[bool | None, float]:
+    def measured(entry: door_keeper._WaitingCheck) -> tuple[bool | None, float]:
         answer = real(entry)
         spent.append(answer[1])
         return answer

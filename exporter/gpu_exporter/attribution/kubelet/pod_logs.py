@@ -22,7 +22,7 @@ SETTLED_S = 2.0  # a folder that changed more recently may change again within o
 PodName = tuple[str, str]  # namespace, pod
 
 
-class Start(NamedTuple):
+class ContainerStart(NamedTuple):
     """The present start of a container: its number, and its time in Unix seconds, infinite while it has not started.
 
     `why`: the reason why it has not started, `obstacle`: the same in one word. `changed_ns`: change time of the folder
@@ -44,8 +44,8 @@ class PodLogs:
         self._clock = clock
         self._uids: dict[PodName, str] = {}
         self._left: set[str] = set()  # UIDs of replaced pods: their folders remain for a while
-        self._starts: dict[tuple[str, str], Start] = {}  # by UID and container
-        self._seen: dict[tuple[str, str], Start] = {}  # in this poll
+        self._starts: dict[tuple[str, str], ContainerStart] = {}  # by UID and container
+        self._seen: dict[tuple[str, str], ContainerStart] = {}  # in this poll
 
     def begin_poll(self, listed: Set[PodName], gone: Set[PodName]) -> dict[PodName, str]:
         """UID of each listed pod: of several folders with one name the newest, but never the folder of a replaced pod.
@@ -86,14 +86,14 @@ class PodLogs:
         except OSError:
             return 0.0
 
-    def read_start(self, name: PodName, uid: str, container: str) -> Start:
+    def read_start(self, name: PodName, uid: str, container: str) -> ContainerStart:
         """The container's present start. `uid` is "" while the pod's UID is unknown.
 
         When the folder is first seen, its time is the time of the start. A log rotation changes the folder's time, so
         it is read once for each start. A rotation before that makes the start later, which only shortens an idle run.
         """
         if not uid:
-            return Start(
+            return ContainerStart(
                 -1, math.inf, f"the start of its container is unknown: mount {self._directory}", "start_unknown"
             )
         folder = f"{self._directory}/{name[0]}_{name[1]}_{uid}/{container}"
@@ -107,10 +107,10 @@ class PodLogs:
         except OSError:
             numbers = []
         if not numbers:
-            return Start(-1, math.inf, "its container has not started", "not_started")
+            return ContainerStart(-1, math.inf, "its container has not started", "not_started")
         now = self._clock.wall()
         if known is None or known.number != max(numbers):
-            known = Start(max(numbers), min(changed.st_mtime, now))
+            known = ContainerStart(max(numbers), min(changed.st_mtime, now))
         known = known._replace(changed_ns=changed.st_mtime_ns if now - changed.st_mtime > SETTLED_S else 0)
         self._seen[uid, container] = known
         return known

@@ -48,7 +48,7 @@ class _Parsed(NamedTuple):
     entries: tuple[ContainerDevices, ...]
 
 
-class Reader:
+class PodResourcesReader:
     """Reads successive answers. A field that was in the previous answer, byte for byte, is not parsed again.
 
     A kubelet lists its pods in another order each time, but each pod in the same bytes while the pod lives.
@@ -124,14 +124,14 @@ class Reader:
 
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
-) -> Reader:
+) -> PodResourcesReader:
     """A reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
-    return Reader(_parse_pod, device_of, wants)
+    return PodResourcesReader(_parse_pod, device_of, wants)
 
 
-def read_allocatable(device_of: Callable[[str], str]) -> Reader:
+def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
     """A reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
-    return Reader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
+    return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
 def _parse_pod(message: bytes) -> tuple[PodName, Iterator[ContainerDevices]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.cgroup import ProcessOwner
 from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
 from gpu_exporter.model.holders import Grant, Holder
 
@@ -64,8 +64,8 @@ def _doubted(grant: Grant) -> Grant:
 
 def _outside(seen: UnitOwners, pods: frozenset[str]) -> UnitOwners:
     """Replace such a pod as the owner: its processes belong to a job, and only Slurm may know the job's number."""
-    uses: dict[Owner, Use] = {}
+    uses: dict[ProcessOwner, Use] = {}
     for owner, use in seen.uses.items():
-        whose = owner if pods.isdisjoint(owner.pods) else Owner(slurm=True, job=owner.job, step=owner.step)
+        whose = owner if pods.isdisjoint(owner.pods) else ProcessOwner(slurm=True, job=owner.job, step=owner.step)
         uses[whose] = uses.get(whose, Use()).plus(use)
     return seen._replace(uses=uses)

@@ -24,7 +24,7 @@ UNTOUCHED = 999  # NVML_ERROR_UNKNOWN
 GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
 
-class _Window:
+class _SampleWindow:
     """One subject: the last sample with its time, and a spare buffer."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class GpmWindows:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._windows: dict[str, _Window] = {}
+        self._windows: dict[str, _SampleWindow] = {}
 
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
         """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
@@ -58,7 +58,7 @@ class GpmWindows:
         """
         window = self._windows.get(name)
         if window is None:
-            window = self._windows[name] = _Window()
+            window = self._windows[name] = _SampleWindow()
         if window.at is not None and self._clock.monotonic() - window.at <= SHORTEST_S:
             return None
         before, window.at = window.at, None  # a failure after this line starts a new window

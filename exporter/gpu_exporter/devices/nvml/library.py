@@ -105,8 +105,8 @@ class _Buffers(threading.local):
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
-        self.samples: Any = (structures.Sample * 256)()
-        self.utilizations: Any = (structures.ProcessUtilization * 128)()
+        self.samples: Any = (structures.NvmlSample * 256)()
+        self.utilizations: Any = (structures.NvmlProcessUtilization * 128)()
         self.processes = processes.Buffer()
 
 
@@ -127,11 +127,11 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
         is_full = code == nvml.NVML_ERROR_INSUFFICIENT_SIZE or (not code and count.value >= len(buffer))
         if not is_full or len(buffer) >= RING_MAX:
             break
-        _buffers.samples = (structures.Sample * (2 * len(buffer)))()
+        _buffers.samples = (structures.NvmlSample * (2 * len(buffer)))()
     if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND":
         return ()
     _check(call, code)
-    words = memoryview(buffer).cast("B")[: count.value * ctypes.sizeof(structures.Sample)]
+    words = memoryview(buffer).cast("B")[: count.value * ctypes.sizeof(structures.NvmlSample)]
     stamps = words.cast("Q").tolist()[::2]
     values: list[Any] = words.cast(nvml.VALUE_FORMATS.get(value_type.value, "I")).tolist()  # type: ignore[call-overload]
     step = len(values) // len(stamps) if stamps else 1
@@ -150,7 +150,7 @@ def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int,
         code = _raw(call)(handle.raw, buffer, ctypes.byref(count), ctypes.c_ulonglong(since_us))
         if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE or len(buffer) >= PROCESSES_MAX:
             break
-        _buffers.utilizations = (structures.ProcessUtilization * (2 * len(buffer)))()
+        _buffers.utilizations = (structures.NvmlProcessUtilization * (2 * len(buffer)))()
     if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND":
         return ()
     _check(call, code)

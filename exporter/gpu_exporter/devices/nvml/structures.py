@@ -26,13 +26,13 @@ class Value(ctypes.Union):
     )
 
 
-class Sample(ctypes.Structure):
+class NvmlSample(ctypes.Structure):
     """nvmlSample_t; `stamp` in microseconds of the wall clock."""
 
     _fields_ = (("stamp", u64), ("value", Value))
 
 
-class ProcessUtilization(ctypes.Structure):
+class NvmlProcessUtilization(ctypes.Structure):
     """nvmlProcessUtilizationSample_t; `stamp` in microseconds of the wall clock, the others in percent."""
 
     _fields_ = (("pid", u32), ("stamp", u64), ("sm", u32), ("memory", u32), ("encoder", u32), ("decoder", u32))

@@ -62,7 +62,7 @@ class RecordObserver(OutcomeObserver, Protocol):
         """Drop all counts, since another process counts now."""
 
 
-class Start(NamedTuple):
+class WatchStart(NamedTuple):
     """A holder at the start of its watch: how long it had been idle, and its longest gap until then (seconds)."""
 
     incarnation: str
@@ -81,7 +81,7 @@ class Watch:
 
     account: Account
     wall: float
-    holders: dict[HolderName, Start]
+    holders: dict[HolderName, WatchStart]
     ended: set[HolderName] = field(default_factory=set)
     quiet: dict[HolderName, float] = field(default_factory=dict)
     last: dict[HolderName, tuple[float, float]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Watches:
                     continue
                 watched += len(group)
                 holders = {
-                    each.name: Start(_incarnation(each), shortest_run(each), _longest_gap(each)) for each in group
+                    each.name: WatchStart(_incarnation(each), shortest_run(each), _longest_gap(each)) for each in group
                 }
                 self.open[key] = Watch(account, wall, holders)
         by_name = {decision.name: decision for decision in decisions}
@@ -241,7 +241,7 @@ def _longest_gap(decision: Decision) -> float:
     return max((unit.longest_gap_s for unit in decision.units), default=0.0)
 
 
-def _worked(decision: Decision, watch: Watch, start: Start) -> bool:
+def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
     """Whether a unit of this holder worked since the watch began: its idle run ended, and not by unknown time."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:

@@ -182,7 +182,7 @@ class ExporterSource:
         except Exception as exc:  # an unexpected page must not cost the evidence of other exporters
             return EvidenceError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
 
-    def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
+    def _unit(self, page: _Page, key: Key, series: _AllocationSeries, wall: float) -> UnitEvidence:
         values = series.values
         return UnitEvidence(
             node=page.node,
@@ -212,7 +212,7 @@ class ExporterSource:
         when, value = self._host.get(place, (-math.inf, 0.0))
         return value if wall - when <= HOST_KEEP_S else None
 
-    def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
+    def _coverage(self, node: str, key: Key, series: _AllocationSeries, wall: float) -> float | None:
         held = series.values.get("gpu_allocation_held_seconds_total")
         observed = series.values.get("gpu_allocation_observed_seconds_total")
         if held is None or observed is None:
@@ -232,7 +232,7 @@ class ExporterSource:
 
 
 @dataclass(slots=True)
-class _Allocation:
+class _AllocationSeries:
     labels: dict[str, str]
     info: dict[str, str] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
@@ -248,7 +248,7 @@ class _Page:
         self.wall = wall
         self.last_sample: float | None = None
         self.sample_interval_s = 1.0
-        self.allocations: dict[Key, _Allocation] = {}
+        self.allocations: dict[Key, _AllocationSeries] = {}
         self.models: dict[str, str] = {}
         try:
             for family in text_string_to_metric_families(text):
@@ -268,7 +268,7 @@ class _Page:
         elif name.startswith("gpu_allocation_"):
             refuse_renamed(labels, self._url)
             key = tuple(labels.get(label, "") for label in ALLOCATION_KEY)
-            allocation = self.allocations.setdefault(key, _Allocation(labels))
+            allocation = self.allocations.setdefault(key, _AllocationSeries(labels))
             if name == "gpu_allocation_info":
                 allocation.info = labels
             elif name == "gpu_allocation_activity_unknown":

@@ -45,7 +45,7 @@ LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace, which are 
 KEPT_MAX = 96 * 1024 * 1024  # approximate bytes of memory for all namespaces together
 
 
-class _Read(NamedTuple):
+class _NamespaceRead(NamedTuple):
     """One namespace, the controllers above its pods, and when they were read (monotonic seconds)."""
 
     view: NamespaceView
@@ -63,7 +63,7 @@ class PodSurveyor:
         self._clock = clock
         self._resources = resources
         self._owners = Owners(api, clock)
-        self._reads: dict[str, _Read | Unreadable] = {}
+        self._reads: dict[str, _NamespaceRead | Unreadable] = {}
         self._slow: set[str] = set()  # namespaces that were too large at their last read
         self._served: dict[str, tuple[float, str]] = {}  # by pod UID: when it was last served (monotonic), and by what
 
@@ -80,7 +80,7 @@ class PodSurveyor:
         kept = {
             namespace: read
             for namespace, read in self._reads.items()
-            if isinstance(read, _Read)
+            if isinstance(read, _NamespaceRead)
             and namespace in wanted
             and now - read.when < (FRESH_S if namespace in again else keep_s)
             and wanted[namespace] <= read.chains.keys()
@@ -88,7 +88,7 @@ class PodSurveyor:
         others = {
             namespace: read
             for namespace, read in self._reads.items()
-            if namespace not in wanted and isinstance(read, _Read) and now - read.when < VIEW_MAX_S
+            if namespace not in wanted and isinstance(read, _NamespaceRead) and now - read.when < VIEW_MAX_S
         }
         self._reads = {
             **others,
@@ -111,7 +111,7 @@ class PodSurveyor:
 
     def _make_room(self) -> None:
         """Drop the largest namespaces until the rest fits into KEPT_MAX. So small namespaces are kept."""
-        weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _Read)}
+        weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _NamespaceRead)}
         total = sum(weights.values())
         for name in sorted(weights, key=weights.__getitem__, reverse=True):
             if total <= KEPT_MAX:
@@ -120,13 +120,13 @@ class PodSurveyor:
             why = f"namespace {name} is too large: all namespaces together may need at most {KEPT_MAX // 2**20} MiB"
             self._reads[name] = Unreadable(why, reason=TOO_LARGE, kind="Namespace")
 
-    def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:
+    def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _NamespaceRead | Unreadable]:
         """Read these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
-        found: dict[str, _Read | Unreadable] = {}
+        found: dict[str, _NamespaceRead | Unreadable] = {}
         until = self._clock.monotonic() + EVIDENCE_S
         late = Unreadable(f"the API server was too slow for {len(wanted)} namespaces in this cycle", True)
 
-        def read(namespace: str) -> tuple[str, _Read | Unreadable]:
+        def read(namespace: str) -> tuple[str, _NamespaceRead | Unreadable]:
             began = self._clock.monotonic()
             if began > until:
                 return namespace, late._replace(is_failure=namespace not in self._slow)
@@ -153,7 +153,7 @@ class PodSurveyor:
             late = Unreadable(str(exc), True)
         return dict.fromkeys(wanted, late) | found
 
-    def _read(self, namespace: str, pods: Collection[str], until: float) -> _Read:
+    def _read(self, namespace: str, pods: Collection[str], until: float) -> _NamespaceRead:
         """Read a namespace, and the controllers of these pods. Raises MarkError."""
         most = Budget(LIST_MAX, until, self._clock)
         view = read_namespace(self._api, namespace, self._resources, pods, most)
@@ -171,7 +171,7 @@ class PodSurveyor:
                 chains[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
         holding = sorted(view.pods.items(), key=lambda item: (item[0] not in pods, item[1].gpus == 0))
         keys = {name: group_keys(pod.metadata, _ancestry(look, pod)) for name, pod in holding}
-        return _Read(view, _members_of(namespace, gangs(keys), view), chains, self._clock.monotonic())
+        return _NamespaceRead(view, _members_of(namespace, gangs(keys), view), chains, self._clock.monotonic())
 
     def _surroundings(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
         read = self._reads[name.namespace]

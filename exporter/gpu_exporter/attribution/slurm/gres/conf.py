@@ -63,7 +63,7 @@ class GpuOrder(NamedTuple):
     caps: tuple[tuple[int, ...], ...] = ()
 
 
-class _Entry(NamedTuple):
+class _ConfEntry(NamedTuple):
     """One GPU of the file: its type, its minor number ("" for a part of a GPU), its place in the file, and the
     capability files of a part.
     """
@@ -150,7 +150,7 @@ def order_of(
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
-    entries: list[_Entry] = []
+    entries: list[_ConfEntry] = []
     fileless = ""
     for line in mine:
         if line.options.get("name", "gpu").lower() == "gpu" and (unknown := sorted(line.options.keys() - KEYS)):
@@ -159,7 +159,7 @@ def order_of(
             found = _files(line, vendor, minor_of)
             fileless = fileless or ("" if found else line.place)
             kind = line.options.get("type", "").lower()
-            entries += [_Entry(kind, minor, line.place, caps) for minor, caps in found]
+            entries += [_ConfEntry(kind, minor, line.place, caps) for minor, caps in found]
     if detect in vendor.autodetect:
         return _nvml_order(entries, fileless, configured)
     if detect not in OFF:
@@ -180,9 +180,9 @@ def _unknown(problem: str) -> GpuOrder:
     return GpuOrder("unknown", problem=problem)
 
 
-def _file_order(entries: Sequence[_Entry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
+def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
     """slurmd takes the types in the order of slurm.conf and drops GPUs that slurm.conf does not count."""
-    ordered: list[_Entry] = []
+    ordered: list[_ConfEntry] = []
     for kind, count in configured:
         of_kind = [entry for entry in entries if entry.kind == kind]
         if len(configured) == 1 and not kind and len({entry.kind for entry in entries}) == 1:
@@ -198,7 +198,7 @@ def _file_order(entries: Sequence[_Entry], configured: Sequence[tuple[str, int]]
     return GpuOrder("minor", tuple(entry.minor for entry in ordered), caps=caps if any(caps) else ())
 
 
-def _nvml_order(entries: Sequence[_Entry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
+def _nvml_order(entries: Sequence[_ConfEntry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
     if entries and fileless:
         return _unknown(
             f"{fileless}: lines with and without File= under AutoDetect=nvml prove no order; give all of them File=, "

@@ -31,7 +31,7 @@ BEFORE = (
 _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
 
-class Found(NamedTuple):
+class GresContent(NamedTuple):
     """The present content of gres.conf. `since`: the time since which slurmd uses it, None if slurmd may not use it.
     Then `changed` is the time of the change, and `path` the changed file. `shares`: GPUs of this node may be given out
     in parts (shard, mps).
@@ -62,7 +62,7 @@ class Epochs:
         self._epochs = self._read()
         self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
 
-    def note(self, found: Found, slurmd_start: float | None, now: float) -> GpuOrder:
+    def note(self, found: GresContent, slurmd_start: float | None, now: float) -> GpuOrder:
         """The order that applies now. Its kind is "unknown" if the order is not proven."""
         if found.order.kind == "unknown":
             return found.order
@@ -76,7 +76,7 @@ class Epochs:
         self._save(now)
         return order
 
-    def _decide(self, found: Found, slurmd_start: float, now: float) -> GpuOrder:
+    def _decide(self, found: GresContent, slurmd_start: float, now: float) -> GpuOrder:
         last = self._epochs[-1] if self._epochs else None
         if found.since is not None:
             if last is None or not _goes_on(last, found.order, found.since):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.attribution.slurm.gres.conf import GpuOrder, GresConfError, order_of, parse_gres_conf, shares_gpus
-from gpu_exporter.attribution.slurm.gres.epochs import Found
+from gpu_exporter.attribution.slurm.gres.epochs import GresContent
 from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.vendor import NVIDIA, Vendor
 
@@ -19,24 +19,24 @@ MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real files have a few kB
 REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
-class Place(NamedTuple):
+class ConfPlace(NamedTuple):
     """A gres.conf that slurmd may have read. `fetched`: slurmd's own copy, which slurmd uses."""
 
     path: Path
     fetched: bool = False
 
 
-def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Place]:
+def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[ConfPlace]:
     """The possible places of slurmd's gres.conf. `named`: the file that the site names, which excludes all others."""
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
     copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
     beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
     directories = [named.parent] if named is not None else [*beside, *copies, Path("/etc/slurm")]
     name = named.name if named is not None else "gres.conf"
-    return [Place(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
+    return [ConfPlace(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
 
 
-def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> Found:
+def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> GresContent:
     """The present meaning of IDX on this node, by gres.conf. If several files exist, they must agree, because it is
     unknown which file slurmd read.
     """
@@ -71,12 +71,12 @@ def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: V
     problem = f"{path}: {order.problem}" if order.problem and str(path) not in order.problem else order.problem
     order = order._replace(problem=problem)
     if changed is not None:
-        return Found(order, None, changed[0], str(changed[1]), shares)
-    return Found(order, since, path=str(path), shares=shares)
+        return GresContent(order, None, changed[0], str(changed[1]), shares)
+    return GresContent(order, since, path=str(path), shares=shares)
 
 
-def _unknown(problem: str) -> Found:
-    return Found(GpuOrder("unknown", problem=problem))
+def _unknown(problem: str) -> GresContent:
+    return GresContent(GpuOrder("unknown", problem=problem))
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:

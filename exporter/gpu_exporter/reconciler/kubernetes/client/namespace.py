@@ -78,7 +78,7 @@ class NamespaceView(NamedTuple):
         return self.served.get(str(pod.metadata["uid"]), "")
 
 
-class _Reader:
+class _NamespaceReader:
     """Reads one namespace, and limits the memory for it."""
 
     def __init__(self, api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> None:
@@ -226,7 +226,7 @@ def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[
 
     Raises MarkError.
     """
-    return _Reader(api, name, resources, asked, most).read()
+    return _NamespaceReader(api, name, resources, asked, most).read()
 
 
 def has_ended(pod: Json) -> bool:

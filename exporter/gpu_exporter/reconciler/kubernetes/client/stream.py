@@ -48,7 +48,7 @@ class Odd(Exception):
         self.reason = reason
 
 
-class _Unread(Odd):
+class _Undecoded(Odd):
     """A value cannot be decoded. It has not been skipped yet."""
 
 
@@ -127,7 +127,7 @@ class ListReader(Generic[T]):
                 return self._decoded()
             except _Incomplete:
                 self._read_on()
-            except _Unread:
+            except _Undecoded:
                 self._skip()
                 return None
 
@@ -139,7 +139,7 @@ class ListReader(Generic[T]):
         while more:
             try:
                 kept = self._one()
-            except _Unread as exc:
+            except _Undecoded as exc:
                 self._skip()
                 self._report(_name_in(self._head), exc.reason, str(exc))
             except Odd as exc:
@@ -157,7 +157,7 @@ class ListReader(Generic[T]):
                     return self._keep(found)
                 except _Incomplete:
                     pass
-                except (Odd, _Unread, NotJson):
+                except (Odd, _Undecoded, NotJson):
                     raise
                 except Exception as exc:  # one odd object must not affect others
                     raise Odd(MALFORMED, f"it is not understood ({type(exc).__name__})") from exc
@@ -168,7 +168,7 @@ class ListReader(Generic[T]):
         while True:
             try:
                 return self._decoded()
-            except _Unread as exc:
+            except _Undecoded as exc:
                 raise NotJson(str(exc)) from exc
             except _Incomplete:
                 self._read_on()
@@ -181,16 +181,16 @@ class ListReader(Generic[T]):
             value, end = DECODER.raw_decode(self._text, self._at)
         except json.JSONDecodeError as exc:
             if len(self._text) - self._at > OBJECT_MAX:
-                raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB") from exc
+                raise _Undecoded(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB") from exc
             if self._is_over:
-                raise _Unread(MALFORMED, "it is not JSON") from exc
+                raise _Undecoded(MALFORMED, "it is not JSON") from exc
             raise _Incomplete from exc
         except RecursionError as exc:
-            raise _Unread(MALFORMED, "it is nested too deeply") from exc
+            raise _Undecoded(MALFORMED, "it is nested too deeply") from exc
         except ValueError as exc:  # a number with more digits than Python parses
-            raise _Unread(MALFORMED, "a number in it is too long") from exc
+            raise _Undecoded(MALFORMED, "a number in it is too long") from exc
         if end - self._at > OBJECT_MAX:
-            raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB")
+            raise _Undecoded(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB")
         # The rest of a number may be missing until another character follows.
         if not isinstance(value, dict | list | str) and self._text[end : end + 1] not in FOLLOWS and not self._is_over:
             raise _Incomplete

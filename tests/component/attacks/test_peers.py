@@ -1,0 +1,133 @@
+"""Hostile sources of the reconciler, and names from a hostile tenant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.component.attacks.attack_bench import ORDER, probe_ms
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+
+
+class Peer:
+    """A source of evidence on loopback, with the answer that the test sets."""
+
+    def __init__(self, head: bytes, body: Iterator[bytes]) -> None:
+        self.asked = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._head, self._body = head, body
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self.listener.accept()
+            with connection:
+                connection.recv(65536)
+                self.asked.set()
+                connection.sendall(self._head)
+                for part in self._body:
+                    connection.sendall(part)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # unread bytes would reset the connection
+                    pass
+
+
+def forever(part: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield part
+        time.sleep(pause_s)
+
+
+def run_dry(peer: Peer) -> tuple[int, str, float, float]:
+    """The exit status, the output, the seconds that the command took, and its peak memory in MiB."""
+    began = time.monotonic()
+    command = [*GPU_EXPORTER, "reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    text = process.stdout.read().decode()
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    peer.listener.close()
+    assert "Traceback" not in text
+    return process.returncode, text, time.monotonic() - began, usage.ru_maxrss / 1024
+
+
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+
+def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
+    processes: Processes, seen: dict[str, str]
+) -> None:
+    peer, port = Peer(OK, forever(b" ", 0.2)), free_port()
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={peer.url}", listen])
+    assert peer.asked.wait(20)
+    assert "the last cycle ended" in (fetch(f"http://127.0.0.1:{port}/-/healthy") or "")
+    assert "gpu_reconciler_apply 0.0" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
+    slowest = probe_ms(port, 5)
+    wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up", 20)
+    peer.listener.close()
+    ended = 0.0
+    for source in ("--source.prometheus", "--source.exporter"):
+        silent = Peer(OK, forever(b" ", 0.2))
+        running = processes.start([*GPU_EXPORTER, "reconcile", f"{source}={silent.url}"])
+        assert silent.asked.wait(20)
+        began = time.monotonic()
+        assert running.stop(timeout_s=20.0) == 0
+        ended = max(ended, time.monotonic() - began)
+        silent.listener.close()
+    assert ended < 5
+    seen[ORDER[5]] = (
+        f"the reconciler gives up after 10 s and logs it; probes take {slowest:.0f} ms meanwhile; SIGTERM ends it in {ended:.1f} s"
+    )
+
+
+def test_the_reconciler_refuses_an_endless_answer(seen: dict[str, str]) -> None:
+    code, text, took, most = run_dry(Peer(OK, forever(b"x" * 2**20)))
+    assert code == 3
+    assert "the answer is longer than 64 MiB" in text
+    assert most < 300
+    seen[ORDER[6]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak memory {most:.0f} MiB"
+
+
+def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str]) -> None:
+    code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
+    assert code == 3
+    assert "not an answer of a PromQL API (RecursionError)" in text
+    seen[ORDER[7]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
+
+
+def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None:
+    head = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
+    code, text, _, _ = run_dry(Peer(head, iter([])))
+    assert code == 3
+    assert "redirects to another server, and the redirect is not followed" in text
+    seen[ORDER[8]] = "status 3: the redirect is not followed"
+
+
+def test_invalid_text_in_names_is_escaped_in_every_output(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
+) -> None:
+    holders = tmp_path / "holders.yaml"
+    holders.write_text("[]\n")
+    running, port = start(f"--attribution.static={holders}")
+    page = fetch(f"http://127.0.0.1:{port}/metrics") or ""
+    uuid = re.search(r'gpu_up\{gpu="0",uuid="([^"]+)"', page)
+    assert uuid is not None
+    holders.write_text(f'- {{uuid: {uuid[1]}, job: "\\ud83d\\e[2J", user: "a\\nb"}}\n')
+    wait_for(lambda: "ud83d" in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the holder", 30)
+    for path in ("/", "/api/v1/status", "/api/v1/table", "/api/v1/holders"):
+        body = fetch(f"http://127.0.0.1:{port}{path}")
+        assert body is not None
+        assert "\x1b" not in body
+    assert "\x1b" not in running.log()
+    seen[ORDER[9]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"
