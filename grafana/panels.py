@@ -41,6 +41,7 @@ STATES = {  # of a holder, with their colours in a timeline
     "throttled": "#E6C229",
     "bursty": OUTSIDE,
     "low": OUTSIDE,
+    "busy_inefficient": OUTSIDE,
     "healthy": USED,
 }
 

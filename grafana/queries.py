@@ -33,7 +33,7 @@ STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
 STATE_NUMBERS = {
     state: number
     for number, state in enumerate(
-        ("unknown", "held_no_process", "held_idle", "stalled", "throttled", "bursty", "low", "healthy"), start=1
+        ("unknown", "held_no_process", "held_idle", "stalled", "throttled", "bursty", "low", "busy_inefficient", "healthy"), start=1
     )
 }
 

@@ -108,7 +108,7 @@ class Stalls(NamedTuple):
     utilization_min: float = 0.95
     """every second of a spin; the driver rounds to whole percents"""
     utilization_mean: float = 0.99
-    """... and the mean of each minute: a spinning kernel never ends"""
+    """... and the mean of every minute: a spinning kernel never ends"""
     flat_over: float = 300.0
     """seconds; p95 - p5 of the power, in means of 10 s of the energy counter, over this time ..."""
     flat_watts: int = 4

@@ -84,6 +84,7 @@ ALLOWED = {
         "attribution",
         "host",
         "diagnosis",
+        "stalls",
     },
     "web": {"threads"},
     "exposition": {"model", "durations", "version", "web", "plain"},
@@ -104,7 +105,8 @@ ALLOWED = {
         "slurm",
         "version",  # the audit says by which version a mark was set
     },
-    "host": {"model", "clock", "attribution", "slurm"},
+    "host": {"model", "clock", "attribution", "slurm", "outside"},
+    "stalls": {"model", "defaults"},
     "digest": {"reconciler", "plain", "threads"},
     "top": {"exits", "exposition", "fetch", "outside", "plain", "threads"},
     "app": {

@@ -25,13 +25,13 @@ from gpu_exporter.reconciler.report import render_decisions
 from gpu_exporter.web.server import HttpServer
 
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
-INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
+INTERVAL_S = 15.0  # of the compressed clock: 10 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
 ALONE = (
     "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks get a "
     "mark only after four hours (docs/reconciler.md, Surroundings)."
 )
-FIRST_LOOK_S = 1020.0  # a state is judged over ten minutes, and published after it has lasted five minutes
+FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since 300 s
 PERIOD_MAX_S = 2 * INTERVAL_S  # how long a reading counts: on a busy machine, a cycle of the fast clock comes late
 
 
@@ -42,6 +42,7 @@ def demo_settings() -> Settings:
         sampling=settings.sampling._replace(interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
         attribution=settings.attribution._replace(interval=30.0),
         ledger=settings.ledger._replace(idle_run_unknown_reset=180.0),
+        stalls=settings.stalls._replace(gap_max=180.0),
     )
 
 

@@ -1,7 +1,7 @@
 """Levels of real boards at work, at rest and in a hang, as published. A scenario names them in `work`.
 
 The rules that judge such levels (`stalls` in defaults.yaml) are not used here, and this table is not used there: the
-same hand must not write both the watts and the threshold. A value without a source is an assumption, and says so.
+same hand must not write both the watts and the threshold. A value without a publication has the source "assumption".
 
 Power in watts, traffic in bytes per second (sum of both directions), the rest 0 to 1.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.devices.loads import Constant, Load, Square, Stages
+from gpu_exporter.devices.loads import Constant, Load, Square, StagedLoad
 from gpu_exporter.devices.products import Product
 
 WOBBLE_S = 46.0  # period of the changes of a level that wobbles: it must not fit into the means of ten seconds
@@ -76,9 +76,11 @@ def compile_work(model: str, product: Product, stages: Sequence[tuple[float, str
         return (watts - product.idle_power) / full_w
 
     def part(pick: str, scale: float = 1.0) -> Load:
-        return Stages([(start, Constant(getattr(level, pick) / scale if scale else 0.0)) for start, level in levels])
+        return StagedLoad(
+            [(start, Constant(getattr(level, pick) / scale if scale else 0.0)) for start, level in levels]
+        )
 
-    power = Stages(
+    power = StagedLoad(
         [
             (start, Square(share(level.watts - level.wobble_w), share(level.watts + level.wobble_w), WOBBLE_S, 0.5))
             for start, level in levels

@@ -49,7 +49,7 @@ class Square:
         return cycles * per_cycle + self.high * min(rest, on) + self.low * max(0.0, rest - on)
 
 
-class Stages:
+class StagedLoad:
     """One load after the other: (start, load) in the order of starts; the first applies before its start too."""
 
     def __init__(self, stages: Sequence[tuple[float, Load]]) -> None:

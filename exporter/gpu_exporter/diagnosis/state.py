@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Settings
-from gpu_exporter.diagnosis.hold import STALLED
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.views import Spin, Verdict
+from gpu_exporter.model.views import HourOfWork, Spin, Verdict
 
 
 class StateRules(NamedTuple):
@@ -23,6 +22,9 @@ class StateRules(NamedTuple):
     low_ratio: float
     high_ratio: float
     throttled_share: float
+    inefficient_sm: float
+    inefficient_dram: float
+    inefficient_over_s: float
 
 
 def state_rules(settings: Settings) -> StateRules:
@@ -34,6 +36,9 @@ def state_rules(settings: Settings) -> StateRules:
         low_ratio=settings.ledger.low_ratio,
         high_ratio=settings.ledger.high_ratio,
         throttled_share=settings.diagnosis.throttled_share,
+        inefficient_sm=settings.stalls.inefficient_sm,
+        inefficient_dram=settings.stalls.inefficient_dram,
+        inefficient_over_s=settings.stalls.inefficient_over,
     )
 
 
@@ -46,6 +51,7 @@ class Window(NamedTuple):
     while unproven. `throttled_share`: worst share of the window in one harmful throttle reason, None is unknown.
     `lag_s`: how far the newest readings may be behind the present, since they wait until the holder is confirmed.
     `gap`: why part of the time is unknown, "" if there is no reason to give. `spin`: the run without progress.
+    `hour`: means of the last hour, None while unknown.
     """
 
     values: Sequence[float | None]
@@ -58,6 +64,7 @@ class Window(NamedTuple):
     lag_s: float = 15.0
     gap: str = ""
     spin: Spin | None = None
+    hour: HourOfWork | None = None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -84,14 +91,23 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     if mean == 0.0:
         return _judge_zero(window, coverage * min(window.held_s, rules.window_s) - window.lag_s)
     if window.spin is not None and window.spin.is_stall:
-        return Verdict(STALLED, _describe_stall(window.spin))
+        return Verdict("stalled", _describe_stall(window.spin))
     if window.throttled_share is not None and window.throttled_share > rules.throttled_share:
         return Verdict("throttled", f"{window.throttled_reason} for {window.throttled_share:.0%} of the time")
     if high >= rules.high_ratio and low < rules.low_ratio:
         return Verdict("bursty", f"p5 {low:.0%}, p95 {high:.0%}, mean {mean:.0%}")
     if mean <= rules.low_mean:
         return Verdict("low", f"mean {mean:.0%}")
+    if window.hour is not None and _is_inefficient(window.hour, rules):
+        hour, over = window.hour, describe_duration(rules.inefficient_over_s)
+        few = f"{hour.sm:.0%} of the SMs had work and {hour.dram:.0%} of the memory bandwidth was used"
+        return Verdict("busy_inefficient", f"mean {hour.utilization:.0%} over {over}, but {few}")
     return Verdict("healthy", f"mean {mean:.0%}")
+
+
+def _is_inefficient(hour: HourOfWork, rules: StateRules) -> bool:
+    """Whether few SMs have work in the busy time. A kernel that waits for memory is a good reason for that."""
+    return hour.utilization > rules.low_mean and hour.sm < rules.inefficient_sm and hour.dram < rules.inefficient_dram
 
 
 def _describe_stall(spin: Spin) -> str:

@@ -39,6 +39,7 @@ def render_json(view: View) -> str:
                     "known_gpu_seconds": totals.known_s,
                     "busy_gpu_seconds": totals.busy_s,
                     "idle_gpu_seconds": totals.idle_s,
+                    "stalled_gpu_seconds": totals.stalled_s,
                     "energy_joules": totals.energy_j,
                 }
                 for key, totals in view.tenants

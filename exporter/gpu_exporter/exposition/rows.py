@@ -108,6 +108,27 @@ def _unheld(view: View, not_free: str) -> str:
     return "unknown" if view.status.sources else UNKNOWN
 
 
+def _judge_row(
+    gpu: GpuView, view: View, allocation: AllocationView | None, state: str, not_free: str
+) -> tuple[str, str]:
+    """The state of a row, and why. `state`: that of a unit without a holder."""
+    if gpu.snapshot.away:
+        return "away", gpu.snapshot.error
+    if gpu.hung:
+        silent = f"the driver has not answered for {format_age(gpu.age_s)}"
+        return "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # a GPU that was never read has no age
+    if not gpu.snapshot.up:
+        return "missing" if gpu.snapshot.identity.index == NO_PLACE else "lost", gpu.snapshot.error
+    if gpu.withheld:
+        return "stale", f"last answer {format_age(gpu.age_s)} ago"
+    if allocation is not None:
+        return allocation.verdict.state, allocation.verdict.evidence
+    if not_free or gpu.snapshot.contradiction:
+        return state, not_free or gpu.snapshot.contradiction
+    in_use = gpu.snapshot.facts.utilization and view.status.sources
+    return state, "in use, but its holder is unknown" if in_use else ""
+
+
 def _row(
     gpu: GpuView,
     view: View,
@@ -119,25 +140,8 @@ def _row(
     mig: bool = False,
     not_free: str = "",
 ) -> Row:
-    why = ""
     fresh = gpu.snapshot.up and not gpu.withheld
-    if gpu.snapshot.away:
-        state, why = "away", gpu.snapshot.error
-    elif gpu.hung:
-        silent = f"the driver has not answered for {format_age(gpu.age_s)}"
-        state, why = "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # a GPU that was never read has no age
-    elif not gpu.snapshot.up:
-        state, why = "missing" if gpu.snapshot.identity.index == NO_PLACE else "lost", gpu.snapshot.error
-    elif gpu.withheld:
-        state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
-    elif allocation is not None:
-        state, why = allocation.verdict.state, allocation.verdict.evidence
-    elif not_free:
-        why = not_free
-    elif gpu.snapshot.contradiction:
-        why = gpu.snapshot.contradiction
-    elif gpu.snapshot.facts.utilization and view.status.sources:
-        why = "in use, but its holder is unknown"
+    state, why = _judge_row(gpu, view, allocation, state, not_free)
     if not mig:
         failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
         why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))

@@ -62,7 +62,7 @@ class Effort(NamedTuple):
     `power_w`: the mean, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`,
     `default_limit_w`: the limit in force, and that of the maker. `memory_bytes`: in use at the end. `pcie`, `nvlink`:
     bytes per second, sum of both directions. `sm`: share of the SMs with work. `pipes`: the busiest of the tensor,
-    FP64, FP32 and FP16 pipes and of the memory, None unless all five are known.
+    FP64, FP32 and FP16 pipes and of the memory, None unless all five are known. `dram`: the memory alone.
     """
 
     start: float
@@ -76,6 +76,7 @@ class Effort(NamedTuple):
     nvlink: float | None = None
     sm: float | None = None
     pipes: float | None = None
+    dram: float | None = None
 
 
 class HostProgress(NamedTuple):

@@ -29,7 +29,7 @@ class Spin(NamedTuple):
     """The present run of a holder that is fully busy without a witness of progress.
 
     `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
-    then low, medium or high. `evidence`, `against`: for people. `unknown`: why nothing can be said, "" if it can.
+    then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here, "" if it can.
     `all_known`: every witness of progress is read.
     """
 
@@ -44,6 +44,14 @@ class Spin(NamedTuple):
     def is_stall(self) -> bool:
         """Whether it is published as a stall."""
         return self.confidence in ("medium", "high")
+
+
+class HourOfWork(NamedTuple):
+    """Means of a holder over stalls.inefficient_over, 0 to 1: utilization, SM activity, memory bandwidth."""
+
+    utilization: float
+    sm: float
+    dram: float
 
 
 class GpuView(NamedTuple):

@@ -369,8 +369,8 @@ class NodeState:
         use, ratio = self._held.uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
-        spin = self._boards.report(unit, key)
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host, spin)
+        spin, hour = self._boards.report(unit, key), self._boards.means(unit, key)
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host, spin, hour)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
@@ -440,6 +440,7 @@ class NodeState:
             active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
             processes=self._process_count(record, gpu, is_alone=is_alone),
             spin=record.spin,
+            hour=record.hour,
             gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
             lag_s=self.ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )

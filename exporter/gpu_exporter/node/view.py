@@ -11,7 +11,17 @@ from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.model.holders import Allocation, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, Facts, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
-from gpu_exporter.model.views import AgentStatus, AllocationView, GpuView, HostWork, Spin, Throttling, Verdict, View
+from gpu_exporter.model.views import (
+    AgentStatus,
+    AllocationView,
+    GpuView,
+    HostWork,
+    HourOfWork,
+    Spin,
+    Throttling,
+    Verdict,
+    View,
+)
 
 
 class ViewRules(NamedTuple):
@@ -39,6 +49,7 @@ class HolderRecord(NamedTuple):
     `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
     while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
     holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
+    `hour`: the means of its last hour, None while unknown.
     """
 
     allocation: Allocation
@@ -50,6 +61,7 @@ class HolderRecord(NamedTuple):
     ratio: float | None = None
     host: HostWork | None = None
     spin: Spin | None = None
+    hour: HourOfWork | None = None
 
     @property
     def is_confirmed(self) -> bool:

@@ -9,12 +9,13 @@ from gpu_exporter.defaults import Stalls
 from gpu_exporter.model.holders import HolderKey
 from gpu_exporter.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import Spin
+from gpu_exporter.model.views import HourOfWork, Spin
 from gpu_exporter.stalls.floor import BoardFloor
+from gpu_exporter.stalls.hour import WorkHour
 from gpu_exporter.stalls.watch import SpinMemory, SpinWatch
 from gpu_exporter.stalls.work import WorkHistory
 
-NO_PROCESS = "no process has a context on the GPU, so nobody knows what keeps it busy"
+NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
 SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
 
 
@@ -36,6 +37,7 @@ class _Board:
         self.is_armed = False
         self.key: HolderKey | None = None
         self.watch: SpinWatch | None = None
+        self.hour: WorkHour | None = None
         self.held: HeldBoard | None = None
 
 
@@ -84,9 +86,12 @@ class Boards:
         watch = board.watch
         if watch is None:
             watch = board.watch = self._make_watch(board, snapshot, effort.start)
+            board.hour = WorkHour(self._rules.inefficient_over)
         spans = snapshot.activity.spans if snapshot.activity is not None else ()
         watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else ""))
         board.is_armed |= watch.is_armed
+        if board.hour is not None:
+            board.hour.add(effort, spans)
         return (board.key, watch) if board.key is not None else None
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
@@ -122,6 +127,11 @@ class Boards:
     def watch_of(self, unit: UnitId, key: HolderKey) -> SpinWatch | None:
         board = self._boards.get(unit)
         return board.watch if board is not None and board.key == key else None
+
+    def means(self, unit: UnitId, key: HolderKey) -> HourOfWork | None:
+        """The last hour of a holder, None while too little of it is known."""
+        board = self._boards.get(unit)
+        return board.hour.means() if board is not None and board.key == key and board.hour is not None else None
 
     def report(self, unit: UnitId, key: HolderKey) -> Spin | None:
         """The run of a holder, None if it is not watched."""

@@ -1,8 +1,8 @@
 """Whether one holder of one whole GPU spins: fully busy at a low and flat power, without any witness of progress.
 
 A run of such seconds is a stall after `stalls.after`. One witness of progress ends it. A witness that was never known
-lowers the confidence by a step; one that was known, and then not for `gap_max`, ends the run, since nobody could tell
-whether it would have shown progress. Sources of the rule, and what else looks the same: docs/stalls.md.
+lowers the confidence by a step. One that was known, and then not for `gap_max`, ends the run: it may have shown
+progress meanwhile. Sources of the rule, and what else looks the same: docs/stalls.md.
 
 Pure: no clock, no lock, no file.
 """
@@ -33,7 +33,7 @@ STEPS = ("none", "low", "medium", "high")
 
 
 @dataclass(slots=True)
-class _Run:
+class _SpinRun:
     """`begin`: of the run, in monotonic seconds. `known_s`: how much of it is known. `since`: by witness, since when it
     has been known without a gap. `limit_w`: the power limit in force.
     """
@@ -52,7 +52,7 @@ class _Run:
 
 
 class SpinMemory(NamedTuple):
-    """What an earlier process knew of a run; the holder's account keeps it. Times as in _Run."""
+    """What an earlier process knew of a run; the holder's account keeps it. Times as in _SpinRun."""
 
     begin: float
     until: float
@@ -71,13 +71,13 @@ class SpinWatch:
         self._floor = floor
         self.work = work
         self._steps = PowerSteps()
-        self._run: _Run | None = None
+        self._run: _SpinRun | None = None
         self._last: dict[str, float] = {}  # by witness, when it was last known
         self._not_before = float("-inf")
         self._default_w: float | None = None
         self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
         self.unknown = "no reading yet"
-        """why nothing can be said, "" if a run may begin"""
+        """why no stall can be seen here, "" if a run may begin"""
         self.ended_by = ""
         """what ended the last run, or keeps one from beginning"""
         self.is_armed = False
@@ -200,8 +200,8 @@ class SpinWatch:
             all_known=not unknown,
         )
 
-    def _new_run(self, begin: float) -> _Run:
-        return _Run(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
+    def _new_run(self, begin: float) -> _SpinRun:
+        return _SpinRun(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
 
     def _end(self, at: float, why: str) -> None:
         self._run = None
@@ -250,7 +250,7 @@ class SpinWatch:
         return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
 
     def _find_progress(self, effort: Effort) -> str:
-        """The witness of this reading that shows progress, or that the power is not low; "" if there is none."""
+        """The witness of this reading that shows progress, or that the power is not low; "" without one."""
         rules = self._rules
         known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
@@ -320,7 +320,7 @@ class SpinWatch:
             if mean < rules.utilization_mean:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
-    def _judge_power(self, run: _Run, step: PowerStep) -> str:
+    def _judge_power(self, run: _SpinRun, step: PowerStep) -> str:
         """Why the power of this step is not that of a spin, "" if it is."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
@@ -341,7 +341,7 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, at: float) -> str:
-        """A witness that was known before, and has not been known for `gap_max`; "" if there is none."""
+        """A witness that was known before, and has not been known for `gap_max`; "" without one."""
         for name, last in self._last.items():
             if at - last > self._rules.gap_max:
                 return f"{name} was known before, but has not been read for {at - last:.0f} s"
@@ -350,12 +350,12 @@ class SpinWatch:
     def _required(self) -> tuple[str, ...]:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
-    def _unknown_witnesses(self, run: _Run) -> tuple[str, ...]:
+    def _unknown_witnesses(self, run: _SpinRun) -> tuple[str, ...]:
         """The witnesses of progress that do not cover the run from its first minutes on."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 
-    def _judge_confidence(self, run: _Run, unknown: Sequence[str]) -> tuple[str, list[str]]:
+    def _judge_confidence(self, run: _SpinRun, unknown: Sequence[str]) -> tuple[str, list[str]]:
         """The confidence that the holder is stalled if the run lasts, and what speaks against it."""
         doubts: list[str] = []
         sm = run.sms.mean()

@@ -209,8 +209,14 @@ def test_a_running_child_is_found_in_the_real_proc_and_an_ended_child_is_not() -
 
 @pytest.mark.parametrize(("name", "parsed"), [("sh", "sh"), ("a b", "a b"), (") S 1 (", ") S 1 ("), ("((", "((")])
 def test_a_process_name_may_contain_any_character(name: str, parsed: str) -> None:
-    stat = parse_stat(f"7 ({name}) R 1 1 1 0 -1 64 " + "0 " * 12 + f"{5 * TICKS_PER_S} 0 0")
-    assert stat == (parsed, "R", 64, 5.0)
+    stat = parse_stat(
+        f"7 ({name}) R 1 1 1 0 -1 64 "
+        + "0 " * 4
+        + f"{2 * TICKS_PER_S} {TICKS_PER_S} "
+        + "0 " * 6
+        + f"{5 * TICKS_PER_S} 0 0"
+    )
+    assert stat == (parsed, "R", 64, 5.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
 from gpu_exporter.durations import describe_duration
 
-RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
+RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1, 0.25, 0.5, 3600.0)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.work import HostWorks
+from gpu_exporter.host.work import HostNode, HostWorks
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import HostWork
@@ -138,7 +138,7 @@ def test_after_an_exception_no_old_host_work_remains(machine: Machine) -> None:
         stop.set()
         raise OSError("no")
 
-    machine.works.run(stop, fail)
+    machine.works.run(stop, HostNode(fail, lambda: (), lambda who, progress: None))
     assert machine.works.works == {}
 
 

@@ -44,6 +44,7 @@ class EffortReader:
             _higher(nvlink, gpm.nvlink),
             gpm.sm,
             _busiest(gpm),
+            gpm.dram,
         )
 
     def _mean_power(self, cycle: Cycle) -> float | None:
