@@ -59,7 +59,7 @@ LEVELS: Mapping[tuple[str, str], Level] = {
     # V100 SXM2, default limit 300 W, no GPM
     ("V100", "rest"): Level(0.0, 40, source="SC'24 power study"),
     ("V100", "train"): Level(1.0, 270, 15, nvlink=2e10, source="assumption: near the limit"),
-    ("V100", "hang"): Level(1.0, 60, 1, source="44 of 250 W, nccl#199; 65 to 76 of 300 W, pytorch#22671"),
+    ("V100", "hang"): Level(1.0, 70, 1, source="65 to 76 of 300 W, pytorch#22671"),
     ("V100", "decode"): Level(1.0, 190, 8, source="180 to 200 W in public reports"),
     # T4, default limit 70 W
     ("T4", "train"): Level(1.0, 66, 2, source="assumption: near the limit"),

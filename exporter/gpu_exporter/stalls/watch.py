@@ -26,7 +26,8 @@ from gpu_exporter.stalls.work import WorkHistory
 GRACE_S = 150.0
 POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
 LOADERS, PROCESSES, DISK, NETWORK = "CPU of the loaders", "new processes", "disk", "network"
-PROGRESS = (MEMORY, PCIE, NVLINK, LOADERS, PROCESSES, DISK, NETWORK)
+OF_HOST = (LOADERS, PROCESSES, DISK, NETWORK)
+PROGRESS = (MEMORY, PCIE, NVLINK, *OF_HOST)
 UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
 PUBLISHED = ("medium", "high")
 STEPS = ("none", "low", "medium", "high")
@@ -147,7 +148,7 @@ class SpinWatch:
             self.is_armed = True
             self._end(effort.end, seen)
             return
-        missing = self._find_missing(effort.end)
+        missing = self._find_missing(self._run, effort.end)
         if missing:
             self._end(effort.end, missing)
 
@@ -340,11 +341,15 @@ class SpinWatch:
                 self._run.since[name] = start
             self._last[name] = end
 
-    def _find_missing(self, at: float) -> str:
-        """A witness that was known before, and has not been known for `gap_max`; "" without one."""
+    def _find_missing(self, run: _SpinRun, at: float) -> str:
+        """A witness that was known before, and is not read any more; "" without one.
+
+        The host is read only during a run, and every 30 s.
+        """
         for name, last in self._last.items():
-            if at - last > self._rules.gap_max:
-                return f"{name} was known before, but has not been read for {at - last:.0f} s"
+            silent_s = at - max(last, run.begin) if name in OF_HOST else at - last
+            if silent_s > (GRACE_S if name in OF_HOST else self._rules.gap_max):
+                return f"{name} was known before, but has not been read for {silent_s:.0f} s"
         return ""
 
     def _required(self) -> tuple[str, ...]:

@@ -1,0 +1,129 @@
+"""Every case that looks like a stall or hides one, with its verdict: the table of docs/stalls.md.
+
+Levels are published ones (devices/levels.py). The host is read every 30 s where the case does not say otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from tests.testbed.spins import BLIND, QUIET, Host, Stage, Trace, first_stall, strongest
+
+from gpu_exporter.devices.levels import LEVELS
+
+HOUR, QUARTER = 3600.0, 900.0
+AT_ONCE = QUARTER + 120.0  # a stall is named within two minutes after the fifteen
+SAVING = Host(loaders=0.3, disk=2e8)
+
+
+class Case(NamedTuple):
+    """`verdict`: the highest confidence in the last stage. `why`: a part of what ended the run, or of the doubts."""
+
+    model: str
+    stages: tuple[Stage, ...]
+    verdict: str
+    why: str = ""
+
+
+def work(model: str, hours: float = 1.0) -> tuple[Stage, ...]:
+    rest = "rest" if (model, "rest") in LEVELS else "hang"
+    return (
+        Stage(120, rest)._replace(level=LEVELS[model, rest]._replace(utilization=0.0)),
+        Stage(hours * HOUR, "train"),
+    )
+
+
+CASES = {
+    "hang-after-work": Case("H100", (*work("H100"), Stage(HOUR, "hang")), "high"),
+    "hang-at-152-watts": Case("H100", (*work("H100"), Stage(HOUR, "hang-152")), "high"),
+    "hang-without-gpm": Case("A100", (*work("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
+    "hang-of-a-v100": Case("V100", (*work("V100"), Stage(HOUR, "hang")), "none", "W is above"),
+    "hang-of-a-small-board": Case("T4", (*work("T4"), Stage(HOUR, "hang")), "none", "limit is 70 W"),
+    "hang-with-an-unknown-host": Case("H100", (*work("H100"), Stage(HOUR, "hang", BLIND)), "medium", "not known"),
+    "hang-without-gpm-on-the-hosts-network": Case(
+        "A100", (*work("A100"), Stage(HOUR, "hang", Host(network=None))), "low", "not known: network"
+    ),
+    "low-power-that-wobbles": Case("A100", (*work("A100"), Stage(4 * HOUR, "llm-100")), "none", "above"),
+    "start-of-the-exporter-under-250-watts": Case("H100", (Stage(4 * HOUR, "steady-250"),), "none"),
+    "start-of-the-exporter-under-a-hang": Case("H100", (Stage(4 * HOUR, "hang"),), "none", "since its start"),
+    "saves-a-checkpoint": Case("H100", (*work("H100"), Stage(1500, "hang", SAVING)), "none", "other processes"),
+    "saves-over-the-hosts-network": Case("A100", (*work("A100"), Stage(1500, "hang", Host(network=None))), "low"),
+    "zero3-over-pcie": Case("A100", (*work("A100"), Stage(4 * HOUR, "zero3")), "none", "MB/s over PCIe"),
+    "evaluates-after-training": Case("H100", (*work("H100"), Stage(4 * HOUR, "evaluate")), "none"),
+    "decodes": Case("H100", (*work("H100"), Stage(4 * HOUR, "decode")), "none"),
+    "small-kernels": Case("H100", (*work("H100"), Stage(72 * HOUR, "small-kernel")), "none", "active"),
+    "one-block-for-three-days": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "one-block")), "low", "at work"),
+    "integers-from-the-start": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "integer")), "low", "at work"),
+    "hung-at-its-start": Case("H100", (Stage(120, "rest"), Stage(HOUR, "hang")), "high"),
+    "hung-at-its-start-without-gpm": Case("A100", (Stage(120, "rest"), Stage(HOUR, "hang")), "low", "at work"),
+    "hang-under-a-power-cap": Case(
+        "H100",
+        (Stage(120, "rest", cap_w=300.0), Stage(HOUR, "train", cap_w=300.0), Stage(HOUR, "hang", cap_w=300.0)),
+        "high",
+    ),
+    "compiles": Case("H100", (*work("H100"), Stage(HOUR, "hang", Host(loaders=0.9))), "none", "other processes"),
+    "starts-a-process": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(60, "hang", Host(new_process=True)), Stage(800, "hang")), "none"),
+    "memory-grows": Case("H100", (*work("H100"), *(Stage(300, "hang", memory=40 + i) for i in range(12))), "none"),
+    "without-a-process": Case("H100", (*work("H100"), Stage(HOUR, "hang", without_process=True)), "none", "no process"),
+    "counter-that-is-stuck": Case("H100", (*work("H100"), Stage(HOUR, "hang", contradiction="the counter is stuck")), "none", "stuck"),
+    "sleeps-in-its-collective": Case("H100", (*work("H100"), Stage(HOUR, "context")), "none", ""),
+    "gap-of-61-seconds": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(66, "hang", lost=True), Stage(850, "hang")), "none"),
+    "gap-of-30-seconds": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(30, "hang", lost=True), Stage(300, "hang")), "high"),
+    "no-energy-counter": Case("H100", tuple(stage._replace(hidden=frozenset(("power_w",))) for stage in (*work("H100"), Stage(HOUR, "hang"))), "none", "energy counter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_case_gets_its_verdict(name: str, seed: int) -> None:
+    case = CASES[name]
+    trace = Trace(case.model, seed=seed)
+    early = trace.play(*case.stages[:-1])
+    assert strongest(early) == "none", "work before it is not accused"
+    reports = trace.play(case.stages[-1])
+    assert strongest(reports) == case.verdict
+    last = reports[-1][1]
+    assert case.why in f"{last.against} {last.unknown}"
+    if case.verdict in ("medium", "high") and case.stages[-1].seconds >= HOUR:
+        at = first_stall(reports)
+        assert at is not None and QUARTER <= at <= AT_ONCE
+
+
+def test_a_change_of_the_power_limit_begins_the_run_again() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(800, "hang"))
+    assert first_stall(trace.play(Stage(850, "hang", cap_w=500.0))) is None
+    assert first_stall(trace.play(Stage(200, "hang", cap_w=500.0))) is not None
+
+
+def test_progress_ends_a_stall_at_once() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(HOUR, "hang"))
+    assert trace.report().is_stall
+    trace.play(Stage(15, "train"))
+    assert trace.report().run_s == 0.0
+    trace.play(Stage(1800, "hang"))
+    assert trace.report().is_stall
+    trace.play(Stage(45, "hang", Host(disk=5e6)))
+    assert "MB/s over its disk" in trace.report().against
+
+
+def test_a_short_restart_continues_a_run_and_a_long_one_begins_none() -> None:
+    trace = Trace("A100")
+    trace.play(*work("A100"), Stage(600, "hang"))
+    trace.restart(20.0)
+    reports = trace.play(Stage(600, "hang"))
+    at = first_stall(reports)
+    assert at is not None and 280 < at < 420, "the run goes on where it was"
+    assert strongest(reports) == "medium"
+    trace.restart(90.0)
+    assert first_stall(trace.play(Stage(6 * HOUR, "hang"))) is None, "this process has seen nothing else"
+    trace.play(Stage(1200, "train"), Stage(1100, "hang"))
+    assert trace.report().is_stall
+
+
+def test_a_serving_process_that_spins_is_found_like_any_other() -> None:
+    """Only the reconciler knows the class of a holder: it calls this spinning."""
+    trace = Trace("H100")
+    assert first_stall(trace.play(*work("H100"), Stage(HOUR, "hang", QUIET))) is not None
