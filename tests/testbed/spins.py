@@ -40,7 +40,8 @@ QUIET, BLIND = Host(), Host(None, None, None, None)
 
 
 class Stage(NamedTuple):
-    """`level`: a name of LEVELS, or a level. `memory`: GiB. `cap_w`: an administrator's power limit. `hidden`: names of
+    """`level`: a name of LEVELS, or a level. `memory`: GiB. `cap_w`: an administrator's power limit. `reading_w`:
+    what the driver reports in place of the mean power. `hidden`: names of
     values that cannot be read. `lost`: no reading at all. `without_process`: no process has a context.
     """
 
@@ -49,6 +50,7 @@ class Stage(NamedTuple):
     host: Host = QUIET
     memory: float = 40.0
     cap_w: float | None = None
+    reading_w: float | None = None
     hidden: frozenset[str] = frozenset()
     lost: bool = False
     contradiction: str = ""
@@ -66,23 +68,30 @@ class Trace:
         self.gain = 1.0 + self.random.uniform(-0.05, 0.05)
         self.t = 1000.0
         self._host_at = self.t
+        self.key = KEY
         self._boards = Boards(self.rules)
         self._identity = DeviceIdentity(0, UNIT.uuid, self.product.name, "580", "0000:01:00.0", 0, "disabled")
         self.hold()
 
     @property
     def watch(self) -> SpinWatch | None:
-        return self._boards.watch_of(UNIT, KEY)
+        return self._boards.watch_of(UNIT, self.key)
 
     def hold(self, held: HeldBoard | None = None) -> None:
-        self._boards.hold([held or HeldBoard(UNIT, KEY)], self.t)
+        self._boards.drop([(UNIT, self.key)])
+        self._boards.hold([held or HeldBoard(UNIT, self.key)])
+
+    def hold_another(self) -> None:
+        """Another job begins on the GPU."""
+        self.key = HolderKey("slurm", "8")
+        self.hold()
 
     def restart(self, away_s: float) -> None:
         """A new process, which has only what the state file keeps."""
         watch = self.watch
-        held = HeldBoard(UNIT, KEY)
+        held = HeldBoard(UNIT, self.key)
         if watch is not None:
-            held = HeldBoard(UNIT, KEY, watch.remember(), watch.work.total_s, watch.work.median_w() or 0.0)
+            held = HeldBoard(UNIT, self.key, watch.remember(), watch.work.total_s, watch.work.median_w() or 0.0)
         floors = self._boards.floors()
         self.t += away_s
         self._host_at = self.t
@@ -109,14 +118,14 @@ class Trace:
             yield self.report()
 
     def report(self) -> Spin:
-        report = self._boards.report(UNIT, KEY)
+        report = self._boards.report(UNIT, self.key)
         assert report is not None
         return report
 
     def _hear(self, host: Host) -> None:
         start, self._host_at = self._host_at, self.t
-        if (UNIT, KEY) in self._boards.suspects():
-            self._boards.hear(UNIT, KEY, HostProgress(start, self.t, *host))
+        if (UNIT, self.key) in self._boards.suspects():
+            self._boards.hear(UNIT, self.key, HostProgress(start, self.t, *host))
 
     def _snapshot(self, stage: Stage, level: Level, start: float) -> DeviceSnapshot:
         phase = math.sin(2 * math.pi * self.t / WOBBLE_S)
@@ -126,7 +135,7 @@ class Trace:
         limit_w = self.product.power_limit
         values: dict[str, float | None] = {
             "power_w": watts,
-            "reading_w": watts,
+            "reading_w": watts if stage.reading_w is None else stage.reading_w,
             "limit_w": stage.cap_w or limit_w,
             "default_limit_w": limit_w,
             "memory_bytes": stage.memory * GIB,

@@ -23,15 +23,18 @@ class RunPart(NamedTuple):
 
 def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
     """Take over what the run of this holder counts as from now on; None: there is no run, or it proves nothing."""
-    if part is None:
+    is_open = account.spin_begin is not None and account.spin_end == math.inf
+    if is_open and (part is None or part.begin != account.spin_begin):
         account.busy_s += account.pending_s
         account.pending_s = 0.0
-        if account.spin_begin is not None and account.is_stalled:
-            account.spin_end = min(account.spin_end, now)  # readings of that time are still to be booked
+        if account.is_stalled:
+            account.spin_end = now  # readings of that time are still to be booked
         else:
             account.spin_begin = None
+        is_open = False
+    if part is None:
         return
-    if account.spin_begin is None or account.spin_end < math.inf:
+    if not is_open:
         # A run that counts only from now on, since it is a stall only now, gives back nothing that was booked as busy.
         account.spin_begin, account.spin_end, account.is_stalled = part.begin, math.inf, False
     if part.is_stall and not account.is_stalled:

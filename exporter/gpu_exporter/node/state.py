@@ -20,7 +20,7 @@ from gpu_exporter.diagnosis.loop import DiagnosisInput, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.progress import Suspect
 from gpu_exporter.host.work import HostNode, HostWorks
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderId
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.records import HolderPresence
 from gpu_exporter.ledger.spins import RunPart
@@ -198,25 +198,21 @@ class NodeState:
             gone = [_confirm(allocation, grant, now, wall) for allocation, grant in held.past]
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
-            self.ledger.charge_poll(now, wall, present, gone)
-            for holder_id in self._boards.hold(self._list_boards(present), now):
+            proven = _list_proven(present)
+            for holder_id in self._boards.drop(proven):
                 self.ledger.follow_run(holder_id, None, now)
+            self.ledger.charge_poll(now, wall, present, gone)
+            self._boards.hold(self._recall_board(*holder_id) for holder_id in proven)
             return held.resolution
 
-    def _list_boards(self, present: Sequence[ConfirmedAllocation]) -> Iterator[HeldBoard]:
-        """The whole GPUs with one proven holder."""
-        holders = Counter(entry.allocation.unit for entry in present)
-        for allocation, *_ in present:
-            unit, key = allocation.unit, allocation.holder.key
-            is_proven = allocation.running and not (allocation.contradiction or allocation.is_shared)
-            if not is_proven or unit.mig_uuid or holders[unit] > 1:
-                continue
-            account = self.ledger.holdings[unit, key].account
-            memory: SpinMemory | None = None
-            if account.spin_begin is not None and account.spin_end == math.inf:
-                known = account.spin_known_s, account.spin_all_known
-                memory = SpinMemory(account.spin_begin, account.spin_until, *known)
-            yield HeldBoard(unit, key, memory, account.work_s, account.work_w)
+    def _recall_board(self, unit: UnitId, key: HolderKey) -> HeldBoard:
+        """A holder of a whole GPU, with what an earlier process remembered of it."""
+        account = self.ledger.holdings[unit, key].account
+        memory: SpinMemory | None = None
+        if account.spin_begin is not None and account.spin_end == math.inf:
+            known = account.spin_known_s, account.spin_all_known
+            memory = SpinMemory(account.spin_begin, account.spin_until, *known)
+        return HeldBoard(unit, key, memory, account.work_s, account.work_w)
 
     def _follow_spin(self, unit: UnitId, key: HolderKey, watch: SpinWatch, now: float) -> None:
         begin = watch.begin if watch.may_be_stall else None
@@ -465,6 +461,18 @@ def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> C
         None if allocation.working_wall is None else now - (wall - allocation.working_wall),
         grant.renewed_s,
     )
+
+
+def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[HolderId]:
+    """The only holders of whole GPUs, without a doubt about who they are or whether they run."""
+    holders = Counter(entry.allocation.unit for entry in present)
+    return [
+        (allocation.unit, allocation.holder.key)
+        for allocation, *_ in present
+        if allocation.running
+        and not (allocation.contradiction or allocation.is_shared or allocation.unit.mig_uuid)
+        and holders[allocation.unit] == 1
+    ]
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Stalls
@@ -57,22 +57,21 @@ class Boards:
         """The power at rest of each board that was seen at rest, in watts."""
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
-    def hold(self, held: Iterable[HeldBoard], now: float) -> set[tuple[UnitId, HolderKey]]:
-        """Watch these holders, and only these. Returns the holders that are no longer watched."""
-        wanted = {each.unit: each for each in held}
-        left: set[tuple[UnitId, HolderKey]] = set()
+    def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> list[tuple[UnitId, HolderKey]]:
+        """Stop watching all other holders. Returns those that were watched until now."""
+        dropped: list[tuple[UnitId, HolderKey]] = []
         for unit, board in self._boards.items():
-            each = wanted.get(unit)
-            if board.key is not None and (each is None or each.key != board.key):
-                left.add((unit, board.key))
+            if board.key is not None and (unit, board.key) not in proven:
+                dropped.append((unit, board.key))
                 board.key = board.watch = None
-        for unit, each in wanted.items():
-            board = self._boards.setdefault(unit, _Board(BoardFloor()))
+        return dropped
+
+    def hold(self, held: Iterable[HeldBoard]) -> None:
+        """Watch these holders from the next reading on."""
+        for each in held:
+            board = self._boards.setdefault(each.unit, _Board(BoardFloor()))
             if board.key != each.key:
                 board.key, board.watch, board.held = each.key, None, each
-                if each.memory is not None and now - each.memory.until > self._rules.gap_max:
-                    left.add((unit, each.key))
-        return left
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
         """Take one reading of a GPU. The watched holder and its watch, None if no holder is watched.
