@@ -1,8 +1,8 @@
 """What a holder does beside its GPUs, from one look to the next: the witnesses of progress of stalls/watch.py.
 
-Only holders whose GPUs are in a run without progress are read. The processes of a job that hangs in a collective spin
-on their GPUs, so the CPU time of the holder's cgroup is compared with that of the processes that have a context: the
-difference is what its loaders use, those that have ended included. Traffic is that of the holder's own network
+Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective spin, so
+the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
+difference is what all others use: loaders, also those that have ended, and ranks whose GPU is at rest. Traffic is that of the holder's own network
 namespace. If the namespace is the host's, or may be, the traffic is unknown, not 0.
 """
 
@@ -25,7 +25,7 @@ Traffic = Mapping[str, tuple[int, int]]  # by interface, bytes received and sent
 
 
 class Suspect(NamedTuple):
-    """A holder to be read. `pids`: its processes on GPUs, None if they are not known."""
+    """A holder to be read. `pids`: its processes on the GPUs that spin, None if they are not known."""
 
     who: Who
     pids: tuple[int, ...] | None
@@ -35,7 +35,7 @@ class Suspect(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """All of one look. `spinning`: CPU seconds by process on a GPU, None if one could not be read. `processes`: all
+    """All of one look. `spinning`: CPU seconds by process that spins, None if one could not be read. `processes`: all
     processes of the cgroup. `bytes`: of the network namespace; None is unknown.
     """
 
@@ -82,14 +82,12 @@ def _compare(last: _Look, now: _Look) -> HostProgress:
     span_s = now.at - last.at
     loaders: float | None = None
     is_new: bool | None = None
-    if last.spinning is not None and now.spinning is not None:
-        if now.spinning.keys() - last.spinning.keys():
-            is_new = True
-        elif not last.spinning.keys() - now.spinning.keys():
-            spun_s = sum(now.spinning.values()) - sum(last.spinning.values())
-            loaders = max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s - spun_s) / span_s
+    # A process that has begun to spin since the last look has no earlier value to compare with.
+    if last.spinning is not None and now.spinning is not None and last.spinning.keys() == now.spinning.keys():
+        spun_s = sum(now.spinning.values()) - sum(last.spinning.values())
+        loaders = max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s - spun_s) / span_s
     if last.processes is not None and now.processes is not None:
-        is_new = bool(is_new or now.processes - last.processes)
+        is_new = bool(now.processes - last.processes)
     return HostProgress(
         last.at,
         now.at,

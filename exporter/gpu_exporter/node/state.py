@@ -241,14 +241,12 @@ class NodeState:
         """The holders whose host shows whether they make progress, with the processes on their GPUs."""
         with self._lock:
             suspects = self._boards.suspects()
-            held: dict[Who, list[UnitId]] = {}
-            wanted: set[Who] = set()
+            spinning: dict[Who, set[str]] = {}
             for allocation, _ in self._held.resolution.allocations:
-                if (who := identify(allocation.holder)) is not None:
-                    held.setdefault(who, []).append(allocation.unit)
-                    if (allocation.unit, allocation.holder.key) in suspects:
-                        wanted.add(who)
-            return [Suspect(who, self._list_pids({unit.uuid for unit in held[who]})) for who in wanted]
+                who = identify(allocation.holder)
+                if who is not None and (allocation.unit, allocation.holder.key) in suspects:
+                    spinning.setdefault(who, set()).add(allocation.unit.uuid)
+            return [Suspect(who, self._list_pids(uuids)) for who, uuids in spinning.items()]
 
     def _list_pids(self, uuids: Collection[str]) -> tuple[int, ...] | None:
         """The processes on these GPUs, None if they are not listed for each of them."""
