@@ -22,6 +22,16 @@ KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 
 
+# Matchers of the alert's holder, in the template variable $who.
+WHO = (
+    "{{ $who := printf `scheduler=%q` $labels.scheduler }}"
+    "{{ with $labels.cluster }}{{ $who = printf `%s,cluster=%q` $who . }}{{ end }}"
+    "{{ with $labels.namespace }}{{ $who = printf `%s,namespace=%q` $who . }}{{ end }}"
+    "{{ with $labels.pod }}{{ $who = printf `%s,pod=%q` $who . }}{{ end }}"
+    "{{ with $labels.job_id }}{{ $who = printf `%s,job_id=%q` $who . }}{{ end }}"
+)
+
+
 def gpus_text(recording: str, hours: str) -> str:
     """Template of an annotation: a holder's GPUs in `recording`, their `hours` if not empty, and their memory use.
 
@@ -35,11 +45,7 @@ def gpus_text(recording: str, hours: str) -> str:
     peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
     parts.append(f'label_replace({peak}, "what", "peak", "", "")')
     return (
-        "{{ $who := printf `scheduler=%q` $labels.scheduler }}"
-        "{{ with $labels.cluster }}{{ $who = printf `%s,cluster=%q` $who . }}{{ end }}"
-        "{{ with $labels.namespace }}{{ $who = printf `%s,namespace=%q` $who . }}{{ end }}"
-        "{{ with $labels.pod }}{{ $who = printf `%s,pod=%q` $who . }}{{ end }}"
-        "{{ with $labels.job_id }}{{ $who = printf `%s,job_id=%q` $who . }}{{ end }}"
+        f"{WHO}"
         "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}"
         f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
         "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
@@ -54,6 +60,21 @@ def gpus_text(recording: str, hours: str) -> str:
     )
 
 
+def stalled_text() -> str:
+    """As gpus_text: the GPUs of a stalled holder, those at rest first, at most ten of each kind."""
+    return (
+        f"{WHO}{{{{ $late := `` }}}}{{{{ $lates := `` }}}}{{{{ $spin := `` }}}}{{{{ $spins := `` }}}}"
+        "{{ range sortByLabel `uuid` (query (printf `allocation:gpu_stalled_member:info{%s}` $who)) }}"
+        "{{ $gpu := printf `%s on %s` .Labels.uuid .Labels.node }}"
+        "{{ if and (eq .Labels.part `late`) (lt (len $lates) 10) }}"
+        "{{ $late = printf `%s%s%s` $late (or (and $late `, `) ``) $gpu }}{{ $lates = printf `%s.` $lates }}"
+        "{{ else if and (ne .Labels.part `late`) (lt (len $spins) 10) }}"
+        "{{ $spin = printf `%s%s%s` $spin (or (and $spin `, `) ``) $gpu }}{{ $spins = printf `%s.` $spins }}"
+        "{{ end }}{{ end }}"
+        "{{ with $late }}At 0 %, likely late or dead: {{ . }}. {{ end }}{{ with $spin }}Stalled: {{ . }}.{{ end }}"
+    )
+
+
 FIXED = {
     "key": KEY,
     "target": TARGET,
@@ -64,6 +85,9 @@ FIXED = {
     "workload, workload_type, team, queue, ${pod_labels}",
     "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
     "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
+    "stalled_gpus": stalled_text(),
+    "holder_name": "{{ if $labels.job_id }}Job {{ $labels.job_id }}{{ else }}"
+    "Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
     # The holder's name as its owner knows it.
     "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
     "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "

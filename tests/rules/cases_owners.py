@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tests.rules.expected import END, FIRES, KEPT, absent, idle
 from tests.rules.promtool import Case, Firing
-from tests.rules.world import BUSY, IDLE, RECONCILER, UNKNOWN, Activity, Node, World, always, until
+from tests.rules.world import BUSY, IDLE, RECONCILER, UNKNOWN, Activity, Node, Values, World, always, until
 
 
 def owners() -> Iterator[Case]:
@@ -125,6 +125,92 @@ def owners() -> Iterator[Case]:
         world,
         idle((FIRES, 100 + KEPT), (101 + 60 + 11, 260)),
     )
+
+
+STALLED_AT = 60  # the minute in which the exporter first publishes the stall
+FULL: Activity = lambda _: 1.0  # noqa: E731
+STALLED: Values = lambda t: 900.0 + 60 * (t - STALLED_AT) if t >= STALLED_AT else 0.0  # noqa: E731
+
+
+def stalled(*alerts: str, **labels: str) -> list[Firing]:
+    return [Firing(alert, STALLED_AT, END, labels) for alert in alerts or ("GpuHolderStalled",)]
+
+
+def owners_stalled() -> Iterator[Case]:
+    """Pods and jobs that are fully busy and make no progress."""
+    about = ["GpuHolderStalled", "GpuGangStalled"]
+    world = World(END)
+    Node(world).hold(0, FULL, stalled=STALLED)
+    values = [(100, 'sum by (part) (allocation:gpu_share:part{pod!=""})', [('{part="stalled"}', 1)])]
+    yield Case("a stalled pod", world, stalled(pod="train-0"), values, about)
+
+    world = World(END)
+    Node(world).hold(0, FULL, stalled=until(99, STALLED, always(0.0)))
+    yield Case("a stall that ends", world, [Firing("GpuHolderStalled", STALLED_AT, 100 + KEPT)], about=about)
+
+    world = World(END)
+    Node(world, scraped=lambda t: t < 90 or t > 94).hold(0, FULL, stalled=STALLED)
+    yield Case("a stall during failed scrapes", world, stalled(pod="train-0"), about=about)
+
+    for title, other, rest, found in (
+        ("seven stalled GPUs and one at rest", always(0.0), IDLE, stalled(job_id="42")),
+        ("seven stalled GPUs and one that works", always(0.0), BUSY, []),
+        ("seven stalled GPUs and one that is unknown", None, UNKNOWN, stalled(job_id="42")),
+    ):
+        world = World(END)
+        node = Node(world, gpus=8)
+        for gpu in range(7):
+            node.hold(gpu, FULL, stalled=STALLED, units=8, job_id="42")
+        node.hold(7, until(55, BUSY, rest), stalled=other, units=8, job_id="42")
+        late = [('{part="late"}', 1)] if rest is IDLE else []
+        parts = [(100, "count by (part) (allocation:gpu_stalled_member:info)", [*late, ('{part="stalled"}', 7)])]
+        yield Case(title, world, found, parts if found else (), about=about)
+
+    for title, host, found in (
+        ("the other node of a stalled job is at rest", (0.01, 0.0), stalled(*about, job_id="42")),
+        ("the other node of a stalled job writes a checkpoint", (0.01, 5e6), []),
+        ("the other node of a stalled job computes on its CPUs", (0.5, 0.0), []),
+        ("the host of the other node is unknown", None, []),
+    ):
+        world = World(END)
+        for name in ("n1", "n2"):
+            node = Node(world, name, gpus=4)
+            for gpu in range(4):
+                if name == "n1":
+                    node.hold(gpu, FULL, stalled=STALLED, units=8, job_id="42")
+                else:
+                    node.hold(gpu, until(55, BUSY, IDLE), stalled=always(0.0), host=host, units=8, job_id="42")
+        yield Case(title, world, found, about=about)
+
+    for nodes, found in ((14, stalled(*about, job_id="42")), (12, [])):
+        world = World(END)
+        for number in range(nodes):
+            Node(world, f"n{number}").hold(0, FULL, stalled=STALLED, units=16, job_id="42")
+        yield Case(f"{nodes} of 16 nodes of a stalled job are scraped", world, found, about=about)
+
+    for stage, found in (("stalled", stalled(pod="train-0")), ("spinning", []), ("", [])):
+        world = World(END)
+        Node(world).hold(0, FULL, stalled=STALLED)
+        world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+        if stage:
+            labels = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "stage": stage}
+            world.put("gpu_reconciler_allocation_stage", {**RECONCILER, **labels}, 1)
+        yield Case(f"a stalled pod that the reconciler calls {stage or 'nothing'}", world, found, about=about)
+
+    for title, processes, graphics, found in (
+        ("a busy GPU without a process", 0, 0, [Firing("GpuBusyWithoutProcess", 10, END)]),
+        ("a busy GPU with a process", 1, 0, []),
+        ("a busy GPU with a display", 0, 1, []),
+        ("a busy GPU whose processes are not visible", None, None, []),
+    ):
+        world = World(END)
+        node = Node(world)
+        gpu = {"gpu": "0", "uuid": node.uuids[0]}
+        node.put("gpu_utilization_ratio", gpu, 1)
+        for name, count in (("compute", processes), ("graphics", graphics)):
+            if count is not None:
+                node.put(f"gpu_{name}_processes", gpu, count)
+        yield Case(title, world, found, about=["GpuBusyWithoutProcess"])
 
 
 def owners_reconciled() -> Iterator[Case]:

@@ -154,11 +154,14 @@ class Node:
         counts: Callable[[int], bool] = lambda _: True,
         from_zero: int | None = None,
         gpu: str = "",
+        stalled: Values | None = None,
+        host: tuple[float, float] | None = None,
         **holder: str,
     ) -> None:
         """Let a pod (namespace, pod) or a job (job_id) hold a GPU from minute `start` to `end`.
 
         `begun`: Unix seconds of its start, by default of minute `start`. `counts`: whether counters grow in a minute.
+        `stalled`: length of its stall in seconds. `host`: share of its CPUs, and bytes per second of its disks.
         `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
         """
         scheduler = "slurm" if "job_id" in holder else "kubernetes"
@@ -200,6 +203,11 @@ class Node:
         self.put("gpu_allocation_idle_run_seconds", labels, idle_run or column(4))
         self.put("gpu_allocation_start_timestamp_seconds", labels, while_held(60.0 * start if begun is None else begun))
         self.put("gpu_allocation_holder_units", labels, while_held(units))
+        if stalled is not None:
+            self.put("gpu_allocation_stalled_run_seconds", labels, lambda t: stalled(t) if t in rows else None)
+        if host is not None:
+            self.put("gpu_allocation_host_activity_ratio", labels, while_held(host[0]))
+            self.put("gpu_allocation_host_io_bytes_per_second", labels, while_held(host[1]))
         self.put("gpu_allocation_share_ratio", labels, while_held(share))
         self.put("gpu_allocation_info", {**labels, **(info or {})}, while_held(1))
         self.put("gpu_allocated", place if not mig else {"gpu": place["gpu"], "uuid": place["uuid"]}, while_held(1))

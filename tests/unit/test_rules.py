@@ -233,7 +233,8 @@ def test_queries_of_the_runbook_can_be_pasted(query: str) -> None:
 def test_the_names_of_alerts_are_stable() -> None:
     """The runbook, dashboards and other tools depend on the names."""
     assert {rule["alert"] for rule in ALERTS} == {
-        *("GpuHolderIdle", "GpuHolderPartlyIdle", "GpuHolderLow"),
+        *("GpuHolderIdle", "GpuHolderPartlyIdle", "GpuHolderLow", "GpuHolderStalled", "GpuGangStalled"),
+        "GpuBusyWithoutProcess",
         "GpuNotAllocatable",
         *(
             "GpuThrottled",

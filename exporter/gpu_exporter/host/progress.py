@@ -2,8 +2,10 @@
 
 Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective spin, so
 the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
-difference is what all others use: loaders, also those that have ended, and ranks whose GPU is at rest. Traffic is that of the holder's own network
-namespace. If the namespace is the host's, or may be, the traffic is unknown, not 0.
+difference is what all others use: loaders, also those that have ended, and ranks whose GPU is at rest.
+
+Traffic is that of the holder's own network namespace. If the namespace is the host's, or may be, the traffic is
+unknown, not 0.
 """
 
 from __future__ import annotations
