@@ -12,6 +12,7 @@ from gpu_exporter.reconciler.decision.outcomes import LOST
 from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.settle import Around, members_of, settle
+from gpu_exporter.reconciler.decision.stalls import has_stall, with_stalls
 from gpu_exporter.reconciler.decision.surroundings import Surroundings, Surveyor, Unreadable
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Refused
@@ -80,6 +81,7 @@ class Judge:
         if rising:
             around = self._survey(evidence, decisions, rising)
             settled = settle(evidence, decisions, around, self.book)
+        settled = with_stalls(evidence, settled, around, self.book.site)
         self._stages = {decision.name: decision.stage for decision in settled}
         self._members = members_of(around)
         failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
@@ -118,10 +120,12 @@ class Judge:
         return evidence
 
     def _survey(self, evidence: Evidence, decisions: Collection[Decision], rising: Collection[HolderName]) -> Around:
-        """The surroundings of all holders that could be marked."""
+        """The surroundings of all holders that could be marked, or that are stalled."""
         by_scheduler: defaultdict[str, list[HolderName]] = defaultdict(list)
+        stalled = {holder.name for holder in evidence.holders if has_stall(holder)}
         for decision in decisions:
-            if decision.stage in LABELLED or (decision.stage == "active" and decision.name in evidence.sharing):
+            may_share = decision.stage == "active" and decision.name in evidence.sharing
+            if decision.stage in LABELLED or may_share or decision.name in stalled:
                 by_scheduler[decision.name.scheduler].append(decision.name)
         around: dict[HolderName, Surroundings | Unreadable] = {}
         for scheduler, names in by_scheduler.items():

@@ -85,6 +85,8 @@ def explain(
     ]
     if following := _what_is_next(decision, windows):
         lines.append(f"  next: {following}")
+    if decision.stall_why:
+        lines.append(f"  {decision.stall or 'not stalled'}: {decision.stall_why}")
     if action:
         lines.append(f"  action: {action}")
     for unit in decision.units:
@@ -162,6 +164,8 @@ def decisions_json(
             "slurm_cluster": d.cluster,
             "owner": d.owner,
             "stage": d.stage,
+            "stall": d.stall,
+            "stall_reason": d.stall_why,
             "reason": d.reason,
             "label": outlooks[d.name].label if d.name in outlooks else d.label,
             "refused": outlooks[d.name].refused if d.name in outlooks and outlooks[d.name].checked else None,

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
+from gpu_exporter.reconciler.decision.stalls import SPINNING, STALLED
 from gpu_exporter.reconciler.slurm.demand import Demand
 
 STAGES_MAX = 30_000  # series; normally a tenth of 100,000 allocations is idle at a time, a bug could publish more
@@ -29,23 +30,28 @@ class LastSuccess(Collector):
 
 
 class Stages(Collector):
-    """One series per holder with a marked stage. The alerts to owners use it, so that only the reconciler decides."""
+    """One series per holder with a marked stage, and one per holder of a gang without progress.
+
+    The alerts to owners use them, so that only the reconciler decides.
+    """
 
     def __init__(self) -> None:
         self._rows: Sequence[tuple[str, ...]] = ()
 
     def note(self, decisions: Sequence[Decision]) -> None:
         """Keep only the published labels, without the evidence behind them."""
-        labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED][:STAGES_MAX]
+        labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED]
+        labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
         self._rows = [
             ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
-            for (scheduler, namespace, name), stage in labelled
+            for (scheduler, namespace, name), stage in labelled[:STAGES_MAX]
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "gpu_reconciler_allocation_stage",
-            "Stage of a pod or job by the evidence of the last cycle, also in a dry run. The value is always 1.",
+            "Stage of a pod or job by the evidence of the last cycle, also in a dry run. The value is always 1. "
+            "stalled, or for a server spinning: its gang makes no progress. Such a holder may have another stage too.",
             labels=("scheduler", "namespace", "pod", "job_id", "stage"),
         )
         for row in self._rows:

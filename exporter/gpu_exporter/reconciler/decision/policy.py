@@ -67,7 +67,8 @@ class Decision(NamedTuple):
     pods and when unknown. `windows`: the windows of this holder, which its class and its owner may extend; None for the
     windows of the policy. `around`: its surroundings, once they are known. `exempt_by`: for stage exempt, the source of
     the exemption, one of EXEMPT_BY. `rule`: the one of the site's policies that decided; None where the section
-    `policy` decided alone.
+    `policy` decided alone. `stall`: whether its gang makes no progress: stalled, spinning (a server), unknown, or "";
+    `stall_why`: in words. A stall never leads to a mark or an act.
     """
 
     name: HolderName
@@ -88,6 +89,8 @@ class Decision(NamedTuple):
     around: Surroundings | None = None
     exempt_by: str = ""
     rule: PolicyRule | None = None
+    stall: str = ""
+    stall_why: str = ""
 
     @property
     def title(self) -> str:
@@ -168,7 +171,7 @@ def decide_holder(holder: HolderEvidence, wall: float, policy: Policy, windows: 
         next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
         max(starts, default=None),
         windows.needed_s(stage),
-        any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < windows.candidate_s for unit in units),
+        any(is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < windows.candidate_s for unit in units),
         wall,
         holder.users_id,
         next(iter(holder.clusters)) if len(holder.clusters) == 1 else "",
@@ -189,7 +192,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         fresh_s = _fresh_s(unit, policy)
         if _number(unit.sample_age_s) < -fresh_s:
             return "unknown", f"the newest sample is {_minutes(-_number(unit.sample_age_s))} ahead: a clock is wrong"
-        if not _is_fresh(unit, policy):
+        if not is_fresh(unit, policy):
             return "unknown", f"no sample of the last {_minutes(fresh_s)}"
     runs = [_number(unit.idle_run_s) for unit in units]
     silent = [unit for unit, run in zip(units, runs, strict=True) if not run >= 0]
@@ -300,7 +303,8 @@ def _fresh_s(unit: UnitEvidence, policy: Policy) -> float:
     return max(policy.fresh_min, FRESH_INTERVALS * unit.sample_interval_s)
 
 
-def _is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
+def is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
+    """Whether the last sample of a unit is new enough to count."""
     fresh_s = _fresh_s(unit, policy)
     return -fresh_s <= _number(unit.sample_age_s) < fresh_s
 

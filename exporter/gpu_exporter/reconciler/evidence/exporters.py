@@ -202,6 +202,7 @@ class ExporterSource:
                 (page.node, *key), "gpu_allocation_host_io_bytes_per_second", values, wall
             ),
             obstacle=series.obstacle,
+            stalled_run_s=values.get("gpu_allocation_stalled_run_seconds"),
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:

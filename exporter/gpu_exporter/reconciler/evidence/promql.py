@@ -59,6 +59,7 @@ FACTS = (
     "holder_units",
     "idle_gap_longest_seconds",
     "activity_unknown",
+    "stalled_run_seconds",
 )
 HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
@@ -176,6 +177,7 @@ class PromQLSource:
             starts = _by_unit(facts["start_timestamp_seconds"], max)
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
+            stalls = _by_unit(facts["stalled_run_seconds"], min)
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
@@ -206,6 +208,7 @@ class PromQLSource:
                         host_cpu_ratio=cpu.get(key),
                         host_io_bytes_per_s=io.get(key),
                         obstacle=obstacles.get(key, ""),
+                        stalled_run_s=stalls.get(key),
                     ),
                 )
             for row in facts["holder_units"]:
@@ -303,7 +306,8 @@ class PromQLSource:
 
     def _suspects(self) -> str:
         long = f"{self.select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
-        return f"max by ({', '.join(HOLDER_LABELS)}) ({long})"
+        stalled = f"{self.select('gpu_allocation_stalled_run_seconds')} > 0"
+        return f"max by ({', '.join(HOLDER_LABELS)}) ({long} or {stalled})"
 
     def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
         """Observed share of the held time in the window, by unit. If a unit has several series, the smallest counts.

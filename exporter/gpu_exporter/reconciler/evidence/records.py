@@ -47,7 +47,7 @@ class UnitEvidence(NamedTuple):
     "" where it was not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended
     with work, 0 for no such run. `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None
     where it is unknown, and where it is below the limits of the query. `is_shared`: the holder has one or several
-    replicas of the unit (time slicing, MPS).
+    replicas of the unit (time slicing, MPS). `stalled_run_s`: length of its stall (seconds), 0 without one.
     """
 
     node: str
@@ -67,6 +67,7 @@ class UnitEvidence(NamedTuple):
     host_io_bytes_per_s: float | None = None
     obstacle: str = ""
     is_shared: bool = False
+    stalled_run_s: float | None = None
 
 
 class HostLimits(NamedTuple):

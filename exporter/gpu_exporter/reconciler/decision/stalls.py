@@ -1,0 +1,109 @@
+"""Whether a holder and its gang make no progress, from the stalls that exporters have found. Pure.
+
+One member that is stalled is enough if every other member is stalled too, or at rest without work on its host. One
+member that works is enough against it: the others wait for it. A stall is only reported: it never leads to a mark or an
+act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.reconciler.decision.policy import Decision, is_fresh
+from gpu_exporter.reconciler.decision.settle import Around
+from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+
+STALLED, SPINNING, UNKNOWN = "stalled", "spinning", "unknown"
+UNKNOWN_MAX = 0.2  # share of the GPUs of a gang that may be unknown
+LATE_MAX = 3  # GPUs that a text names
+
+
+class _Count(NamedTuple):
+    """The GPUs of a gang. `working`: which member works, "" for none of them. `run_s`: the longest stall."""
+
+    gpus: int
+    stalled: int
+    late: tuple[str, ...]
+    working: str
+    run_s: float
+
+
+def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
+    """The decisions, those on holders of stalled gangs with `stall`."""
+    holders = {holder.name: holder for holder in evidence.holders}
+    if not any(has_stall(holder) for holder in holders.values()):
+        return list(decisions)
+    counts: dict[int, _Count] = {}  # by the identity of the list of members, as in settle
+    return [_judge(each, holders, around.get(each.name), counts, policy) for each in decisions]
+
+
+def has_stall(holder: HolderEvidence) -> bool:
+    """Whether a GPU of the holder is stalled."""
+    return any((unit.stalled_run_s or 0.0) > 0.0 for unit in holder.units)
+
+
+def _judge(
+    decision: Decision,
+    holders: Mapping[HolderName, HolderEvidence],
+    around: Surroundings | Unreadable | None,
+    counts: dict[int, _Count],
+    policy: Policy,
+) -> Decision:
+    holder = holders[decision.name]
+    if isinstance(around, Unreadable):
+        return decision._replace(stall=UNKNOWN, stall_why=around.why) if has_stall(holder) else decision
+    members = around.members if around is not None else ()
+    if members:
+        if id(members) not in counts:
+            counts[id(members)] = _count(members, holders, policy)
+        count = counts[id(members)]
+    else:
+        count = _count((Member(holder.name, "", holder.held),), holders, policy)
+    if not count.stalled:
+        return decision
+    said = f"{count.stalled} of {count.gpus} GPUs stalled for {describe_duration(count.run_s)} or less"
+    if count.working:
+        return decision._replace(stall_why=f"{said}, but {count.working}") if has_stall(holder) else decision
+    unknown = count.gpus - count.stalled - len(count.late)
+    if unknown > UNKNOWN_MAX * count.gpus:
+        return decision._replace(stall=UNKNOWN, stall_why=f"{said}, but {unknown} are unknown")
+    if count.late:
+        said = f"at 0 %, likely late or dead: {', '.join(count.late[:LATE_MAX])}; {said}"
+    if around is not None and around.kind == SERVING:
+        return decision._replace(stall=SPINNING, stall_why=f"{said}, and it serves requests ({around.kind_why})")
+    return decision._replace(stall=STALLED, stall_why=said)
+
+
+def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvidence], policy: Policy) -> _Count:
+    gpus, stalled, run_s, working = 0, 0, 0.0, ""
+    late: list[str] = []
+    for member in members:
+        holder = holders.get(member.name)
+        units = holder.units if holder is not None else ()
+        counted = member.units if member.units is not None else holder.held if holder is not None else None
+        gpus += max(counted if counted is not None else 1, len(units))
+        nodes = {unit.node for unit in units if (unit.stalled_run_s or 0.0) > 0.0}
+        for unit in units:
+            if not is_fresh(unit, policy):
+                continue
+            if (unit.stalled_run_s or 0.0) > 0.0:
+                stalled, run_s = stalled + 1, max(run_s, unit.stalled_run_s or 0.0)
+            elif unit.idle_run_s:
+                if unit.node not in nodes and (works := _describe_host(unit, policy)):
+                    working = working or f"{member.name} works on the host of its GPU {unit.gpu}: {works}"
+                late.append(f"GPU {unit.gpu} on {unit.node}")
+            elif unit.idle_run_s == 0.0 and unit.stalled_run_s == 0.0:
+                working = working or f"{member.name} works on GPU {unit.gpu} of {unit.node}"
+    return _Count(gpus, stalled, tuple(late), working, run_s)
+
+
+def _describe_host(unit: UnitEvidence, policy: Policy) -> str:
+    """What the holder does on the host of a GPU at rest, "" for less than counts as work there, or if it is unknown."""
+    if (unit.host_cpu_ratio or 0.0) > policy.host_busy_ratio:
+        return f"{unit.host_cpu_ratio:.0%} of its CPUs"
+    io = unit.host_io_bytes_per_s or 0.0
+    return f"{io / 1e6:.0f} MB/s of its disks" if io > policy.host_busy_io else ""
