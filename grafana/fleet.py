@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from grafana.panels import FREE, GPU_HOURS, IDLE, IDLE_LONG, NEUTRAL, NO_DATA, OUTSIDE, UNKNOWN, USED, Board, value
+import itertools
+
+from grafana.panels import (
+    FREE,
+    GPU_HOURS,
+    IDLE,
+    IDLE_LONG,
+    NEUTRAL,
+    NO_DATA,
+    OUTSIDE,
+    STALLED,
+    UNKNOWN,
+    USED,
+    Board,
+    value,
+)
 from grafana.queries import CLUSTER, PEERS, Fleet, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
@@ -66,6 +81,7 @@ SMALLER_COLUMNS = {
     "Value #mean": "Utilization",
     "Value #peak": "Most memory",
 }
+STALLED_ID = 22  # the other figures keep their ids
 SMALLER_HIDDEN = ("Time", "cluster", "scheduler", "Value #model")
 
 
@@ -90,6 +106,12 @@ def build(settings: Settings) -> models.Dashboard:
             IDLE,
         ),
         ("idle_long", f"Idle {idle_for} or more", f"Held GPUs that have been idle for {idle_for} or more.", IDLE_LONG),
+        (
+            "stalled",
+            "Stalled",
+            "Held GPUs that are 100 % busy and have made no progress for 15 minutes or longer.",
+            STALLED,
+        ),
         ("unknown", "Use unknown", "Held GPUs whose use is unknown.", UNKNOWN),
         ("free", "Free", "GPUs without a holder, for all namespaces.", FREE),
         ("outside", "Used, not held", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
@@ -101,11 +123,13 @@ def build(settings: Settings) -> models.Dashboard:
         ),
     )
     held = "Held GPUs: used, idle and unknown together. " + BY_SHARE
-    numbers = [("used|idle_short|idle_long|unknown", "Held", held, NEUTRAL)]
+    numbers = [("used|stalled|idle_short|idle_long|unknown", "Held", held, NEUTRAL)]
     numbers += [(part, title, f"{text} {BY_SHARE}", color) for part, title, text, color in parts]
+    ids = itertools.count(1)
     for position, (part, title, text, color) in enumerate(numbers):
-        figure = panels.number(1 + position, title, text, queries.part(part), decimals=1, color=color)
-        board.put(figure, 3, 4)
+        id_ = STALLED_ID if part == "stalled" else next(ids)
+        figure = panels.number(id_, title, text, queries.part(part), decimals=1, color=color)
+        board.put(figure, 3 if position < 6 else 2, 4)
     stacked = [(queries.part(part), title, color) for part, title, _, color in parts]
     text = f"Every GPU is in exactly one part at any time. {BY_SHARE}"
     board.put(panels.areas(9, "GPUs over time", text, "none", stacked), 16, 9)

@@ -29,6 +29,7 @@ DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would show 120 hours as 5 days
 # Colours that colour-blind people can distinguish: Okabe and Ito, https://jfly.uni-koeln.de/color/ (2008).
 USED, IDLE, IDLE_LONG, UNKNOWN = "#0072B2", "#E6C229", "#D55E00", "#CC79A7"
+STALLED = "#7B2D8B"
 FREE, OUTSIDE, NO_DATA, NEUTRAL, GOOD = "#8E8E8E", "#56B4E9", "#5A3A55", "#56B4E9", "#009E73"
 INTERVAL = "1m"  # of the recordings; a shorter interval shows no more data
 Query: TypeAlias = tuple[str, str]  # an expression, and the name of its series
@@ -37,7 +38,7 @@ STATES = {  # of a holder, with their colours in a timeline
     "unknown": UNKNOWN,
     "held_no_process": IDLE_LONG,
     "held_idle": IDLE_LONG,
-    "stalled": "#B5179E",
+    "stalled": STALLED,
     "throttled": "#E6C229",
     "bursty": OUTSIDE,
     "low": OUTSIDE,

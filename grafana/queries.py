@@ -26,14 +26,25 @@ MINE = f'job=~"$job", {NAMED}'
 WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # with the indexes, for people
-PARTS = "used|idle_short|idle_long|unknown"
+PARTS = "used|stalled|idle_short|idle_long|unknown"
 TENANTS = "namespace, account, user"
 PEERS = 100  # number of holders or tenants in a table
 STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
 STATE_NUMBERS = {
     state: number
     for number, state in enumerate(
-        ("unknown", "held_no_process", "held_idle", "stalled", "throttled", "bursty", "low", "busy_inefficient", "healthy"), start=1
+        (
+            "unknown",
+            "held_no_process",
+            "held_idle",
+            "stalled",
+            "throttled",
+            "bursty",
+            "low",
+            "busy_inefficient",
+            "healthy",
+        ),
+        start=1,
     )
 }
 
@@ -76,7 +87,7 @@ class Fleet:
 
     def idle_share(self, by: str = "") -> str:
         """Idle GPU-hours as a share of the hours with known use."""
-        return f"{self.hours('idle', by)} / ({self.hours('idle|used', by)} > 0)"
+        return f"{self.hours('idle', by)} / ({self.hours('idle|used|stalled', by)} > 0)"
 
     def user_hours(self) -> str:
         """Idle GPU-hours by user. Pods have no user, and a site may hide the names."""
@@ -107,7 +118,8 @@ class Fleet:
         top = f"topk({PEERS}, {run})"
         idle = f"count by ({HOLDER}) ({idle_run} >= {self._idle_short:g})"
         labels = "user, account, workload, team"
-        stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
+        mark = 'stage!~"stalled|spinning"'  # a holder may have one of these beside its mark
+        stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}, {mark}}})"
         marked = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         states = f"count by ({HOLDER}, state) (gpu_allocation_state{{{CLUSTER}}})"  # the state of most of its GPUs
         does = f"clamp(topk by ({HOLDER}) (1, {states}), 1, 1) or on ({HOLDER}) group by ({HOLDER}) ({owner})"

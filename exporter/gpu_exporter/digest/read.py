@@ -26,7 +26,7 @@ HOLDERS_MAX = 200  # per day: includes the largest of the whole period, unless t
 TENANT = "cluster, scheduler, namespace, account, user"
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 OWNER = "user, account, team, workload, array_job_id, array_task_id, het_job_id, het_job_offset"
-HOURS = ("held", "known", "busy", "idle")
+HOURS = ("held", "known", "busy", "idle", "stalled")
 
 
 class TenantName(NamedTuple):
@@ -45,7 +45,10 @@ class TenantName(NamedTuple):
 
 @dataclass
 class Hours:
-    """GPU-hours, kilowatt-hours (None if no GPU reports energy) and cost. `busy`: integral of utilization."""
+    """GPU-hours, kilowatt-hours (None if no GPU reports energy) and cost. `busy`: integral of utilization.
+
+    `stalled`: fully busy without progress.
+    """
 
     held: float = 0.0
     known: float = 0.0
@@ -55,11 +58,13 @@ class Hours:
     cost: float = 0.0
     cost_idle: float = 0.0
     unpriced: float = 0.0
+    stalled: float = 0.0
+    cost_stalled: float = 0.0
 
     @property
     def used(self) -> float:
-        """Hours with known use that were not idle."""
-        return max(0.0, self.known - self.idle)
+        """Hours with known use that were neither idle nor stalled."""
+        return max(0.0, self.known - self.idle - self.stalled)
 
     @property
     def unknown(self) -> float:
@@ -192,6 +197,7 @@ class DigestReader:
         for name, series in (
             ("cost", "tenant:gpu_cost:rate"),
             ("cost_idle", 'tenant:gpu_cost:rate{part="idle"}'),
+            ("cost_stalled", 'tenant:gpu_cost:rate{part="stalled"}'),
             ("unpriced", "tenant:gpu_unpriced:rate5m"),
         ):
             yield name, f"sum by ({TENANT}) (sum_over_time({series}{part.window})) * {hours:g}"

@@ -11,10 +11,10 @@ from gpu_exporter.digest.oversized import GIB, Oversized
 from gpu_exporter.digest.read import Digest, Hours, TenantName
 from gpu_exporter.plain import layout, one_line, utc
 
-TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
+TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
 OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MAX MEMORY", "SUFFICIENT SIZE")
-DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "UNKNOWN")
+DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN")
 WORDS = {"OWNER", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
@@ -94,6 +94,9 @@ def headline(digest: Digest) -> str:
     text = f"{start} to {end} UTC: {total.held:,.0f} GPU-hours held, {total.idle:,.0f} of them idle ({share})"
     if total.cost_idle:
         text += f", which cost {total.cost_idle:,.0f}"
+    if total.stalled >= 1.0:
+        text += f"; {total.stalled:,.0f} made no progress"
+        text += f", which cost {total.cost_stalled:,.0f}" if total.cost_stalled else ""
     if before.held:
         text += (
             f"; the period before: {before.held:,.0f} held, {before.idle:,.0f} idle ({before.idle / before.held:.0%})"
@@ -110,7 +113,7 @@ def _tables(digest: Digest) -> list[Table]:
     if digest.oversized:
         tables.append((OVERSIZED_HEADER, [_cells_of(each) for each in digest.oversized[:TOP]]))
     if len(digest.days) > 1:
-        days = [(utc(begin).strftime("%a %Y-%m-%d %H:%M"), *_cells(day)[:4]) for begin, day in digest.days]
+        days = [(utc(begin).strftime("%a %Y-%m-%d %H:%M"), *_cells(day)[:5]) for begin, day in digest.days]
         tables.append((DAY_HEADER, days))
     return tables
 
@@ -129,6 +132,7 @@ def _cells(hours: Hours) -> tuple[str, ...]:
         f"{hours.held:,.1f}",
         f"{hours.used:,.1f}",
         f"{hours.idle:,.1f}",
+        f"{hours.stalled:,.1f}",
         f"{hours.unknown:,.1f}",
         f"{hours.idle / hours.held:.0%}" if hours.held else UNKNOWN,
         f"{hours.busy / hours.known:.0%}" if hours.known else UNKNOWN,
@@ -138,5 +142,5 @@ def _cells(hours: Hours) -> tuple[str, ...]:
 
 
 def _fields(hours: Hours) -> dict[str, float | None]:
-    names = {name: f"{name}_hours" for name in ("held", "known", "busy", "idle")} | {"unpriced": "unpriced_hours"}
+    names = {name: f"{name}_hours" for name in ("held", "known", "busy", "idle", "stalled", "unpriced")}
     return {names.get(name, name): value for name, value in vars(hours).items()}

@@ -17,7 +17,7 @@ def build() -> Digest:
         0.0,
         7 * 86400.0,
         {
-            TenantName("", "kubernetes", "ml", "", ""): Hours(100.0, 90.0, 40.0, 30.0, 12.0, 50.0, 15.0),
+            TenantName("", "kubernetes", "ml", "", ""): Hours(100.0, 90.0, 40.0, 30.0, 12.0, 50.0, 15.0, 0.0, 5.0, 2.5),
             TenantName("b", "slurm", "", EVIL, "ada"): Hours(10.0, 10.0, 1.0, 9.0),
         },
         [(0.0, Hours(60.0, 50.0, 20.0, 20.0)), (86400.0, Hours(50.0, 50.0, 21.0, 19.0))],
@@ -29,20 +29,20 @@ def build() -> Digest:
 
 def test_the_text_has_correct_sums_and_one_line_per_row() -> None:
     assert re.sub("  +", "  ", render_text(build())).splitlines() == [
-        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; the period before: "
+        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; 5 made no progress, which cost 2; the period before: "
         "200 held, 20 idle (10%)",
         "",
-        "TENANT  HELD  USED  IDLE  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
-        "ml  100.0  60.0  30.0  10.0  30%  44%  12.0  15.00",
-        "b: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}/ada  10.0  1.0  9.0  0.0  90%  10%  -  -",
-        "all  110.0  61.0  39.0  10.0  35%  41%  12.0  15.00",
+        "TENANT  HELD  USED  IDLE  STALLED  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
+        "ml  100.0  55.0  30.0  5.0  10.0  30%  44%  12.0  15.00",
+        "b: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}/ada  10.0  1.0  9.0  0.0  0.0  90%  10%  -  -",
+        "all  110.0  56.0  39.0  5.0  10.0  35%  41%  12.0  15.00",
         "",
         "HOLDER  OWNER  IDLE GPU-HOURS",
         "job 7  <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}  9.0",
         "",
-        "DAY FROM (UTC)  HELD  USED  IDLE  UNKNOWN",
-        "Thu 1970-01-01 00:00  60.0  30.0  20.0  10.0",
-        "Fri 1970-01-02 00:00  50.0  31.0  19.0  0.0",
+        "DAY FROM (UTC)  HELD  USED  IDLE  STALLED  UNKNOWN",
+        "Thu 1970-01-01 00:00  60.0  30.0  20.0  0.0  10.0",
+        "Fri 1970-01-02 00:00  50.0  31.0  19.0  0.0  0.0",
         "",
         "not shown: money: 10 GPU-hours have no price (alerts/prices.example.yaml)",
     ]
@@ -59,7 +59,7 @@ def test_json_has_all_values() -> None:
     data = json.loads(render_json(build()))
     assert data["tenants"][0]["held_hours"] == 100.0
     assert data["tenants"][1]["account"] == EVIL
-    assert data["total"]["cost_idle"] == 15.0
+    assert (data["total"]["cost_idle"], data["total"]["stalled_hours"]) == (15.0, 5.0)
     assert [day["idle_hours"] for day in data["days"]] == [20.0, 19.0]
 
 
