@@ -46,7 +46,7 @@ def test_once_publishes_the_scenarios_values(nvml_environment: dict[str, str], n
         assert values["gpu_memory_total_bytes", index, None] == gpu.product.memory
         assert values["gpu_power_limit_watts", index, None] == gpu.product.power_limit
         assert values["gpu_sm_clock_max_hertz", index, None] == gpu.product.sm_clock
-    assert values["gpu_utilization_ratio", "0", None] == 0.93
+    assert values["gpu_utilization_ratio", "0", None] == 1.0
     assert values["gpu_utilization_ratio", "7", None] == 0.0
     assert ("gpu_utilization_ratio", "6", None) not in values
     assert values["gpu_mig_memory_total_bytes", "6", "1/0"] == 40 * 1024**3
