@@ -107,6 +107,7 @@ def _row(row: Row) -> dict[str, Any]:
         "owner": row.owner,
         "held_seconds": row.held_s,
         "idle_seconds": row.idle_s,
+        "stalled_seconds": row.stalled_s,
         "state": row.state,
         "why": row.why,
         "throttle_reason": row.throttling.reason if row.throttling else "",

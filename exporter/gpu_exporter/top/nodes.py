@@ -29,7 +29,9 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "temperature_celsius": "temperature_celsius",
     "held_seconds": "held_s",
     "idle_seconds": "idle_s",
+    "stalled_seconds": "stalled_s",
 }
+NEWER = frozenset(("stalled_seconds",))  # an exporter of an older version does not send it
 TEXTS = ("gpu", "name", "holder", "owner", "state", "why")
 
 
@@ -123,7 +125,7 @@ def parse(text: str) -> tuple[list[Row], str]:
     answer: Any = json.loads(text)
     rows = []
     for each in answer["rows"]:
-        numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
+        numbers = {field: _number(each[key]) for key, field in NUMBERS.items() if key in each or key not in NEWER}
         rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError

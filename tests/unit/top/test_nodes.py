@@ -63,6 +63,9 @@ def test_a_silent_node_does_not_affect_the_rows_of_others() -> None:
 def test_null_means_unknown_and_not_zero() -> None:
     ((row,), problem) = parse(json.dumps(STATUS))
     assert (row.power_w, row.idle_s, row.utilization, problem) == (None, None, 0.5, "")
+    assert row.stalled_s is None, "an older exporter does not send it"
+    ((row,), _) = parse(json.dumps({**STATUS, "rows": [{**ROW, "stalled_seconds": 900.0}]}))
+    assert row.stalled_s == 900.0
 
 
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])
