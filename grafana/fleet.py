@@ -66,6 +66,7 @@ TENANT_COLUMNS = {
     "user": "User",
     "Value #held": "Held",
     "Value #idle": "Idle",
+    "Value #stalled": "Stalled",
     "Value #unknown": "Unknown",
     "Value #share": "Idle share",
     "Value #cost": "Cost of idle",
@@ -114,10 +115,10 @@ def build(settings: Settings) -> models.Dashboard:
         ),
         ("unknown", "Use unknown", "Held GPUs whose use is unknown.", UNKNOWN),
         ("free", "Free", "GPUs without a holder, for all namespaces.", FREE),
-        ("outside", "Used, not held", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
+        ("outside", "Outside", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
         (
             "no_data",
-            "Without data",
+            "No data",
             "GPUs that do not answer, whose holder is unknown, or that the kubelet does not offer to pods.",
             NO_DATA,
         ),
@@ -195,13 +196,13 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(name, [value("custom.width", width)])
     board.put(table, 24, 12)
     text = (
-        f"GPU-hours of the range: held, idle, and with unknown use, for the {PEERS} that held most. Idle share: idle "
-        "hours as a share of the hours with known use. Cost of idle: only if the site has set prices."
+        f"GPU-hours of the range: held, idle, stalled, and with unknown use, for the {PEERS} that held most. Idle share: "
+        "idle hours as a share of the hours with known use. Cost of idle: only if the site has set prices."
     )
     table = panels.rows(
         19, "GPU-hours by namespace, account and user", text, queries.tenants(), TENANT_COLUMNS, ("Time",), "Idle"
     )
-    for name in ("Held", "Idle", "Unknown"):
+    for name in ("Held", "Idle", "Stalled", "Unknown"):
         table.override_by_name(name, [value("unit", GPU_HOURS), value("decimals", 1), *panels.or_unknown()])
     table.override_by_name(
         "Idle share", [value("unit", "percentunit"), value("decimals", 0), *panels.colored(), *panels.or_unknown()]

@@ -139,11 +139,12 @@ class Fleet:
 
     def tenants(self) -> dict[str, str]:
         """GPU-hours and cost of the range by namespace, or account and user, by column of the table."""
-        held = self.hours("used|idle|unknown", TENANTS)
+        held = self.hours("used|stalled|idle|unknown", TENANTS)
         top = f"and on ({TENANTS}) topk({PEERS}, {held})"
         return {
             "held": f"topk({PEERS}, {held})",
             "idle": f"({self.hours('idle', TENANTS)} or 0 * ({held})) {top}",
+            "stalled": f"({self.hours('stalled', TENANTS)} or 0 * ({held})) {top}",
             "unknown": f"({self.hours('unknown', TENANTS)} or 0 * ({held})) {top}",
             "share": f"{self.idle_share(TENANTS)} {top}",
             "cost": f"{self.cost('idle', TENANTS)} {top}",

@@ -69,10 +69,11 @@ FLEET = {  # of seven GPUs
     "Used": 2 + 3 / 7,
     f"Idle under {IDLE_FOR_S}s": 0.0,
     f"Idle {IDLE_FOR_S}s or more": 1 + 2 / 7,
+    "Stalled": 0.0,
     "Use unknown": 2.0,
     "Free": 1 + 2 / 7,
-    "Used, not held": 0.0,
-    "Without data": 0.0,
+    "Outside": 0.0,
+    "No data": 0.0,
 }
 EMPTY = {  # queries without data here, and the reason
     ("fleet", "GPUs waited for, and GPUs held idle", "A"): "no pod or job waits for a GPU",
@@ -218,7 +219,7 @@ def test_the_fleet_dashboard_adds_up_to_the_truth(site: Site) -> None:
     answers = site.answers("fleet")
     shown = {title: one(answers[title, "A"]) for title in FLEET}
     assert shown == pytest.approx(FLEET)
-    parts = [one(answers["GPUs over time", ref]) for ref in "ABCDEFG"]
+    parts = [one(answers["GPUs over time", ref]) for ref in "ABCDEFGH"]
     assert sum(parts) == pytest.approx(7.0)
     assert parts == pytest.approx([shown[title] for title in FLEET if title != "Held"])
     title = "Holders, longest idle first"
@@ -248,7 +249,7 @@ def test_every_panel_is_cheap_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> 
     # A table has a few hundred rows and one query per column. A reader cannot tell more than a hundred curves apart.
     assert {cost.title: cost.series for cost in costs if cost.series > 100} == {
         "Holders, longest idle first": 400,
-        "GPU-hours by namespace, account and user": 500,
+        "GPU-hours by namespace, account and user": 600,
         "Nodes": 1005,
     }
 
@@ -360,7 +361,7 @@ def test_every_rule_succeeds_and_an_ended_exporter_leaves_no_zero(site: Site) ->
     after = site._replace(now=time.time())
     answers = after.answers("fleet")
     shown = {title: one(answers[title, "A"]) for title in FLEET}
-    assert shown == dict.fromkeys(FLEET, 0.0) | {"Without data": 7.0}
+    assert shown == dict.fromkeys(FLEET, 0.0) | {"No data": 7.0}
     assert after.answers("node")["GPUs that answer", "A"] == []
     assert one(after.answers("operations")["Silent", "A"]) == 1.0
 
