@@ -133,6 +133,8 @@ class Stalls(NamedTuple):
     """... whose SM activity changes by at most this"""
     sm_min: float = 0.02
     """a holder that never worked: SMs of a spin; a kernel of one block has 1/132 and may be work"""
+    sm_max: float = 0.3
+    """more SMs than a collective uses (NCCL: at most 32 channels of 132 SMs): power must speak for itself"""
     traffic_max: int = 100000000
     """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more)"""
     loaders_max: float = 0.05

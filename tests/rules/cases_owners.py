@@ -127,13 +127,14 @@ def owners() -> Iterator[Case]:
     )
 
 
+BEFORE_IDLE = 130  # GPUs at rest since minute 45 are reported as partly idle after it
 STALLED_AT = 60  # the minute in which the exporter first publishes the stall
 FULL: Activity = lambda _: 1.0  # noqa: E731
 STALLED: Values = lambda t: 900.0 + 60 * (t - STALLED_AT) if t >= STALLED_AT else 0.0  # noqa: E731
 
 
-def stalled(*alerts: str, **labels: str) -> list[Firing]:
-    return [Firing(alert, STALLED_AT, END, labels) for alert in alerts or ("GpuHolderStalled",)]
+def stalled(*alerts: str, end: int = END, **labels: str) -> list[Firing]:
+    return [Firing(alert, STALLED_AT, end, labels) for alert in alerts or ("GpuHolderStalled",)]
 
 
 def owners_stalled() -> Iterator[Case]:
@@ -153,34 +154,51 @@ def owners_stalled() -> Iterator[Case]:
     yield Case("a stall during failed scrapes", world, stalled(pod="train-0"), about=about)
 
     for title, other, rest, found in (
-        ("seven stalled GPUs and one at rest", always(0.0), IDLE, stalled(job_id="42")),
+        ("seven stalled GPUs and one at rest", always(0.0), IDLE, stalled(job_id="42", end=BEFORE_IDLE)),
         ("seven stalled GPUs and one that works", always(0.0), BUSY, []),
-        ("seven stalled GPUs and one that is unknown", None, UNKNOWN, stalled(job_id="42")),
+        ("seven stalled GPUs and one that is unknown", None, UNKNOWN, stalled(job_id="42", end=BEFORE_IDLE)),
     ):
-        world = World(END)
+        world = World(BEFORE_IDLE)
         node = Node(world, gpus=8)
         for gpu in range(7):
             node.hold(gpu, FULL, stalled=STALLED, units=8, job_id="42")
-        node.hold(7, until(55, BUSY, rest), stalled=other, units=8, job_id="42")
+        node.hold(7, until(45, BUSY, rest), stalled=other, units=8, job_id="42")
         late = [('{part="late"}', 1)] if rest is IDLE else []
         parts = [(100, "count by (part) (allocation:gpu_stalled_member:info)", [*late, ('{part="stalled"}', 7)])]
         yield Case(title, world, found, parts if found else (), about=about)
 
     for title, host, found in (
-        ("the other node of a stalled job is at rest", (0.01, 0.0), stalled(*about, job_id="42")),
+        ("the other node of a stalled job is at rest", (0.01, 0.0), stalled(*about, job_id="42", end=BEFORE_IDLE)),
         ("the other node of a stalled job writes a checkpoint", (0.01, 5e6), []),
         ("the other node of a stalled job computes on its CPUs", (0.5, 0.0), []),
         ("the host of the other node is unknown", None, []),
     ):
-        world = World(END)
+        world = World(BEFORE_IDLE)
         for name in ("n1", "n2"):
             node = Node(world, name, gpus=4)
             for gpu in range(4):
                 if name == "n1":
                     node.hold(gpu, FULL, stalled=STALLED, units=8, job_id="42")
                 else:
-                    node.hold(gpu, until(55, BUSY, IDLE), stalled=always(0.0), host=host, units=8, job_id="42")
+                    node.hold(gpu, until(45, BUSY, IDLE), stalled=always(0.0), host=host, units=8, job_id="42")
         yield Case(title, world, found, about=about)
+
+    bursts: Values = lambda t: 3.0 if t % 7 == 0 else 0.0  # noqa: E731
+    for title, working, found in (
+        (
+            "a rank that works in bursts",
+            {"activity": BUSY, "idle_run": bursts, "stalled": always(0.0), "host": (0.02, 0.0)},
+            [],
+        ),
+        ("a rank that works, on a node whose scrape fails once", {"activity": BUSY, "stalled": always(0.0)}, []),
+    ):
+        world = World(END)
+        for number in range(7):
+            Node(world, f"n{number}").hold(0, FULL, stalled=STALLED, units=8, job_id="42")
+        is_scraped = (lambda t: t != 100) if "fails" in title else (lambda _: True)
+        activity = working.pop("activity")
+        Node(world, "n7", scraped=is_scraped).hold(0, activity, units=8, job_id="42", **working)
+        yield Case(f"seven stalled nodes and {title}", world, found, about=about)
 
     for nodes, found in ((14, stalled(*about, job_id="42")), (12, [])):
         world = World(END)

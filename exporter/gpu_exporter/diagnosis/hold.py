@@ -11,9 +11,9 @@ from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
-WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how strongly a state counts against its holder
-IDLE_STATES = frozenset(WEIGHT)
 STALLED = "stalled"
+WEIGHT = {"held_idle": 1, "held_no_process": 2, STALLED: 3}  # how strongly a state counts against its holder
+IDLE_STATES = frozenset(("held_idle", "held_no_process"))
 AT_ONCE = ("unknown", STALLED)  # a run of stalls.after has lasted long enough by itself
 NOT_JUDGED = Verdict("unknown", "not judged yet")
 

@@ -23,6 +23,9 @@ from gpu_exporter.outside import WHOLE_MAX, whole
 
 HOST_PID = 1
 INTERFACES_MAX = 256
+NETWORK_FILES = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "wekafs", "virtiofs")
+)
 Traffic = Mapping[str, tuple[int, int]]  # by interface, bytes received and sent
 
 
@@ -113,12 +116,24 @@ def _read_network(procfs: Procfs, pid: int) -> int | None:
     first = _parse_network(procfs.text(HOST_PID, "net/dev"))
     own = _parse_network(procfs.text(pid, "net/dev"))
     second = _parse_network(procfs.text(HOST_PID, "net/dev"))
-    if first is None or own is None or second is None or not own:
+    if first is None or own is None or second is None or not own or _has_network_files(procfs, pid):
         return None
     is_hosts = own.keys() == first.keys() and all(
         first[name][way] <= own[name][way] <= second.get(name, own[name])[way] for name in own for way in (0, 1)
     )
     return None if is_hosts else sum(sum(each) for each in own.values())
+
+
+def _has_network_files(procfs: Procfs, pid: int) -> bool:
+    """Whether the process has a file system whose traffic its network namespace does not show, or may have one.
+
+    The kernel of the host moves the data of NFS and its like, in the host's namespace.
+    """
+    text = procfs.text(pid, "mountinfo")
+    if text is None:
+        return True
+    types = (line.partition(" - ")[2].partition(" ")[0] for line in text.splitlines())
+    return any(each in NETWORK_FILES or each.startswith("fuse") for each in types)
 
 
 def _parse_network(text: str | None) -> Traffic | None:

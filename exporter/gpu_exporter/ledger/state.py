@@ -174,7 +174,9 @@ class StateFile:
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
             counters = counters[1:]
-        return totals._replace(**self._bounded(unit, key, totals, counters))
+        bounded = totals._replace(**self._bounded(unit, key, totals, counters))
+        counted_s = bounded.busy_s + bounded.idle_s + bounded.stalled_s
+        return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
         """The totals, limited to the written values; None until the tenant is written."""

@@ -30,7 +30,8 @@ class Spin(NamedTuple):
 
     `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
     then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here, "" if it can.
-    `all_known`: every witness of progress is read.
+    `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full utilization, so
+    there is no stall, whatever else is unknown.
     """
 
     run_s: float
@@ -39,6 +40,7 @@ class Spin(NamedTuple):
     against: str = ""
     unknown: str = ""
     all_known: bool = False
+    is_below: bool = False
 
     @property
     def is_stall(self) -> bool:
@@ -112,6 +114,8 @@ class AllocationView(NamedTuple):
     def stalled_run_s(self) -> float | None:
         """Seconds of the present stall, 0 without one, None while that is unknown."""
         spin = self.spin
+        if spin is not None and spin.is_below:
+            return 0.0
         if spin is None or spin.unknown or spin.confidence == "low":
             return None
         return spin.run_s if spin.is_stall else 0.0

@@ -202,6 +202,9 @@ class NodeState:
             for holder_id in self._boards.drop(proven):
                 self.ledger.follow_run(holder_id, None, now)
             self.ledger.charge_poll(now, wall, present, gone)
+            for holder_id, account in self.ledger.holders(HolderPresence.PRESENT).items():
+                if account.spin_begin is not None and holder_id not in proven:  # e.g. shared since a restart
+                    self.ledger.follow_run(holder_id, None, now)
             self._boards.hold(self._recall_board(*holder_id) for holder_id in proven)
             return held.resolution
 
@@ -210,8 +213,14 @@ class NodeState:
         account = self.ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
         if account.spin_begin is not None and account.spin_end == math.inf:
-            known = account.spin_known_s, account.spin_all_known
-            memory = SpinMemory(account.spin_begin, account.spin_until, *known)
+            memory = SpinMemory(
+                account.spin_begin,
+                account.spin_until,
+                account.spin_known_s,
+                account.spin_all_known,
+                account.is_stalled,
+                account.spin_memory_bytes,
+            )
         return HeldBoard(unit, key, memory, account.work_s, account.work_w)
 
     def _follow_spin(self, unit: UnitId, key: HolderKey, watch: SpinWatch, now: float) -> None:
@@ -231,7 +240,7 @@ class NodeState:
             memory = watch.remember()
             if memory is not None:
                 account.spin_until, account.spin_known_s = memory.until, memory.known_s
-                account.spin_all_known = memory.all_known
+                account.spin_all_known, account.spin_memory_bytes = memory.all_known, memory.memory_bytes
 
     def host_node(self) -> HostNode:
         """What the reader of the holders' hosts asks this node and tells it."""
@@ -242,11 +251,17 @@ class NodeState:
         with self._lock:
             suspects = self._boards.suspects()
             spinning: dict[Who, set[str]] = {}
+            wanted: set[Who] = set()
             for allocation, _ in self._held.resolution.allocations:
-                who = identify(allocation.holder)
-                if who is not None and (allocation.unit, allocation.holder.key) in suspects:
-                    spinning.setdefault(who, set()).add(allocation.unit.uuid)
-            return [Suspect(who, self._list_pids(uuids)) for who, uuids in spinning.items()]
+                who, uuid = identify(allocation.holder), allocation.unit.uuid
+                if who is None or uuid not in self._answered:
+                    continue
+                if (allocation.unit, allocation.holder.key) in suspects:
+                    wanted.add(who)
+                # Also a GPU that cannot be watched, if it is as busy: its processes spin too.
+                if (self._answered[uuid].facts.utilization or 0.0) >= self._settings.stalls.utilization_min:
+                    spinning.setdefault(who, set()).add(uuid)
+            return [Suspect(who, self._list_pids(spinning.get(who, ()))) for who in wanted]
 
     def _list_pids(self, uuids: Collection[str]) -> tuple[int, ...] | None:
         """The processes on these GPUs, None if they are not listed for each of them."""

@@ -79,8 +79,14 @@ class Boards:
         `without_process`: it is proven that no process has a context on the GPU.
         """
         unit, effort = UnitId(snapshot.identity.uuid), snapshot.effort
-        if effort is None or snapshot.instances or snapshot.identity.mig_mode == "enabled":
+        if effort is None:
             return None
+        if snapshot.instances or snapshot.identity.mig_mode == "enabled":
+            board = self._boards.get(unit)
+            if board is None or board.watch is None or board.key is None:
+                return None
+            board.watch.end(effort.end, "the GPU is divided into MIG instances")
+            return board.key, board.watch
         board = self._boards.setdefault(unit, _Board(BoardFloor()))
         watch = board.watch
         if watch is None:

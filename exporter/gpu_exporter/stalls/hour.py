@@ -35,7 +35,7 @@ class WorkHour:
     def add(self, effort: Effort, spans: Sequence[Span]) -> None:
         if not self._minutes or effort.end - self._minutes[-1].start >= MINUTE_S:
             self._minutes.append(_Minute(effort.start))
-        while self._minutes[0].start < effort.end - self._over_s:
+        while self._minutes and self._minutes[0].start < effort.end - self._over_s:
             self._minutes.popleft()
         if not self._minutes:
             return

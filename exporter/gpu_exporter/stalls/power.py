@@ -56,6 +56,10 @@ class Spread:
         while self._values[0][0] <= at - self._over_s:
             self._values.popleft()
 
+    @property
+    def count(self) -> int:
+        return len(self._values)
+
     def width(self) -> float:
         """0 without values. Of fewer than 20 values no one is left out."""
         ordered = sorted(value for _, value in self._values)

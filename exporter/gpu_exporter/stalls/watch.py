@@ -19,11 +19,13 @@ from gpu_exporter.model.readings import Effort, HostProgress, Span
 from gpu_exporter.model.views import Spin
 from gpu_exporter.stalls.floor import BoardFloor
 from gpu_exporter.stalls.power import PowerStep, PowerSteps, Spread
-from gpu_exporter.stalls.rules import MINUTE_S, NO_NVLINK, resting_power
+from gpu_exporter.stalls.rules import MINUTE_S, NO_NVLINK, STEP_S, resting_power
 from gpu_exporter.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
 GRACE_S = 150.0
+BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
+STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
 POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
 LOADERS, PROCESSES, DISK, NETWORK = "CPU of the loaders", "new processes", "disk", "network"
 OF_HOST = (LOADERS, PROCESSES, DISK, NETWORK)
@@ -36,7 +38,8 @@ STEPS = ("none", "low", "medium", "high")
 @dataclass(slots=True)
 class _SpinRun:
     """`begin`: of the run, in monotonic seconds. `known_s`: how much of it is known. `since`: by witness, since when it
-    has been known without a gap. `limit_w`: the power limit in force.
+    has been known without a gap. `limit_w`: the power limit in force. `unread`: witnesses that an earlier process knew,
+    and this one has not read yet.
     """
 
     begin: float
@@ -50,6 +53,7 @@ class _SpinRun:
     minute_busy_s: float = 0.0
     traffic: float = 0.0
     since: dict[str, float] = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
 
 
 class SpinMemory(NamedTuple):
@@ -59,6 +63,8 @@ class SpinMemory(NamedTuple):
     until: float
     known_s: float
     all_known: bool
+    was_stall: bool = False
+    memory_bytes: float | None = None
 
 
 class SpinWatch:
@@ -79,6 +85,8 @@ class SpinWatch:
         self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
         self.unknown = "no reading yet"
         """why no stall can be seen here, "" if a run may begin"""
+        self._is_below = False
+        self._resumed_at = float("-inf")
         self.ended_by = ""
         """what ended the last run, or keeps one from beginning"""
         self.is_armed = False
@@ -98,8 +106,12 @@ class SpinWatch:
     def is_stall(self) -> bool:
         """Whether the run is long and certain enough to be published as a stall."""
         run = self._run
-        if run is None or run.known_s < self._rules.after:
+        if run is None or run.known_s < self._rules.after or run.unread:
             return False
+        if run.steps.count * STEP_S < STEPS_MIN * min(
+            self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S
+        ):
+            return False  # too little of the power is known to call it flat
         return self._judge_confidence(run, self._unknown_witnesses(run))[0] in PUBLISHED
 
     @property
@@ -113,16 +125,21 @@ class SpinWatch:
         run = self._run
         if run is None:
             return None
-        return SpinMemory(run.begin, run.until, run.known_s, not self._unknown_witnesses(run))
+        all_known = not self._unknown_witnesses(run)
+        return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes)
 
     def resume(self, memory: SpinMemory, at: float) -> bool:
         """Continue the run of an earlier process, if no more than `gap_max` has passed. Whether it goes on."""
         if at - memory.until > self._rules.gap_max:
             return False
         self._run = self._new_run(memory.begin)
-        self._run.known_s, self._run.until = memory.known_s, memory.until
+        run = self._run
+        self._resumed_at = at
+        run.known_s, run.until, run.memory_bytes = memory.known_s, memory.until, memory.memory_bytes
         if memory.all_known:
-            self._run.since = dict.fromkeys((*PROGRESS, SM), memory.begin)
+            run.since = dict.fromkeys(self._required(), memory.begin)
+            self._last = dict.fromkeys((*self._required(), POWER), memory.until)  # each must be read again in time
+            run.unread = set() if memory.was_stall else set(self._last)
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
@@ -133,6 +150,9 @@ class SpinWatch:
         self.unknown = self._why_unknown(contradiction)
         if step is not None:
             self._learn(step)
+            self._note([POWER], step.start, step.end)
+        if spans:
+            self._is_below = spans[-1].ratio < self._rules.utilization_min
         if self.unknown:
             self._end(effort.end, self.unknown)
             return
@@ -143,6 +163,10 @@ class SpinWatch:
         for span in spans:
             self._take(span)
         if self._run is None:
+            return
+        silent_s = effort.end - max(self._run.until, self._run.begin)
+        if silent_s > self._rules.gap_max:
+            self._end(effort.end, f"the utilization of {silent_s:.0f} s is not known")
             return
         if step is not None and (seen := self._judge_power(self._run, step)):
             self.is_armed = True
@@ -176,9 +200,9 @@ class SpinWatch:
 
     def report(self) -> Spin:
         """The present run, as it is published."""
-        run, rules = self._run, self._rules
+        run = self._run
         if run is None:
-            return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by)
+            return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by, is_below=self._is_below)
         unknown = self._unknown_witnesses(run)
         confidence, doubts = self._judge_confidence(run, unknown)
         power_w = run.steps.mean()
@@ -195,11 +219,23 @@ class SpinWatch:
             facts.append(f"no progress by {', '.join(quiet)}")
         return Spin(
             run.known_s,
-            confidence if run.known_s >= rules.after else "none",
+            self._published_confidence(confidence),
             evidence="; ".join(facts),
             against="; ".join(doubts),
             all_known=not unknown,
         )
+
+    def _published_confidence(self, confidence: str) -> str:
+        """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""
+        if self.known_s < self._rules.after:
+            return "none"
+        return confidence if self.is_stall else "low"
+
+    def end(self, at: float, why: str) -> None:
+        """End the run: the GPU can no longer be watched."""
+        self.unknown = why
+        self._is_below = False
+        self._end(at, why)
 
     def _new_run(self, begin: float) -> _SpinRun:
         return _SpinRun(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
@@ -219,13 +255,20 @@ class SpinWatch:
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
-        return self._floor.seen_w if self._floor.seen_w is not None else self._table_w
+        """Watts at rest: as seen, but hardly more than was published, since a context alone may double it."""
+        if self._table_w is None or self._floor.seen_w is None:
+            return self._table_w if self._floor.seen_w is None else self._floor.seen_w
+        return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
 
     def _share(self, ratio: float) -> float:
         """Watts at this share of the way from rest to the default limit. Both must be known."""
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
+
+    def _is_collective(self, sm: float) -> bool:
+        """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
+        return self._rules.sm_min <= sm <= self._rules.sm_max
 
     def _learn(self, step: PowerStep) -> None:
         """What a step shows of rest and of work."""
@@ -244,7 +287,7 @@ class SpinWatch:
         """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
         must speak for itself, as without SM data.
         """
-        if effort.sm is not None and effort.sm >= self._rules.sm_min and effort.pipes is not None:
+        if effort.sm is not None and self._is_collective(effort.sm) and effort.pipes is not None:
             return self._share(self._rules.low_ratio)
         alone_w = self._share(self._rules.low_alone_ratio)
         median_w = self.work.median_w()
@@ -266,8 +309,6 @@ class SpinWatch:
         self._highest_w = self._highest_power(effort)
         # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
         watts = [value for value in (effort.power_w, effort.reading_w) if value is not None]
-        if effort.power_w is not None:
-            self._note([POWER], effort.start, effort.end)
         if watts and min(watts) > self._highest_w:
             return f"{min(watts):.0f} W is above {self._highest_w:.0f} W"
         run = self._run
@@ -298,10 +339,10 @@ class SpinWatch:
             return
         if run is None:
             if POWER not in self._last:
-                self.ended_by = "the board has no energy counter"
+                self.unknown = "the energy counter of the board is not read"
                 return
             if not self.is_armed:
-                self.ended_by = "the exporter has not seen this GPU do anything else since its start"
+                self.unknown = "the exporter has not seen this GPU do anything else since its start"
                 return
             run = self._run = self._new_run(max(span.start, self._not_before))
         gap_s = span.start - max(run.until, run.begin)
@@ -337,8 +378,9 @@ class SpinWatch:
     def _note(self, names: Iterable[str], start: float, end: float) -> None:
         """Note that these witnesses are known over (start, end]."""
         for name in names:
-            if self._run is not None and name not in self._run.since:
-                self._run.since[name] = start
+            if self._run is not None:
+                self._run.since.setdefault(name, start)
+                self._run.unread.discard(name)
             self._last[name] = end
 
     def _find_missing(self, run: _SpinRun, at: float) -> str:
@@ -364,11 +406,11 @@ class SpinWatch:
         """The confidence that the holder is stalled if the run lasts, and what speaks against it."""
         doubts: list[str] = []
         sm = run.sms.mean()
-        if sm is not None and SM in self._last and sm >= self._rules.sm_min:
+        if sm is not None and SM in self._last and self._is_collective(sm):
             step = STEPS.index("high")
         elif self._has_worked():
             step = STEPS.index("medium")
-            doubts.append("power alone shows it" if sm is None else f"only {sm:.1%} of the SMs have work")
+            doubts.append("power alone shows it" if sm is None else f"{sm:.1%} of the SMs have work")
         else:
             step = STEPS.index("low")
             doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")

@@ -19,7 +19,7 @@ class WorkHistory:
     def add(self, power_w: float, seconds: float, limit_w: float) -> None:
         if self._bin_w == 0.0:
             self._bin_w = BIN_RATIO * limit_w  # the maker's limit does not change
-        self._seconds[min(BINS - 1, max(0, int(power_w / self._bin_w)))] += seconds
+        self._seconds[int(min(BINS - 1.0, max(0.0, power_w / self._bin_w)))] += seconds
         self.total_s += seconds
 
     def median_w(self) -> float | None:

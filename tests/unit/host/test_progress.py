@@ -31,6 +31,7 @@ class Machine:
         self.starts = dict.fromkeys(self.cpu, 5.0)
         self.ended_s = 0.0
         self.disk = 0
+        self.mount = "30 22 8:1 /x /data rw shared:1 - ext4 /dev/sda1 rw"
         self.network: dict[int, dict[str, tuple[int, int]]] = {
             1: {"lo": (5, 5), "eth0": (9000, 9000)},
             10: {"lo": (0, 0), "eth0": (70, 7)},
@@ -55,6 +56,7 @@ class Machine:
                 "stat",
                 f"{pid} (x) R 1 1 1 0 -1 64 0 0 0 0 {cpu_s * TICKS_PER_S:.0f} 0 0 0 0 0 0 0 {self.starts[pid] * TICKS_PER_S:.0f} 0 0",
             )
+        self._write(10, "mountinfo", f"22 1 0:20 / / rw - overlay overlay rw\n{self.mount}\n")
         for pid, interfaces in self.network.items():
             rows = (f"  {name}: {rx} 1 0 0 0 0 0 0 {tx} 1 0 0 0 0 0 0\n" for name, (rx, tx) in interfaces.items())
             self._write(pid, "net/dev", HEAD + "".join(rows))
@@ -133,6 +135,15 @@ def test_the_network_of_the_host_is_unknown(machine: Machine) -> None:
     machine.network[10] = machine.network[1]
     machine.look()
     machine.network[1] = machine.network[10] = {"lo": (5, 5), "eth0": (9_000_000, 9000)}
+    seen = machine.spin(30.0)
+    assert seen is not None and seen.network is None
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.s3fs", "ceph"])
+def test_the_network_of_a_pod_with_network_files_is_unknown(machine: Machine, kind: str) -> None:
+    """The host moves their data, in its own namespace."""
+    machine.mount = f"30 22 0:99 / /data rw - {kind} server:/export rw"
+    machine.look()
     seen = machine.spin(30.0)
     assert seen is not None and seen.network is None
 

@@ -67,6 +67,8 @@ def test_one_stalled_member_and_others_at_rest_are_a_stalled_gang_and_the_late_c
     ("other", "why"),
     [
         (pod("b", WORK), "ml/b works on GPU 0 of node-b"),
+        (pod("b", (3.0, 0.0)), "ml/b works on GPU 0 of node-b"),
+        (pod("b", WORK, age_s=500.0), "ml/b works on GPU 0 of node-b"),
         (pod("b", REST, host_io_bytes_per_s=3e7), "ml/b works on the host of its GPU 0: 30 MB/s of its disks"),
         (pod("b", REST, host_cpu_ratio=0.5), "ml/b works on the host of its GPU 0: 50% of its CPUs"),
     ],

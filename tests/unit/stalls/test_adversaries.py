@@ -67,12 +67,15 @@ CASES = {
     "pauses-for-a-moment": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang"]._replace(utilization=0.97))), "none", "over a minute"),
     "changes-its-sms": Case("H100", (*work("H100"), *(Stage(100, LEVELS["H100", "hang"]._replace(sm=sm)) for sm in (0.06, 0.12) * 9)), "none", "SM activity changes"),
     "few-sms-at-200-watts": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 200, 1, 0.01))), "none", "W is above"),
-    "few-sms-at-100-watts-after-work": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.01))), "medium", "only 1.0% of the SMs"),
-    "less-than-half-of-little-work": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 170, 9)), Stage(HOUR, Level(1.0, 92, 1))), "none", "W is above"),
-    "little-work-without-the-half": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 230, 9)), Stage(HOUR, Level(1.0, 92, 1))), "medium"),
+    "few-sms-at-100-watts-after-work": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.01))), "medium", "1.0% of the SMs"),
+    "less-than-half-of-little-work": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 172, 9)), Stage(HOUR, Level(1.0, 88, 1))), "none", "W is above"),
+    "little-work-without-the-half": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 230, 9)), Stage(HOUR, Level(1.0, 82, 1))), "medium"),
     "mean-power-above-the-reading": Case("A100", (*work("A100"), Stage(HOUR, Level(1.0, 120, 1), reading_w=60.0)), "none", "W is above"),
     "a-witness-is-no-longer-read": Case("H100", (*work("H100"), Stage(300, "hang"), Stage(HOUR, "hang", hidden=frozenset(("pcie",)))), "none", "PCIe was known before"),
     "the-host-is-no-longer-read": Case("H100", (*work("H100"), Stage(300, "hang"), Stage(HOUR, "hang", BLIND)), "none", "was known before"),
+    "integers-on-all-sms": Case("H100", (Stage(120, "rest"), Stage(HOUR, Level(1.0, 220, 1, 1.0))), "none", "W is above"),
+    "power-is-read-now-and-then": Case("A100", (*work("A100"), *(Stage(5, Level(1.0, 150, 7), reading_w=70.0, hidden=frozenset(("power_w",) if i % 2 else ())) for i in range(400))), "none"),
+    "seen-at-rest-with-a-context-only": Case("H100", (Stage(120, "context"), Stage(HOUR, "train"), Stage(HOUR, Level(1.0, 150, 1, 0.0076))), "none", "W is above"),
     "compiles": Case("H100", (*work("H100"), Stage(HOUR, "hang", Host(loaders=0.9))), "none", "other processes"),
     "starts-a-process": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(60, "hang", Host(new_process=True)), Stage(800, "hang")), "none"),
     "memory-grows": Case("H100", (*work("H100"), *(Stage(300, "hang", memory=40 + i) for i in range(12))), "none"),
@@ -167,3 +170,40 @@ def test_a_holder_that_is_gone_is_not_watched_and_the_next_one_has_its_own_work(
     assert trace.report().is_stall
     trace.hold_another()
     assert strongest(trace.play(Stage(1200, "hang"))) == "low", "it never worked"
+
+
+def test_after_a_restart_a_witness_must_be_read_again() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(600, "hang"))
+    trace.restart(20.0)
+    assert strongest(trace.play(Stage(1200, "hang", BLIND))) == "none"
+
+
+def test_after_a_restart_the_memory_must_still_be_the_same() -> None:
+    trace = Trace("A100")
+    trace.play(*work("A100"), Stage(800, "hang"))
+    trace.restart(20.0)
+    assert first_stall(trace.play(Stage(600, "hang", memory=50.0))) is None
+
+
+def test_a_run_ends_when_the_utilization_cannot_be_read() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(1000, "hang"))
+    assert trace.report().is_stall
+    trace.play(Stage(70, "hang", hidden=frozenset(("utilization",))))
+    assert trace.report().run_s == 0.0
+
+
+def test_a_start_under_a_hang_is_unknown_and_not_work() -> None:
+    trace = Trace("H100")
+    trace.play(Stage(600, "hang"))
+    assert trace.report().unknown == "the exporter has not seen this GPU do anything else since its start"
+    assert not trace.report().is_below
+
+
+def test_a_gpu_that_cannot_be_watched_but_is_not_full_is_no_stall() -> None:
+    trace = Trace("T4")
+    trace.play(Stage(60, "train"))
+    assert (trace.report().unknown != "", trace.report().is_below) == (True, False)
+    trace.play(Stage(60, Level(0.9, 60)))
+    assert (trace.report().unknown != "", trace.report().is_below) == (True, True)

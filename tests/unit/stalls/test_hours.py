@@ -25,12 +25,15 @@ TENANT = TenantKey("slurm", "", "phys", "mira")
 class Node:
     """One GPU. The host of its holder is quiet, and read every 30 s while a run lasts."""
 
-    def __init__(self, tmp_path: Path, model: str, *stages: tuple[float, str], until: float = 1e9) -> None:
+    def __init__(
+        self, tmp_path: Path, model: str, *stages: tuple[float, str], until: float = 1e9, other_from: float = 0.0
+    ) -> None:
         work = [{"at": at, "level": level} for at, level in stages]
         self._tmp_path, self._files = tmp_path, 0
         self.state = self._open()
+        jobs = [{**JOB, "to": until}, *([{**JOB, "name": "49", "from": other_from}] if other_from else [])]
         self.node = SimulatedNode(
-            parse_scenario({"gpus": [{"model": model, "work": work}], "holders": [{**JOB, "to": until}]}),
+            parse_scenario({"gpus": [{"model": model, "work": work}], "holders": jobs}),
             None,
             self.state,
         )
@@ -148,6 +151,35 @@ def test_a_holder_that_leaves_during_a_run_leaves_it_as_busy(tmp_path: Path) -> 
     node.node.state.write_state()
     assert not node.node.view().allocations
     assert node.tenant()["busy_s"] == pytest.approx(1800, abs=15)
+
+
+def test_a_gpu_that_is_shared_since_a_restart_books_no_stalled_seconds(tmp_path: Path) -> None:
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"), (3000, "train"), other_from=3005.0)
+    node.run(3000)
+    assert node.view().totals.stalled_s == pytest.approx(1500, abs=15)
+    node.restart(20)
+    node.node.run(900)
+    node.node.state.write_state()
+    for allocation in node.node.view().allocations:
+        assert allocation.totals.stalled_s < 1520.0
+        assert allocation.totals.pending_s == 0.0
+
+
+def test_pending_seconds_are_never_more_than_what_is_observed(tmp_path: Path) -> None:
+    """The other counters are bounded by what the file holds."""
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"))
+    node.run(2100)
+    node.node.run(60)
+    totals = node.view().totals
+    assert totals.busy_s + totals.idle_s + totals.stalled_s + totals.pending_s <= totals.observed_s + 1e-6
+
+
+def test_work_after_a_stall_is_published_at_once(tmp_path: Path) -> None:
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"), (3000, "train"))
+    node.run(3000)
+    assert node.view().verdict.state == "stalled"
+    node.run(60)
+    assert node.view().verdict.state == "healthy"
 
 
 def test_a_shared_gpu_is_not_watched(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.defaults import Policy, Stalls
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.decision.policy import Decision, is_fresh
 from gpu_exporter.reconciler.decision.settle import Around
@@ -19,6 +19,7 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, H
 
 STALLED, SPINNING, UNKNOWN = "stalled", "spinning", "unknown"
 UNKNOWN_MAX = 0.2  # share of the GPUs of a gang that may be unknown
+AT_REST_S = Stalls().after  # a shorter rest is a pause of a rank that works in bursts
 LATE_MAX = 3  # GPUs that a text names
 
 
@@ -88,16 +89,17 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
         gpus += max(counted if counted is not None else 1, len(units))
         nodes = {unit.node for unit in units if (unit.stalled_run_s or 0.0) > 0.0}
         for unit in units:
-            if not is_fresh(unit, policy):
+            if unit.idle_run_s is not None and unit.stalled_run_s == 0.0 and unit.idle_run_s < AT_REST_S:
+                # Also where the sample is old: a node that does not answer is no reason to forget that it worked.
+                working = working or f"{member.name} works on GPU {unit.gpu} of {unit.node}"
+            elif not is_fresh(unit, policy):
                 continue
-            if (unit.stalled_run_s or 0.0) > 0.0:
+            elif (unit.stalled_run_s or 0.0) > 0.0:
                 stalled, run_s = stalled + 1, max(run_s, unit.stalled_run_s or 0.0)
-            elif unit.idle_run_s:
+            elif (unit.idle_run_s or 0.0) >= AT_REST_S:
                 if unit.node not in nodes and (works := _describe_host(unit, policy)):
                     working = working or f"{member.name} works on the host of its GPU {unit.gpu}: {works}"
                 late.append(f"GPU {unit.gpu} on {unit.node}")
-            elif unit.idle_run_s == 0.0 and unit.stalled_run_s == 0.0:
-                working = working or f"{member.name} works on GPU {unit.gpu} of {unit.node}"
     return _Count(gpus, stalled, tuple(late), working, run_s)
 
 
