@@ -194,7 +194,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 
     recordings, alerts, none = names({})
     assert none == set()
-    assert len(alerts) == 28
+    assert len(alerts) == 31
     assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 

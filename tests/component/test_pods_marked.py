@@ -248,7 +248,7 @@ def test_without_the_right_on_pod_status_labels_are_still_set_and_removed(
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == (["written"], [])
     assert bench.labels("train")[LABEL] == "underused"
-    assert "needs `patch` on pods/status (chart: reconciler.condition)" in caplog.text
+    assert "give the reconciler `patch` on pods/status (chart: reconciler.condition)" in caplog.text
 
 
 @pytest.mark.parametrize("silence", ["no answer", "no series", "unknown"])

@@ -133,7 +133,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench
         (("--apply", "--kubernetes", "--no-slurm"), "cannot connect to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
         (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
-        (("--apply", "--explain=ml/train"), "--explain and --gpu write nothing"),
+        (("--apply", "--explain=ml/train"), "--apply cannot be combined with --explain or --gpu, which write nothing"),
     ],
 )
 def test_a_requested_target_that_is_unavailable_is_reported(flags: tuple[str, ...], complaint: str) -> None:

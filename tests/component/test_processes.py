@@ -32,7 +32,7 @@ def test_a_wrongly_mapped_holder_is_unknown_until_its_own_process_is_seen(node: 
     assert not read(url, "gpu_allocation_observed_seconds_total", job_id="42")
     assert (read(url, CONFLICTS, source="static") or 0) > 0
     assert node.log().count(evidence) == 1
-    assert f"gpu 0: {evidence}; the time of job 42 here is unknown" in node.log()
+    assert f"gpu 0: {evidence}; the time of job 42 on this device counts as unknown" in node.log()
 
     node.list_on(0, node.start_process(job(42)))
     wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work", 60)
