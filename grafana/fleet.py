@@ -196,8 +196,8 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(name, [value("custom.width", width)])
     board.put(table, 24, 12)
     text = (
-        f"GPU-hours of the range: held, idle, stalled, and with unknown use, for the {PEERS} that held most. Idle share: "
-        "idle hours as a share of the hours with known use. Cost of idle: only if the site has set prices."
+        f"GPU-hours of the range: held, idle, stalled, and with unknown use, for the {PEERS} that held most. Idle "
+        "share: idle hours as a share of the hours with known use. Cost of idle: only if the site has set prices."
     )
     table = panels.rows(
         19, "GPU-hours by namespace, account and user", text, queries.tenants(), TENANT_COLUMNS, ("Time",), "Idle"
