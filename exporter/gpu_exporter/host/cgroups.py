@@ -75,7 +75,10 @@ class Cgroups:
         return found, walk.is_whole
 
     def list_pids(self, place: PurePosixPath) -> frozenset[int] | None:
-        """All processes of a cgroup and of those below it; None if they cannot be read or are more than PIDS_MAX."""
+        """All processes of a cgroup and of those below it; None if they cannot be read or are more than PIDS_MAX.
+
+        The kernel writes 0 for a process that the exporter's PID namespace does not show.
+        """
         base = self._root if self._is_v2 else self._tree(CPUACCT)
         if base is None:
             return None
@@ -86,7 +89,7 @@ class Cgroups:
             if text is None:
                 return None  # also a threaded cgroup, whose processes are listed only at its root
             found.update(pid for word in text.split() if (pid := whole(word)) is not None)
-            if len(found) > PIDS_MAX:
+            if len(found) > PIDS_MAX or 0 in found:
                 return None
         return frozenset(found) if walk.is_whole else None
 

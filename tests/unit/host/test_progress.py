@@ -164,6 +164,14 @@ def test_too_many_processes_make_new_ones_unknown(machine: Machine) -> None:
     assert seen is not None and seen.new_process is None
 
 
+def test_processes_that_the_pid_namespace_hides_are_unknown(machine: Machine) -> None:
+    machine.look()
+    machine.cpu[0] = machine.starts[0] = 0.0
+    machine.look(30.0)
+    seen = machine.spin(30.0)
+    assert seen is not None and seen.new_process is None
+
+
 def test_a_holder_without_a_cgroup_and_one_that_was_not_a_suspect_have_no_values(machine: Machine) -> None:
     machine.look()
     assert list(machine.reader.read([Suspect(POD, (10,))], {})) == []
