@@ -55,8 +55,8 @@ class HolderAccount:
 
     Of a run without progress (spins.py): `stalled_s`, and `pending_s`, which are not yet known to be stalled or busy.
     `spin_begin` to `spin_end`: its time, `is_stalled`: it counts as a stall. For the search after a restart
-    (SpinMemory of stalls/watch.py): `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, and the
-    seconds and the median power of its work.
+    (SpinMemory of stalls/watch.py): `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`,
+    and the seconds and the median power of its work.
     """
 
     confirmed: float
@@ -91,6 +91,7 @@ class HolderAccount:
     spin_known_s: float = 0.0
     spin_all_known: bool = False
     spin_memory_bytes: float | None = None
+    spin_sm: float | None = None
     work_s: float = 0.0
     work_w: float = 0.0
 

@@ -220,6 +220,7 @@ class NodeState:
                 account.spin_all_known,
                 account.is_stalled,
                 account.spin_memory_bytes,
+                account.spin_sm,
             )
         return HeldBoard(unit, key, memory, account.work_s, account.work_w)
 
@@ -241,6 +242,7 @@ class NodeState:
             if memory is not None:
                 account.spin_until, account.spin_known_s = memory.until, memory.known_s
                 account.spin_all_known, account.spin_memory_bytes = memory.all_known, memory.memory_bytes
+                account.spin_sm = memory.sm
 
     def host_node(self) -> HostNode:
         """What the reader of the holders' hosts asks this node and tells it."""

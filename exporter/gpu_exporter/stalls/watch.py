@@ -65,6 +65,7 @@ class SpinMemory(NamedTuple):
     all_known: bool
     was_stall: bool = False
     memory_bytes: float | None = None
+    sm: float | None = None
 
 
 class SpinWatch:
@@ -85,6 +86,7 @@ class SpinWatch:
         self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
         self.unknown = "no reading yet"
         """why no stall can be seen here, "" if a run may begin"""
+        self._sm: float | None = None  # as last read; a GPM window may be missing now and then
         self._is_below = False
         self._resumed_at = float("-inf")
         self.ended_by = ""
@@ -126,7 +128,7 @@ class SpinWatch:
         if run is None:
             return None
         all_known = not self._unknown_witnesses(run)
-        return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes)
+        return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes, self._sm)
 
     def resume(self, memory: SpinMemory, at: float) -> bool:
         """Continue the run of an earlier process, if no more than `gap_max` has passed. Whether it goes on."""
@@ -140,6 +142,8 @@ class SpinWatch:
             run.since = dict.fromkeys(self._required(), memory.begin)
             self._last = dict.fromkeys((*self._required(), POWER), memory.until)  # each must be read again in time
             run.unread = set() if memory.was_stall else set(self._last)
+        if memory.sm is not None:
+            self._sm, self._last[SM], run.since[SM] = memory.sm, memory.until, memory.begin
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
@@ -283,11 +287,11 @@ class SpinWatch:
     def _has_worked(self) -> bool:
         return self.work.total_s >= self._rules.work_min
 
-    def _highest_power(self, effort: Effort) -> float:
+    def _highest_power(self) -> float:
         """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
         must speak for itself, as without SM data.
         """
-        if effort.sm is not None and self._is_collective(effort.sm) and effort.pipes is not None:
+        if self._sm is not None and self._is_collective(self._sm):
             return self._share(self._rules.low_ratio)
         alone_w = self._share(self._rules.low_alone_ratio)
         median_w = self.work.median_w()
@@ -300,13 +304,16 @@ class SpinWatch:
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
         if effort.sm is not None and effort.pipes is not None:
             self._note([SM], effort.start, effort.end)
+            self._sm = effort.sm
+        elif effort.end - self._last.get(SM, -math.inf) > rules.gap_max:
+            self._sm = None
         if effort.pipes is not None and effort.pipes >= rules.pipe_max:
             return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
         for name in (PCIE, NVLINK):
             rate = known[name]
             if rate is not None and rate >= rules.traffic_max:
                 return f"{rate / 1e6:.0f} MB/s over {name}"
-        self._highest_w = self._highest_power(effort)
+        self._highest_w = self._highest_power()
         # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
         watts = [value for value in (effort.power_w, effort.reading_w) if value is not None]
         if watts and min(watts) > self._highest_w:
@@ -405,8 +412,8 @@ class SpinWatch:
     def _judge_confidence(self, run: _SpinRun, unknown: Sequence[str]) -> tuple[str, list[str]]:
         """The confidence that the holder is stalled if the run lasts, and what speaks against it."""
         doubts: list[str] = []
-        sm = run.sms.mean()
-        if sm is not None and SM in self._last and self._is_collective(sm):
+        sm = self._sm
+        if sm is not None and self._is_collective(sm):
             step = STEPS.index("high")
         elif self._has_worked():
             step = STEPS.index("medium")

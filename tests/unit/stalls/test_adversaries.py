@@ -207,3 +207,19 @@ def test_a_gpu_that_cannot_be_watched_but_is_not_full_is_no_stall() -> None:
     assert (trace.report().unknown != "", trace.report().is_below) == (True, False)
     trace.play(Stage(60, Level(0.9, 60)))
     assert (trace.report().unknown != "", trace.report().is_below) == (True, True)
+
+
+def test_after_a_restart_the_first_window_of_gpm_may_be_missing() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(600, "hang-152"))
+    trace.restart(20.0)
+    reports = trace.play(Stage(10, "hang-152", hidden=frozenset(("sm", "pipes"))), Stage(500, "hang-152"))
+    assert strongest(reports) == "high"
+
+
+def test_gpm_windows_may_be_missing_now_and_then() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"))
+    missing = frozenset(("sm", "pipes"))
+    stages = (Stage(5, "hang-152", hidden=missing if i % 7 == 0 else frozenset()) for i in range(200))
+    assert strongest(trace.play(*stages)) == "high"
