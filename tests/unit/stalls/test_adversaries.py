@@ -76,6 +76,7 @@ CASES = {
     "integers-on-all-sms": Case("H100", (Stage(120, "rest"), Stage(HOUR, Level(1.0, 220, 1, 1.0))), "none", "W is above"),
     "power-is-read-now-and-then": Case("A100", (*work("A100"), *(Stage(5, Level(1.0, 150, 7), reading_w=70.0, hidden=frozenset(("power_w",) if i % 2 else ())) for i in range(400))), "none"),
     "seen-at-rest-with-a-context-only": Case("H100", (Stage(120, "context"), Stage(HOUR, "train"), Stage(HOUR, Level(1.0, 150, 1, 0.0076))), "none", "W is above"),
+    "hang-under-locked-clocks": Case("H100", (Stage(120, "rest"), Stage(HOUR, Level(1.0, 300, 10, 0.8, 0.4)), Stage(HOUR, Level(1.0, 90, 1, 0.12))), "high"),
     "compiles": Case("H100", (*work("H100"), Stage(HOUR, "hang", Host(loaders=0.9))), "none", "other processes"),
     "starts-a-process": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(60, "hang", Host(new_process=True)), Stage(800, "hang")), "none"),
     "memory-grows": Case("H100", (*work("H100"), *(Stage(300, "hang", memory=40 + i) for i in range(12))), "none"),
