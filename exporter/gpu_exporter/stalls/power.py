@@ -49,24 +49,26 @@ class Spread:
 
     def __init__(self, over_s: float) -> None:
         self._over_s = over_s
-        self._values: deque[tuple[float, float]] = deque()
+        self._values: deque[tuple[float, float, float]] = deque()
 
-    def add(self, at: float, value: float) -> None:
-        self._values.append((at, value))
+    def add(self, at: float, value: float, length_s: float = 0.0) -> None:
+        """`length_s`: how long the value was valid, up to `at`."""
+        self._values.append((at, value, length_s))
         while self._values[0][0] <= at - self._over_s:
             self._values.popleft()
 
     @property
-    def count(self) -> int:
-        return len(self._values)
+    def covered_s(self) -> float:
+        """Seconds in which a value was valid."""
+        return sum(length_s for _, _, length_s in self._values)
 
     def width(self) -> float:
         """0 without values. Of fewer than 20 values no one is left out."""
-        ordered = sorted(value for _, value in self._values)
+        ordered = sorted(value for _, value, _ in self._values)
         if not ordered:
             return 0.0
         aside = len(ordered) // 20
         return ordered[len(ordered) - 1 - aside] - ordered[aside]
 
     def mean(self) -> float | None:
-        return sum(value for _, value in self._values) / len(self._values) if self._values else None
+        return sum(value for _, value, _ in self._values) / len(self._values) if self._values else None

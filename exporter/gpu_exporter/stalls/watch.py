@@ -24,6 +24,7 @@ from gpu_exporter.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
 GRACE_S = 150.0
+SILENT_SM = 0.001  # a lower SM activity is none at all: then GPM says nothing about a GPU that is 100 % busy
 BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
 STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
 POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
@@ -110,9 +111,8 @@ class SpinWatch:
         run = self._run
         if run is None or run.known_s < self._rules.after or run.unread:
             return False
-        if run.steps.count * STEP_S < STEPS_MIN * min(
-            self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S
-        ):
+        judged_s = min(self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S)
+        if run.steps.covered_s < STEPS_MIN * judged_s:
             return False  # too little of the power is known to call it flat
         return self._judge_confidence(run, self._unknown_witnesses(run))[0] in PUBLISHED
 
@@ -376,7 +376,7 @@ class SpinWatch:
         assert self._default_w is not None
         if step.power_w > self._highest_w:
             return f"{step.power_w:.0f} W is above {self._highest_w:.0f} W"
-        run.steps.add(step.end, step.power_w)
+        run.steps.add(step.end, step.power_w, step.end - step.start)
         widest_w = max(self._rules.flat_watts, self._rules.flat_ratio * self._default_w)
         if run.steps.width() > widest_w:
             return f"the power changes by {run.steps.width():.0f} W"
@@ -415,9 +415,12 @@ class SpinWatch:
         sm = self._sm
         if sm is not None and self._is_collective(sm):
             step = STEPS.index("high")
+        elif sm is not None and sm >= SILENT_SM:
+            step = STEPS.index("low")
+            doubts.append(f"{sm:.1%} of the SMs have work: a kernel that is no collective looks the same")
         elif self._has_worked():
             step = STEPS.index("medium")
-            doubts.append("power alone shows it" if sm is None else f"{sm:.1%} of the SMs have work")
+            doubts.append("power alone shows it")
         else:
             step = STEPS.index("low")
             doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")

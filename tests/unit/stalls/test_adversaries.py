@@ -53,8 +53,8 @@ CASES = {
     "evaluates-after-training": Case("H100", (*work("H100"), Stage(4 * HOUR, "evaluate")), "none"),
     "decodes": Case("H100", (*work("H100"), Stage(4 * HOUR, "decode")), "none"),
     "small-kernels": Case("H100", (*work("H100"), Stage(72 * HOUR, "small-kernel")), "none", "active"),
-    "one-block-for-three-days": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "one-block")), "low", "at work"),
-    "integers-from-the-start": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "integer")), "low", "at work"),
+    "one-block-for-three-days": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "one-block")), "low", "looks the same"),
+    "integers-from-the-start": Case("H100", (Stage(120, "rest"), Stage(72 * HOUR, "integer")), "low", "looks the same"),
     "hung-at-its-start": Case("H100", (Stage(120, "rest"), Stage(HOUR, "hang")), "high"),
     "hung-at-its-start-without-gpm": Case("A100", (Stage(120, "rest"), Stage(HOUR, "hang")), "low", "at work"),
     "hang-under-a-power-cap": Case(
@@ -67,7 +67,9 @@ CASES = {
     "pauses-for-a-moment": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang"]._replace(utilization=0.97))), "none", "over a minute"),
     "changes-its-sms": Case("H100", (*work("H100"), *(Stage(100, LEVELS["H100", "hang"]._replace(sm=sm)) for sm in (0.06, 0.12) * 9)), "none", "SM activity changes"),
     "few-sms-at-200-watts": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 200, 1, 0.01))), "none", "W is above"),
-    "few-sms-at-100-watts-after-work": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.01))), "medium", "1.0% of the SMs"),
+    "few-sms-at-100-watts-after-work": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.01))), "low", "1.0% of the SMs"),
+    "one-block-after-work": Case("H100", (*work("H100"), Stage(HOUR, "one-block")), "low", "0.8% of the SMs"),
+    "hang-with-silent-gpm": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.0))), "medium", "power alone"),
     "less-than-half-of-little-work": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 172, 9)), Stage(HOUR, Level(1.0, 88, 1))), "none", "W is above"),
     "little-work-without-the-half": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 230, 9)), Stage(HOUR, Level(1.0, 82, 1))), "medium"),
     "mean-power-above-the-reading": Case("A100", (*work("A100"), Stage(HOUR, Level(1.0, 120, 1), reading_w=60.0)), "none", "W is above"),
@@ -224,3 +226,9 @@ def test_gpm_windows_may_be_missing_now_and_then() -> None:
     missing = frozenset(("sm", "pipes"))
     stages = (Stage(5, "hang-152", hidden=missing if i % 7 == 0 else frozenset()) for i in range(200))
     assert strongest(trace.play(*stages)) == "high"
+
+
+def test_readings_of_fifteen_seconds_are_enough() -> None:
+    trace = Trace("H100", step_s=15.0)
+    trace.play(*work("H100"))
+    assert first_stall(trace.play(Stage(HOUR, "hang"))) is not None
