@@ -24,7 +24,7 @@ from gpu_exporter.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
 GRACE_S = 150.0
-SILENT_SM = 0.001  # a lower SM activity is none at all: then GPM says nothing about a GPU that is 100 % busy
+SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100 % busy: then GPM does not count
 BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
 STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
 POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
