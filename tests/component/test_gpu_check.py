@@ -38,7 +38,7 @@ def test_gpu_check_writes_every_promised_measurement(
     assert is_recording(tmp_path / "gpu-check.rec.gz")
     page = (tmp_path / "gpu-check.md").read_text("utf-8")
     assert page.startswith("# Answers of NVIDIA H100 80GB HBM3\n")
-    assert "GPM ids: 1-3, 5, 10, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
+    assert "GPM ids: 1-3, 5, 10-13, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
 
 
 def test_gpu_check_measures_the_work_of_a_process(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:

@@ -20,7 +20,7 @@ def _number(value: float | None) -> float:
 
 # Sort keys of rows by name. The first one is the default.
 ORDERS: dict[str, Callable[[Row], float]] = {
-    "waste": lambda row: row.wasted_s if row.holder and (row.idle_s, row.stalled_s) != (None, None) else -1.0,
+    "waste": lambda row: row.wasted_s if row.holder and (row.idle_s is not None or row.stalled_s) else -1.0,
     "gpu": lambda row: 0.0,
     "util": lambda row: _number(row.utilization),
     "memory": lambda row: _number(row.memory_bytes),
