@@ -104,7 +104,8 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
         if not -TOLERANCE <= value <= 1.0 + TOLERANCE:
             cycle.remarks.append(OUT_OF_RANGE)
         if not CLAMPED.holds(value):
-            gpm = gpm._replace(missing=True, **{name: None})  # type: ignore[arg-type]
+            is_witness = name not in PIPES
+            gpm = gpm._replace(missing=gpm.missing or is_witness, **{name: None})  # type: ignore[arg-type]
         else:
             gpm = gpm._replace(**{name: min(1.0, max(0.0, value))})
     for name in ("pcie", "nvlink"):

@@ -42,7 +42,8 @@ def collect_power(cycle: Cycle) -> None:
     limit = cycle.read(cycle.device.read_power_limit)
     cycle.power_limit_w = cycle.add(GPU_POWER_LIMIT, limit, witness=True)  # power is judged against the limit
     # Not published: only the search for stalls needs it, since a cap does not change how much power rest and work draw.
-    cycle.default_limit_w = cycle.admit(GPU_POWER_LIMIT, cycle.read(cycle.device.read_default_power_limit))
+    default = cycle.read(cycle.device.read_default_power_limit)
+    cycle.default_limit_w = default if default is not None and WATTS.holds(default) else None
     joules = cycle.admit(GPU_ENERGY, cycle.read(cycle.device.read_energy), witness=True)
     cycle.energy_at = cycle.now()
     cycle.energy_j = None if joules is None else _judge_energy(cycle, joules)

@@ -32,7 +32,7 @@ PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # by compute slices, as `nvidia-
 FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so no process of this machine has it
 NO_INSTANCE = 0xFFFFFFFF
 # Percent by GPM metric: the part from which it is computed (traffic: see _rates).
-GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
+GPM_PERCENT = {metric: name for name, metric in (constants.GPM_RATIOS | constants.GPM_PIPES).items()}
 GPM_ENGINES = {30: "decoder", 40: "jpeg", 50: "ofa", 166: "encoder"}
 SM_CLOCK_CYCLES = 1e9  # cycles of all SMs together in a second; the ratio matters, not the number
 

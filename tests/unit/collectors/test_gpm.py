@@ -28,6 +28,14 @@ def test_values_out_of_range_are_clamped_or_unknown_and_counted(
     assert cycle.errors == []
 
 
+@pytest.mark.parametrize("pipe", ["fp64", "fp32", "fp16"])
+def test_a_pipe_that_is_no_witness_of_idleness_makes_no_time_unknown(pipe: str) -> None:
+    cycle = make_cycle()
+    refined = refine(cycle, "", Gpm(1.0, graphics=0.0, **{pipe: -5.0}))
+    assert (refined.missing, getattr(refined, pipe), refined.graphics) == (False, None, 0.0)
+    assert cycle.remarks == [OUT_OF_RANGE]
+
+
 def test_sm_activity_comes_from_the_cycle_counters_if_available() -> None:
     totals = Totals()
     first = Gpm(1.0, sm=0.9, elapsed_cycles=1000.0, active_cycles=100.0)

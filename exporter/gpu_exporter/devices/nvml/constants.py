@@ -114,6 +114,9 @@ GPM_RATIOS = {
     "occupancy": NVML_GPM_METRIC_SM_OCCUPANCY,
     "tensor": NVML_GPM_METRIC_ANY_TENSOR_UTIL,
     "dram": NVML_GPM_METRIC_DRAM_BW_UTIL,
+}
+# Of whole GPUs, for the search for stalls alone: no witness of idleness, so a failure of one makes no time unknown.
+GPM_PIPES = {
     "fp64": NVML_GPM_METRIC_FP64_UTIL,
     "fp32": NVML_GPM_METRIC_FP32_UTIL,
     "fp16": NVML_GPM_METRIC_FP16_UTIL,

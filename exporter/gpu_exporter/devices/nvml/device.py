@@ -252,7 +252,7 @@ class NvmlDevice(Device):
 
     def read_gpm(self) -> Gpm | None:
         self._require_gpm()
-        return read_gpm(self.ask, self.identity.uuid)
+        return read_gpm(self.ask, self.identity.uuid, pipes=nvml.GPM_PIPES)
 
     def reopen_gpm(self, subject: str) -> None:
         # The name of an instance's window is its UUID and the way of sampling it.

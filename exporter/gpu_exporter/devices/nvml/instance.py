@@ -6,7 +6,8 @@ Conversions as in device.py: percent to ratio, MiB to bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from gpu_exporter.devices.errors import (
     DeviceError,
@@ -76,9 +77,15 @@ def _worst(codes: set[int]) -> DeviceError:
     return errors[0]
 
 
-def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
+def read_gpm(
+    ask: Asker,
+    window: str,
+    gpu_instance: int = -1,
+    engines: tuple[int, ...] = (),
+    pipes: Mapping[str, int] = MappingProxyType({}),
+) -> Gpm | None:
     """Checks both return codes: `ask` that of the call, this function that of each metric. NaN is no value."""
-    wanted = nvml.GPM_METRICS + engines
+    wanted = (*nvml.GPM_METRICS, *engines, *pipes.values())
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
         return None
@@ -95,9 +102,11 @@ def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int
     missing = any(
         metric not in found and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
         for metric, code, _ in metrics
+        if metric not in pipes.values()
     )
     known.update((window, metric) for metric in found)
-    ratios = {name: found[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in found}  # percent
+    named = (*nvml.GPM_RATIOS.items(), *pipes.items())
+    ratios = {name: found[metric] / 100.0 for name, metric in named if metric in found}  # percent
     rates = {
         name: sum(found[metric] for metric in pair) * MIB  # MiB/s
         for name, pair in nvml.GPM_RATES.items()
