@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
@@ -20,18 +18,17 @@ from gpu_exporter.diagnosis.loop import DiagnosisInput, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.progress import Suspect
 from gpu_exporter.host.work import HostNode, HostWorks
-from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import HolderPresence
-from gpu_exporter.ledger.spins import RunPart
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Allocation, Grant, HolderKey, TenantKey
+from gpu_exporter.model.holders import Allocation, Grant, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.model.totals import TenantTotals, UnitTotals
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 from gpu_exporter.model.views import AgentStatus, Buckets, StateStatus, View
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.sharing import Sharing
+from gpu_exporter.node.spins import NodeSpins
 from gpu_exporter.node.view import (
     GpuRecord,
     HolderRecord,
@@ -41,8 +38,6 @@ from gpu_exporter.node.view import (
     list_standings,
 )
 from gpu_exporter.sampling.events import XidBook
-from gpu_exporter.stalls.boards import Boards, HeldBoard
-from gpu_exporter.stalls.watch import SpinMemory, SpinWatch
 
 log = logging.getLogger(__name__)
 NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down, excludes it or reports it unhealthy"
@@ -87,13 +82,13 @@ class NodeState:
             ),
             clock.monotonic(),
         )
+        self._spins = NodeSpins(settings.stalls, self.ledger)
         self._view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,
         )
         self._answered: dict[str, DeviceSnapshot] = {}  # the last snapshot in which the GPU answered
         self._held = HolderUpdate()
-        self._boards = Boards(settings.stalls)
         self._numbers: dict[NumberKey, UnitId] = {}
         self._processes_proven = False  # a process of any owner was listed, so processes are visible
         self._version = 0
@@ -108,8 +103,7 @@ class NodeState:
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
-        units = self.ledger.units.items()
-        self._boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
+        self._spins.restore()
         self._tracker.restore(self._state.numbers, self._clock.monotonic())
         self._numbers = self._tracker.numbers()
         return reason
@@ -140,9 +134,7 @@ class NodeState:
                 if activity is not None:
                     self.ledger.record(activity)
             without_process = self._processes_proven and snapshot.facts.compute_processes == 0
-            if (watched := self._boards.read(snapshot, without_process=without_process)) is not None:
-                key, watch = watched
-                self._follow_spin(UnitId(uuid), key, watch, snapshot.monotonic)
+            self._spins.read(snapshot, without_process=without_process)
             if period is not None:
                 self._sharing.note(UnitId(uuid), period)
             energy = snapshot.facts.energy_j
@@ -198,91 +190,27 @@ class NodeState:
             gone = [_confirm(allocation, grant, now, wall) for allocation, grant in held.past]
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
-            proven = _list_proven(present)
-            for holder_id in self._boards.drop(proven):
-                self.ledger.follow_run(holder_id, None, now)
+            proven = self._spins.drop_others(present, now)
             self.ledger.charge_poll(now, wall, present, gone)
-            for holder_id, account in self.ledger.holders(HolderPresence.PRESENT).items():
-                if account.spin_begin is not None and holder_id not in proven:  # e.g. shared since a restart
-                    self.ledger.follow_run(holder_id, None, now)
-            self._boards.hold(self._recall_board(*holder_id) for holder_id in proven)
+            self._spins.watch(proven)
             return held.resolution
-
-    def _recall_board(self, unit: UnitId, key: HolderKey) -> HeldBoard:
-        """A holder of a whole GPU, with what an earlier process remembered of it."""
-        account = self.ledger.holdings[unit, key].account
-        memory: SpinMemory | None = None
-        if account.spin_begin is not None and account.spin_end == math.inf:
-            memory = SpinMemory(
-                account.spin_begin,
-                account.spin_until,
-                account.spin_known_s,
-                account.spin_all_known,
-                account.is_stalled,
-                account.spin_memory_bytes,
-                account.spin_sm,
-            )
-        return HeldBoard(unit, key, memory, account.work_s, account.work_w)
-
-    def _follow_spin(self, unit: UnitId, key: HolderKey, watch: SpinWatch, now: float) -> None:
-        begin = watch.begin if watch.may_be_stall else None
-        self.ledger.follow_run((unit, key), None if begin is None else RunPart(begin, watch.is_stall), now)
-
-    def _remember_spins(self) -> None:
-        """Put what the search for stalls needs after a restart into the accounts."""
-        for unit, watts in self._boards.floors().items():
-            if (record := self.ledger.units.get(unit)) is not None:
-                record.account.rest_w = watts
-        for (unit, key), account in self.ledger.holders(HolderPresence.PRESENT).items():
-            watch = self._boards.watch_of(unit, key)
-            if watch is None:
-                continue
-            account.work_s, account.work_w = watch.work.total_s, watch.work.median_w() or 0.0
-            memory = watch.remember()
-            if memory is not None:
-                account.spin_until, account.spin_known_s = memory.until, memory.known_s
-                account.spin_all_known, account.spin_memory_bytes = memory.all_known, memory.memory_bytes
-                account.spin_sm = memory.sm
 
     def host_node(self) -> HostNode:
         """What the reader of the holders' hosts asks this node and tells it."""
         return HostNode(self.list_held, self.list_suspects, self.hear_host)
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders whose host shows whether they make progress, with the processes on their GPUs."""
+        """The holders whose host shows whether they make progress, with the processes that spin."""
         with self._lock:
-            suspects = self._boards.suspects()
-            spinning: dict[Who, set[str]] = {}
-            wanted: set[Who] = set()
-            for allocation, _ in self._held.resolution.allocations:
-                who, uuid = identify(allocation.holder), allocation.unit.uuid
-                if who is None or uuid not in self._answered:
-                    continue
-                if (allocation.unit, allocation.holder.key) in suspects:
-                    wanted.add(who)
-                # Also a GPU that cannot be watched, if it is as busy: its processes spin too.
-                if (self._answered[uuid].facts.utilization or 0.0) >= self._settings.stalls.utilization_min:
-                    spinning.setdefault(who, set()).add(uuid)
-            return [Suspect(who, self._list_pids(spinning.get(who, ()))) for who in wanted]
-
-    def _list_pids(self, uuids: Collection[str]) -> tuple[int, ...] | None:
-        """The processes on these GPUs, None if they are not listed for each of them."""
-        listed = [self._answered[uuid].processes for uuid in uuids if uuid in self._answered]
-        if len(listed) < len(uuids) or not self._processes_proven:
-            return None
-        found = [process.pid for each in listed if each is not None for process in each.processes]
-        return tuple(found) if None not in listed else None
+            allocations = [allocation for allocation, _ in self._held.resolution.allocations]
+            return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
         """Take what a holder did beside its GPUs."""
         with self._lock:
             for allocation, _ in self._held.resolution.allocations:
-                if identify(allocation.holder) != who:
-                    continue
-                unit, key = allocation.unit, allocation.holder.key
-                watch = self._boards.hear(unit, key, progress)
-                if watch is not None:
-                    self._follow_spin(unit, key, watch, progress.end)
+                if identify(allocation.holder) == who:
+                    self._spins.hear((allocation.unit, allocation.holder.key), progress)
 
     def wants_write(self) -> bool:
         """True if an idle run ended that the state file still records."""
@@ -299,7 +227,7 @@ class NodeState:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            self._remember_spins()
+            self._spins.remember()
             prepared = self._state.prepare(self.ledger, self._numbers)
         try:
             self._state.commit(prepared)  # a slow disk must not hold up scrapes
@@ -380,7 +308,7 @@ class NodeState:
         use, ratio = self._held.uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
-        spin, hour = self._boards.report(unit, key), self._boards.means(unit, key)
+        spin, hour = self._spins.boards.report(unit, key), self._spins.boards.means(unit, key)
         return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host, spin, hour)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
@@ -476,18 +404,6 @@ def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> C
         None if allocation.working_wall is None else now - (wall - allocation.working_wall),
         grant.renewed_s,
     )
-
-
-def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[HolderId]:
-    """The only holders of whole GPUs, without a doubt about who they are or whether they run."""
-    holders = Counter(entry.allocation.unit for entry in present)
-    return [
-        (allocation.unit, allocation.holder.key)
-        for allocation, *_ in present
-        if allocation.running
-        and not (allocation.contradiction or allocation.is_shared or allocation.unit.mig_uuid)
-        and holders[allocation.unit] == 1
-    ]
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:

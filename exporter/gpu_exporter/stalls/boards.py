@@ -12,7 +12,8 @@ from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import HourOfWork, Spin
 from gpu_exporter.stalls.floor import BoardFloor
 from gpu_exporter.stalls.hour import WorkHour
-from gpu_exporter.stalls.watch import SpinMemory, SpinWatch
+from gpu_exporter.stalls.run import SpinMemory
+from gpu_exporter.stalls.watch import SpinWatch
 from gpu_exporter.stalls.work import WorkHistory
 
 NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
@@ -57,14 +58,11 @@ class Boards:
         """The power at rest of each board that was seen at rest, in watts."""
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
-    def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> list[tuple[UnitId, HolderKey]]:
-        """Stop watching all other holders. Returns those that were watched until now."""
-        dropped: list[tuple[UnitId, HolderKey]] = []
+    def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
+        """Stop watching all other holders."""
         for unit, board in self._boards.items():
             if board.key is not None and (unit, board.key) not in proven:
-                dropped.append((unit, board.key))
                 board.key = board.watch = None
-        return dropped
 
     def hold(self, held: Iterable[HeldBoard]) -> None:
         """Watch these holders from the next reading on."""

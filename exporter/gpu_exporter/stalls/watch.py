@@ -11,62 +11,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gpu_exporter.defaults import Stalls
 from gpu_exporter.model.readings import Effort, HostProgress, Span
 from gpu_exporter.model.views import Spin
+from gpu_exporter.stalls.confidence import PUBLISHED, is_collective, judge_confidence
 from gpu_exporter.stalls.floor import BoardFloor
 from gpu_exporter.stalls.power import PowerStep, PowerSteps, Spread
 from gpu_exporter.stalls.rules import MINUTE_S, NO_NVLINK, STEP_S, resting_power
+from gpu_exporter.stalls.run import (
+    DISK,
+    LOADERS,
+    MEMORY,
+    NETWORK,
+    NVLINK,
+    OF_HOST,
+    PCIE,
+    POWER,
+    PROCESSES,
+    PROGRESS,
+    SM,
+    SpinMemory,
+    SpinRun,
+)
 from gpu_exporter.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
 GRACE_S = 150.0
-SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100 % busy: then GPM does not count
 BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
 STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
-POWER, MEMORY, PCIE, NVLINK, SM = "power", "memory", "PCIe", "NVLink", "SM activity"
-LOADERS, PROCESSES, DISK, NETWORK = "CPU of the loaders", "new processes", "disk", "network"
-OF_HOST = (LOADERS, PROCESSES, DISK, NETWORK)
-PROGRESS = (MEMORY, PCIE, NVLINK, *OF_HOST)
 UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
-PUBLISHED = ("medium", "high")
-STEPS = ("none", "low", "medium", "high")
-
-
-@dataclass(slots=True)
-class _SpinRun:
-    """`begin`: of the run, in monotonic seconds. `known_s`: how much of it is known. `since`: by witness, since when it
-    has been known without a gap. `limit_w`: the power limit in force. `unread`: witnesses that an earlier process knew,
-    and this one has not read yet.
-    """
-
-    begin: float
-    steps: Spread
-    sms: Spread
-    known_s: float = 0.0
-    until: float = 0.0
-    memory_bytes: float | None = None
-    limit_w: float | None = None
-    minute_s: float = 0.0
-    minute_busy_s: float = 0.0
-    traffic: float = 0.0
-    since: dict[str, float] = field(default_factory=dict)
-    unread: set[str] = field(default_factory=set)
-
-
-class SpinMemory(NamedTuple):
-    """What an earlier process knew of a run; the holder's account keeps it. Times as in _SpinRun."""
-
-    begin: float
-    until: float
-    known_s: float
-    all_known: bool
-    was_stall: bool = False
-    memory_bytes: float | None = None
-    sm: float | None = None
 
 
 class SpinWatch:
@@ -80,7 +54,7 @@ class SpinWatch:
         self._floor = floor
         self.work = work
         self._steps = PowerSteps()
-        self._run: _SpinRun | None = None
+        self._run: SpinRun | None = None
         self._last: dict[str, float] = {}  # by witness, when it was last known
         self._not_before = float("-inf")
         self._default_w: float | None = None
@@ -114,7 +88,7 @@ class SpinWatch:
         judged_s = min(self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S)
         if run.steps.covered_s < STEPS_MIN * judged_s:
             return False  # too little of the power is known to call it flat
-        return self._judge_confidence(run, self._unknown_witnesses(run))[0] in PUBLISHED
+        return self._judge(run)[0] in PUBLISHED
 
     @property
     def may_be_stall(self) -> bool:
@@ -208,7 +182,7 @@ class SpinWatch:
         if run is None:
             return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by, is_below=self._is_below)
         unknown = self._unknown_witnesses(run)
-        confidence, doubts = self._judge_confidence(run, unknown)
+        confidence, doubts = self._judge(run)
         power_w = run.steps.mean()
         floor_w, limit_w = self._floor_w(), self._default_w
         facts = ["100 % busy"]
@@ -229,6 +203,10 @@ class SpinWatch:
             all_known=not unknown,
         )
 
+    def _judge(self, run: SpinRun) -> tuple[str, list[str]]:
+        unknown = self._unknown_witnesses(run)
+        return judge_confidence(self._rules, self._sm, unknown, has_worked=self._has_worked())
+
     def _published_confidence(self, confidence: str) -> str:
         """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""
         if self.known_s < self._rules.after:
@@ -241,8 +219,8 @@ class SpinWatch:
         self._is_below = False
         self._end(at, why)
 
-    def _new_run(self, begin: float) -> _SpinRun:
-        return _SpinRun(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
+    def _new_run(self, begin: float) -> SpinRun:
+        return SpinRun(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
 
     def _end(self, at: float, why: str) -> None:
         self._run = None
@@ -255,7 +233,7 @@ class SpinWatch:
         if self._default_w is None:
             return "the board reports no default power limit"
         if self._default_w <= self._rules.small_board_watts:
-            return f"the board's limit is {self._default_w:.0f} W: its power tells work and waiting not apart"
+            return f"the board's limit is {self._default_w:.0f} W: its power does not distinguish work from waiting"
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
@@ -269,10 +247,6 @@ class SpinWatch:
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
-
-    def _is_collective(self, sm: float) -> bool:
-        """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
-        return self._rules.sm_min <= sm <= self._rules.sm_max
 
     def _learn(self, step: PowerStep) -> None:
         """What a step shows of rest and of work."""
@@ -291,7 +265,7 @@ class SpinWatch:
         """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
         must speak for itself, as without SM data.
         """
-        if self._sm is not None and self._is_collective(self._sm):
+        if self._sm is not None and is_collective(self._sm, self._rules):
             return self._share(self._rules.low_ratio)
         alone_w = self._share(self._rules.low_alone_ratio)
         median_w = self.work.median_w()
@@ -369,7 +343,7 @@ class SpinWatch:
             if mean < rules.utilization_mean:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
-    def _judge_power(self, run: _SpinRun, step: PowerStep) -> str:
+    def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
         """Why the power of this step is not that of a spin, "" if it is."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
@@ -390,7 +364,7 @@ class SpinWatch:
                 self._run.unread.discard(name)
             self._last[name] = end
 
-    def _find_missing(self, run: _SpinRun, at: float) -> str:
+    def _find_missing(self, run: SpinRun, at: float) -> str:
         """A witness that was known before, and is not read any more; "" without one.
 
         The host is read only during a run, and every 30 s.
@@ -404,27 +378,7 @@ class SpinWatch:
     def _required(self) -> tuple[str, ...]:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
-    def _unknown_witnesses(self, run: _SpinRun) -> tuple[str, ...]:
+    def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
         """The witnesses of progress that do not cover the run from its first minutes on."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
-
-    def _judge_confidence(self, run: _SpinRun, unknown: Sequence[str]) -> tuple[str, list[str]]:
-        """The confidence that the holder is stalled if the run lasts, and what speaks against it."""
-        doubts: list[str] = []
-        sm = self._sm
-        if sm is not None and self._is_collective(sm):
-            step = STEPS.index("high")
-        elif sm is not None and sm >= SILENT_SM:
-            step = STEPS.index("low")
-            doubts.append(f"{sm:.1%} of the SMs have work: a kernel that is no collective looks the same")
-        elif self._has_worked():
-            step = STEPS.index("medium")
-            doubts.append("power alone shows it")
-        else:
-            step = STEPS.index("low")
-            doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")
-        if unknown:
-            step = max(STEPS.index("low"), step - 1)
-            doubts.append(f"not known: {', '.join(unknown)}")
-        return STEPS[step], doubts
