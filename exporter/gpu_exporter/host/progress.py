@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import Procfs, Stat
 from gpu_exporter.clock import Clock
-from gpu_exporter.host.cgroups import CgroupReading, Cgroups
+from gpu_exporter.host.cgroups import PIDS_MAX, CgroupReading, Cgroups
 from gpu_exporter.model.readings import HostProgress
 from gpu_exporter.outside import WHOLE_MAX, whole
 
@@ -75,7 +75,7 @@ class ProgressReader:
 
     def _look(self, suspect: Suspect, place: PurePosixPath, reading: CgroupReading) -> _Look:
         procfs, at = self._procfs, self._clock.monotonic()
-        if procfs is None or not suspect.pids:
+        if procfs is None or not suspect.pids or len(suspect.pids) > PIDS_MAX:
             return _Look(at, reading, None, self._cgroups.list_pids(place), None)
         stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
         known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}

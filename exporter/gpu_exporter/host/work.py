@@ -69,11 +69,14 @@ class HostWorks:
         while not stop.is_set():
             try:
                 self.read(*node.list_held())
-                for who, progress in self._progress.read(node.list_suspects(), self._places):
-                    node.hear(who, progress)
             except Exception:  # after a bug in the exporter, old values must not remain published
                 log.exception("cannot read the holders' cgroups")
                 self.works = {}
+            try:
+                for who, progress in self._progress.read(node.list_suspects(), self._places):
+                    node.hear(who, progress)
+            except Exception:  # a bug here must not cost the values above, which delay decisions
+                log.exception("cannot read whether holders make progress")
             self._clock.wait(stop, INTERVAL_S)
 
     def read(self, allocations: Iterable[Allocation], gpus: int) -> None:

@@ -148,7 +148,7 @@ def test_the_network_of_a_pod_with_network_files_is_unknown(machine: Machine, ki
     assert seen is not None and seen.network is None
 
 
-@pytest.mark.parametrize("pids", [None, ()])
+@pytest.mark.parametrize("pids", [None, (), tuple(range(10, 10 + PIDS_MAX + 1))])
 def test_without_known_processes_only_cgroups_are_known(machine: Machine, pids: tuple[int, ...] | None) -> None:
     machine.spinning = pids
     machine.look()

@@ -142,6 +142,19 @@ def test_after_an_exception_no_old_host_work_remains(machine: Machine) -> None:
     assert machine.works.works == {}
 
 
+def test_a_fault_in_the_search_for_progress_keeps_the_values(machine: Machine) -> None:
+    """The values delay decisions: without them a holder that works on its host would be marked."""
+    machine.spend(120, 16.0)
+    stop = threading.Event()
+
+    def fail() -> tuple[()]:
+        stop.set()
+        raise KeyError("a bug")
+
+    machine.works.run(stop, HostNode(lambda: (HELD, 8), fail, lambda who, progress: None))
+    assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
+
+
 def test_a_node_publishes_host_work_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
     """Uses the real node state: a job with two GPUs, whose cgroup shows its work."""
     jobs = [{"gpu": gpu, "kind": "job", "name": "42"} for gpu in (0, 1)]
