@@ -216,7 +216,7 @@ def owners_stalled() -> Iterator[Case]:
         yield Case(f"a stalled pod that the reconciler calls {stage or 'nothing'}", world, found, about=about)
 
     for title, processes, graphics, found in (
-        ("a busy GPU without a process", 0, 0, [Firing("GpuBusyWithoutProcess", 10, END)]),
+        ("a busy GPU without a process", 0, 0, [Firing("GpuBusyWithoutProcess", 25, END)]),
         ("a busy GPU with a process", 1, 0, []),
         ("a busy GPU with a display", 0, 1, []),
         ("a busy GPU whose processes are not visible", None, None, []),
