@@ -126,7 +126,7 @@ class Stalls(NamedTuple):
     work_min: float = 600.0
     """seconds; ... for at least this time"""
     small_board_watts: int = 100
-    """default limits up to this: power is no witness (a T4 hangs at 40 of 70 W, accelerate#233)"""
+    """boards with a default limit up to this are not watched: a T4 hangs at 40 of 70 W (accelerate#233)"""
     pipe_max: float = 0.01
     """tensor, FP64, FP32, FP16 pipes and memory of a spin, each below this"""
     sm_flat: float = 0.02

@@ -340,7 +340,9 @@ def _parse_work(reader: _ScenarioReader, model: str, product: Product) -> tuple[
         known = sorted(name for of, name in LEVELS if of == model)
         if stages[-1][1] not in known:
             names = ", ".join(known) or "none"
-            raise ScenarioError(f"{part.place}.level: {stages[-1][1]!r} is no level of a {model}: {names}")
+            raise ScenarioError(
+                f"{part.place}.level: {stages[-1][1]!r} is not a level of a {model}; its levels: {names}"
+            )
         if i and stages[i][0] < stages[i - 1][0]:
             raise ScenarioError(f"{part.place}.at: time goes backwards")
         part.finish()
