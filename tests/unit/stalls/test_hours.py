@@ -158,10 +158,13 @@ def test_a_gpu_that_is_shared_since_a_restart_books_no_stalled_seconds(tmp_path:
     node.run(3000)
     assert node.view().totals.stalled_s == pytest.approx(1500, abs=15)
     node.restart(20)
+    for _ in range(60):  # the first poll is late
+        node.node.clock.advance(1.0)
+        node.node.sample()
     node.node.run(900)
     node.node.state.write_state()
     for allocation in node.node.view().allocations:
-        assert allocation.totals.stalled_s < 1520.0
+        assert allocation.totals.stalled_s < 1510.0
         assert allocation.totals.pending_s == 0.0
 
 
