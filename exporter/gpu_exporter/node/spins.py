@@ -55,10 +55,8 @@ class NodeSpins:
         """
         proven = _list_proven(present)
         self.boards.drop(proven)
-        shown = {(entry.allocation.unit, entry.allocation.holder.key) for entry in present}
-        for holder_id, holding in self._ledger.holdings.items():
-            was_here = holding.presence is HolderPresence.PRESENT or holder_id in shown
-            if was_here and holder_id not in proven and holding.account.spin_begin is not None:
+        for holder_id, account in self._ledger.holders(HolderPresence.PRESENT).items():
+            if account.spin_begin is not None and holder_id not in proven:
                 self._ledger.follow_run(holder_id, None, now)
         return proven
 
