@@ -86,6 +86,9 @@ class Trace:
         self.key = HolderKey("slurm", "8")
         self.hold()
 
+    def enable_mig(self) -> None:
+        self._identity = self._identity._replace(mig_mode="enabled")
+
     def restart(self, away_s: float) -> None:
         """A new process, which has only what the state file keeps."""
         watch = self.watch

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gpu_exporter.defaults import Stalls
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.records import UnitRecord
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import DeviceSnapshot, Facts, GpuProcess, ProcessList
 from gpu_exporter.model.units import DeviceIdentity, UnitId
@@ -75,3 +76,14 @@ def test_the_processes_of_fully_busy_gpus_spin_also_where_a_gpu_cannot_be_watche
     assert suspect.who == ("job", "42")
     assert suspect.pids is None or set(suspect.pids) == set(pids or ())
     assert (suspect.pids is None) == (pids is None)
+
+
+def test_the_power_of_a_board_at_rest_survives_a_restart() -> None:
+    ledger, unit = Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0), UnitId("GPU-0")
+    before = NodeSpins(Stalls(), ledger)
+    ledger.units[unit] = UnitRecord(UnitAccount(0.0))
+    before.boards.restore({unit: 71.0})
+    before.remember()
+    after = NodeSpins(Stalls(), ledger)
+    after.restore()
+    assert after.boards.floors() == {unit: 71.0}

@@ -232,3 +232,12 @@ def test_readings_of_fifteen_seconds_are_enough() -> None:
     trace = Trace("H100", step_s=15.0)
     trace.play(*work("H100"))
     assert first_stall(trace.play(Stage(HOUR, "hang"))) is not None
+
+
+def test_a_stall_ends_when_the_gpu_is_divided_into_mig_instances() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(1000, "hang"))
+    assert trace.report().is_stall
+    trace.enable_mig()
+    trace.play(Stage(10, "hang"))
+    assert (trace.report().run_s, trace.report().unknown) == (0.0, "the GPU is divided into MIG instances")
