@@ -13,6 +13,7 @@ from gpu_exporter.collectors.memory import MEMORY
 from gpu_exporter.collectors.mig import MIG
 from gpu_exporter.collectors.nvlink import NVLINK
 from gpu_exporter.collectors.pcie import PCIE
+from gpu_exporter.collectors.pcie_link import PCIE_LINK
 from gpu_exporter.collectors.power import POWER
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.collectors.recovery import RECOVERY
@@ -34,6 +35,7 @@ ALL: tuple[Collector, ...] = (
     THROTTLE,
     THROTTLE_ACTIVE,
     PCIE,
+    PCIE_LINK,
     NVLINK,
     ECC,
     REMAP,

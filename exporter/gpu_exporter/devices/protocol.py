@@ -97,6 +97,15 @@ class Pcie(NamedTuple):
     replays: int | None
 
 
+class PcieLink(NamedTuple):
+    """Generation and lanes of the PCIe link: now, and the most that this GPU can have in this slot; None if unknown."""
+
+    generation: int | None
+    generation_max: int | None
+    width: int | None
+    width_max: int | None
+
+
 class Gpm(NamedTuple):
     """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None if not available.
 
@@ -266,6 +275,9 @@ class Device:
 
     def read_pcie(self) -> Pcie:
         raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_pcie_link(self) -> PcieLink:
+        raise self._nothing("nvmlDeviceGetCurrPcieLinkWidth")
 
     def read_nvlink(self) -> Traffic:
         raise self._nothing("nvmlDeviceGetFieldValues")

@@ -53,6 +53,9 @@ HEALTH = (
     "retired_double_bit",
     "recovery_action",
     "pcie_replays",
+    "pcie_generation",
+    "pcie_width",
+    "numa_node",
 )
 
 

@@ -19,6 +19,7 @@ from gpu_exporter.devices.protocol import (
     InstanceIdentity,
     Memory,
     Pcie,
+    PcieLink,
     Processes,
     Rates,
     RowRemaps,
@@ -58,6 +59,8 @@ THROTTLE_COUNTERS = (
     "hw_power_brake",
 )
 TEMPERATURE_LIMITS = {"shutdown": 95.0, "slowdown": 92.0, "gpu_max": 89.0}
+LINK_GENERATION, LINK_WIDTH = 5, 16
+CPUS_PER_NODE = 32  # of a NUMA node of the simulated host
 SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
 
@@ -69,6 +72,10 @@ class Scaled:
 
     def integral(self, t: float) -> float:
         return self._factor * self._load.integral(t)
+
+
+def _list_cpus(numa_node: int) -> frozenset[int]:
+    return frozenset(range(numa_node * CPUS_PER_NODE, (numa_node + 1) * CPUS_PER_NODE))
 
 
 class ScenarioTime:
@@ -153,6 +160,7 @@ class SimulatedDevice(Device):
             pci_bus_id=f"0000:{0x10 + gpu.index:02x}:00.0",
             minor=gpu.index,
             mig_mode=self._mig_mode(stage.now()),
+            cpus=_list_cpus(gpu.health.get("numa_node", 0)),
         )
 
     def _mig_mode(self, now: float) -> str:
@@ -296,6 +304,14 @@ class SimulatedDevice(Device):
 
     def read_pcie(self) -> Pcie:
         return Pcie(self._traffic("pcie", self._gpu.product.pcie), self._gpu.health.get("pcie_replays", 0))
+
+    def read_pcie_link(self) -> PcieLink:
+        now = self._meet_faults("nvmlDeviceGetCurrPcieLinkWidth")
+        works = loads.mean(self._load(now), max(0.0, now - 1.0), now) > 0.0
+        generation = self._gpu.health.get("pcie_generation") or LINK_GENERATION
+        return PcieLink(
+            generation if works else 1, LINK_GENERATION, self._gpu.health.get("pcie_width") or LINK_WIDTH, LINK_WIDTH
+        )
 
     def read_nvlink(self) -> Traffic:
         return self._traffic("nvlink", self._gpu.product.nvlink)

@@ -100,7 +100,8 @@ class Facts(NamedTuple):
 
     Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
     driver. `compute_processes`: the number of listed contexts, which is 0 if the exporter cannot see them.
-    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action.
+    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action. `link`, `link_max`:
+    bandwidth of the PCIe link in one direction now, and at most, bytes per second.
     """
 
     utilization: float | None = None
@@ -112,6 +113,8 @@ class Facts(NamedTuple):
     temperature_celsius: float | None = None
     compute_processes: float | None = None
     recovery_action: float | None = None
+    link: float | None = None
+    link_max: float | None = None
     throttle_s: Mapping[str, float] = {}
 
 

@@ -30,7 +30,10 @@ NO_PLACE = -1
 
 
 class DeviceIdentity(NamedTuple):
-    """Facts that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN."""
+    """Facts that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN.
+
+    `cpus`: numbers of the CPUs that are near the GPU, empty if the driver does not report them.
+    """
 
     index: int  # type: ignore[assignment]  # this hides tuple.index, which no caller uses
     uuid: str
@@ -39,6 +42,7 @@ class DeviceIdentity(NamedTuple):
     pci_bus_id: str
     minor: int
     mig_mode: str = "disabled"
+    cpus: frozenset[int] = frozenset()
 
     @property
     def mig_slices(self) -> int:

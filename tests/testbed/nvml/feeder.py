@@ -169,6 +169,10 @@ class ScenarioFeeder:
             out.uuid, out.name = identity.uuid.encode(), identity.name.encode()
             out.bus_id, out.minor = identity.pci_bus_id.encode(), identity.minor
             out.mig_mode, out.persistence, out.gpm_supported = int(has_mig), 1, int(gpu.product.gpm)
+            link = device.read_pcie_link()
+            out.link[:] = [value or 0 for value in link]
+            bits = sum(1 << cpu for cpu in identity.cpus)
+            out.cpus[:] = [bits & 2**64 - 1, bits >> 64]
             out.temperature = round(device.read_temperature())
             megahertz = [round(hertz / 1e6) for hertz in clocks if hertz is not None]
             out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = megahertz

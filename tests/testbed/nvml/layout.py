@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 8
+VERSION = 9
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
@@ -45,6 +45,11 @@ CALLS = (
     "nvmlDeviceGetTemperatureThreshold",
     "nvmlDeviceGetMarginTemperature",
     "nvmlDeviceGetPersistenceMode",
+    "nvmlDeviceGetCpuAffinity",
+    "nvmlDeviceGetCurrPcieLinkGeneration",
+    "nvmlDeviceGetMaxPcieLinkGeneration",
+    "nvmlDeviceGetCurrPcieLinkWidth",
+    "nvmlDeviceGetMaxPcieLinkWidth",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetRemappedRows",
     "nvmlDeviceRegisterEvents",
@@ -157,6 +162,8 @@ class Device(ctypes.Structure):
         ("margin", i32),
         ("thresholds", u32 * THRESHOLDS),  # 0: not supported
         ("persistence", u32),
+        ("link", u32 * 4),  # generation, its maximum, width, its maximum; 0: not supported
+        ("cpus", u64 * 2),  # one bit for each CPU near the GPU; 0: not supported
         ("gpm_supported", u32),
         ("remapped", u32 * 4),  # corrected, uncorrected, pending, failed
         (

@@ -368,6 +368,23 @@ ret_t nvmlDeviceGetPersistenceMode(dev_t_ handle, unsigned *out) {
     *out = d.persistence;
     return OK;
 }
+#define LINK_CALL(name, position) \
+    ret_t name(dev_t_ handle, unsigned *out) { \
+        ENTER(name); \
+        if (!d.link[position]) return NOT_SUPPORTED; \
+        *out = d.link[position]; \
+        return OK; \
+    }
+LINK_CALL(nvmlDeviceGetCurrPcieLinkGeneration, 0)
+LINK_CALL(nvmlDeviceGetMaxPcieLinkGeneration, 1)
+LINK_CALL(nvmlDeviceGetCurrPcieLinkWidth, 2)
+LINK_CALL(nvmlDeviceGetMaxPcieLinkWidth, 3)
+ret_t nvmlDeviceGetCpuAffinity(dev_t_ handle, unsigned words, unsigned long *out) {
+    ENTER(nvmlDeviceGetCpuAffinity);
+    if (!d.cpus[0] && !d.cpus[1]) return NOT_SUPPORTED;
+    for (unsigned i = 0; i < words; i++) out[i] = i < 2 ? d.cpus[i] : 0;
+    return OK;
+}
 ret_t nvmlDeviceGetTotalEccErrors(dev_t_ handle, int type, int counter, unsigned long long *out) {
     ENTER(nvmlDeviceGetTotalEccErrors);
     if (type < 0 || type > 1 || counter != 0) return INVALID_ARGUMENT;

@@ -37,6 +37,8 @@ def test_every_fact_of_a_gpu_is_a_published_value(node: SimulatedNode) -> None:
         "temperature_celsius": "gpu_temperature_celsius",
         "compute_processes": "gpu_compute_processes",
         "recovery_action": "gpu_recovery_action",
+        "link": "gpu_pcie_link_bytes_per_second",
+        "link_max": "gpu_pcie_link_max_bytes_per_second",
     }
     assert {*named, "throttle_s"} == set(Facts._fields)
     for field, family in named.items():

@@ -35,6 +35,7 @@ from gpu_exporter.devices.protocol import (
     InstanceIdentity,
     Memory,
     Pcie,
+    PcieLink,
     Processes,
     ProcessUtilization,
     Rates,
@@ -56,7 +57,11 @@ FACTS = {  # facts of an identity, each with its call
     "pci_bus_id": "nvmlDeviceGetPciInfo",
     "minor": "nvmlDeviceGetMinorNumber",
     "mig_mode": "nvmlDeviceGetMigMode",
+    "cpus": "nvmlDeviceGetCpuAffinity",
 }
+AFFINITY_WORDS = 128  # of 64 bits: 8,192 CPUs, the most that Linux supports on x86-64 (NR_CPUS)
+WORD_BITS = 64
+ARGUMENTS = {"cpus": (AFFINITY_WORDS,)}
 # Calls that a GPU does not answer after it has left the bus. They are retried if another call reports a lost GPU.
 SIGNS_OF_LIFE: tuple[tuple[Any, ...], ...] = (
     ("nvmlDeviceGetUtilizationRates",),
@@ -79,6 +84,12 @@ ENGINE_CALLS = {
     "jpeg": "nvmlDeviceGetJpgUtilization",
     "ofa": "nvmlDeviceGetOfaUtilization",
 }
+
+
+def _list_bits(words: Sequence[int]) -> frozenset[int]:
+    """The numbers of the bits that are set in these words of WORD_BITS, the lowest first."""
+    whole = sum(word << (WORD_BITS * position) for position, word in enumerate(words))
+    return frozenset(bit for bit in range(whole.bit_length()) if whole >> bit & 1)
 
 
 class NvmlDevice(Device):
@@ -115,7 +126,7 @@ class NvmlDevice(Device):
                 continue
             asks = self._library.ask if call == "nvmlSystemGetDriverVersion" else self.ask
             try:
-                value = self._read_mig_mode() if fact == "mig_mode" else asks(call)
+                value: Any = self._read_mig_mode() if fact == "mig_mode" else asks(call, *ARGUMENTS.get(fact, ()))
             except NotSupported:
                 continue  # no message; retried after a while
             except DeviceError as exc:
@@ -125,6 +136,8 @@ class NvmlDevice(Device):
                 value = value.lower()
             elif fact == "minor":
                 value = int(value)
+            elif fact == "cpus":
+                value = _list_bits(value)
             self._unread.discard(fact)
             known: dict[str, Any] = {fact: value}
             self.identity = self.identity._replace(**known)
@@ -335,6 +348,17 @@ class NvmlDevice(Device):
         traffic = Traffic(rx=float(found[rx]), tx=float(found[tx])) if tx in found and rx in found else None
         replays = found.get(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
         return Pcie(traffic, None if replays is None else int(replays))
+
+    def read_pcie_link(self) -> PcieLink:
+        ways = ("Generation", "Width")
+        found = {
+            f"{limit}{way}": self._one(f"nvmlDeviceGet{limit}PcieLink{way}", is_static=limit == "Max")
+            for way in ways
+            for limit in ("Curr", "Max")
+        }
+        if all(value is None for value in found.values()):
+            raise NotSupported("nvmlDeviceGetCurrPcieLinkWidth", "NVML_ERROR_NOT_SUPPORTED")
+        return PcieLink(found["CurrGeneration"], found["MaxGeneration"], found["CurrWidth"], found["MaxWidth"])
 
     def read_nvlink(self) -> Traffic:
         return self._nvlink.read()

@@ -236,6 +236,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPciInfo": lambda handle: _text(pynvml.nvmlDeviceGetPciInfo(handle.raw).busId),
     "nvmlDeviceGetMinorNumber": _simple("nvmlDeviceGetMinorNumber"),
     "nvmlDeviceGetPersistenceMode": _simple("nvmlDeviceGetPersistenceMode"),
+    "nvmlDeviceGetCpuAffinity": lambda handle, words: tuple(
+        int(word) for word in pynvml.nvmlDeviceGetCpuAffinity(handle.raw, words)
+    ),
+    "nvmlDeviceGetCurrPcieLinkGeneration": _simple("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "nvmlDeviceGetMaxPcieLinkGeneration": _simple("nvmlDeviceGetMaxPcieLinkGeneration"),
+    "nvmlDeviceGetCurrPcieLinkWidth": _simple("nvmlDeviceGetCurrPcieLinkWidth"),
+    "nvmlDeviceGetMaxPcieLinkWidth": _simple("nvmlDeviceGetMaxPcieLinkWidth"),
     "nvmlDeviceGetUtilizationRates": _rates,
     "nvmlDeviceGetSamples": _samples,
     "nvmlDeviceGetEncoderUtilization": _first("nvmlDeviceGetEncoderUtilization"),
