@@ -149,6 +149,55 @@ class Stalls(NamedTuple):
     """seconds; ... for this time"""
 
 
+class CausesDefaults(NamedTuple):
+    """Keys of the section `causes`."""
+
+    window: float = 300.0
+    """seconds; causes are judged over the looks at the holder's host in this time ..."""
+    looks_min: int = 4
+    """... of which there must be this many; there is one every 15 s, or fewer on a crowded node"""
+    files: bool = False
+    """also look at the open files and reads of processes: needs the right to trace them (CAP_SYS_PTRACE)"""
+    start_max: float = 1800.0
+    """seconds; a holder is starting for at most this time; as policy.startup_grace"""
+    throttled_min: float = 0.1
+    """share of the periods in which the CPU quota ran out ..."""
+    throttled_high: float = 0.25
+    """... and from this share on the confidence is high"""
+    runnable_min: float = 2.0
+    """runnable threads for each CPU that are too many ..."""
+    runnable_high: float = 4.0
+    """... and from this number on the confidence is high"""
+    full_ratio: float = 0.85
+    """a CPU that is used to this share is full: a loader also waits for its disk and its queue"""
+    free_cpus: float = 2.0
+    """CPUs that must be free before more workers are advised"""
+    pressure_cpu_min: float = 0.4
+    """share of the time in which a task waited for a CPU (PSI)"""
+    pressure_memory_min: float = 0.1
+    """... and for memory"""
+    memory_full_high: float = 0.05
+    """share of the time in which all tasks waited for memory; datapath-doctor warns from 5 %"""
+    memory_near: float = 0.95
+    """memory in use, as a share of the limit, where there is no PSI ..."""
+    faults_min: int = 20
+    """... and then page faults a second that read from disk"""
+    shm_ratio: float = 0.9
+    """share of /dev/shm in use"""
+    link_ratio: float = 0.75
+    """share of the bandwidth of the PCIe link while the GPU works: half the lanes, or a generation less"""
+    burst_bytes: int = 20000000
+    """bytes per second, written or sent in one look, that are a checkpoint"""
+    bursts_min: int = 3
+    """... of which there must be this many in ten minutes: one that coincides proves nothing"""
+    reads_min: int = 500
+    """reads a second; datapath-doctor warns from 500 ..."""
+    read_small: int = 65536
+    """... of at most this many bytes on average ..."""
+    read_tiny: int = 16384
+    """... and from this size on the confidence is high"""
+
+
 class Policy(NamedTuple):
     """Keys of the section `policy`."""
 
@@ -312,6 +361,7 @@ class Settings(NamedTuple):
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()
     stalls: Stalls = Stalls()
+    causes: CausesDefaults = CausesDefaults()
     policy: Policy = Policy()
     actions: Actions = Actions()
     alerts: Alerts = Alerts()
@@ -338,6 +388,8 @@ DURATIONS = frozenset(
         "attribution.keep_last",
         "attribution.slurm_interval",
         "attribution.timeout",
+        "causes.start_max",
+        "causes.window",
         "diagnosis.hold",
         "diagnosis.interval",
         "diagnosis.window",

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.app.agent import Agent, Host
+from gpu_exporter.app.agent import Agent
+from gpu_exporter.app.surroundings import Host
 from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.attribution.slurm.gres.conf import order_of, parse_gres_conf
 from gpu_exporter.clock import SystemClock

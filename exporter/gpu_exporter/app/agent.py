@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
+from gpu_exporter.app.surroundings import Host, Publishing
 from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts, settle_poll
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import registry
@@ -20,7 +18,6 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
-from gpu_exporter.host.work import HostWorks
 from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.inventory.pci import UNBOUND
@@ -38,30 +35,6 @@ from gpu_exporter.version import VERSION
 log = logging.getLogger(__name__)
 PATIENCE_S = 2.0  # how long one source of holders may delay the answers of the others
 STOP_S = 0.5  # how long all loops together may take to end
-
-
-class Host(NamedTuple):
-    """How the agent reads the host beside the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
-    `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the kernel log,
-    None to leave it unread. `works`: reads what holders do beside their GPUs, None if that is unknown.
-    """
-
-    sysfs: Path | None = None
-    processes: ProcessOwners | None = None
-    kmsg: Path | None = None
-    works: HostWorks | None = None
-
-
-class Publishing(NamedTuple):
-    """`note`: text for the status page. `interval_s`: how often the exporter writes a textfile, 0 without a textfile.
-    `driver_period_max_s`: longest sample period of the driver.
-    """
-
-    note: str = ""
-    interval_s: float = 0.0
-    driver_period_max_s: float = 1.0
-
-
 PUBLISHING, HOST = Publishing(), Host()
 
 
@@ -85,7 +58,8 @@ class Agent:
         self._state = state
         self._publishing = publishing
         processes = host.processes
-        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host.works)
+        works = host.reader.works if host.reader is not None else None
+        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=works)
         self._keeper = StateKeeper(self.node, state, clock) if state is not None else None
         directory = state.path.parent if state is not None else None
         boot_id = read_boot_id()
@@ -112,7 +86,7 @@ class Agent:
         identity = Identity(settings.identity.user, directory)
         self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, PATIENCE_S)
         self._processes = processes
-        self._host = host.works
+        self._host = host.reader
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -129,7 +103,7 @@ class Agent:
         self._spawn("diagnosis", lambda: self.diagnosis.run(self._stop))
         if self._host is not None:
             host = self._host
-            self._spawn("host", lambda: host.run(self._stop, self.node.host_node()))
+            self._spawn("host", lambda: host.run(self._stop, self.node.host_node(self.diagnosis.unwell)))
         if self._keeper is not None:
             keeper = self._keeper
             self._spawn("state", lambda: keeper.run(self._stop))

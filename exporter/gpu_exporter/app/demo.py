@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_exporter.app.agent import Agent, Publishing
+from gpu_exporter.app.agent import Agent
 from gpu_exporter.app.serve import ProcessSeries, repeat, stop_on_signal
 from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.surroundings import Publishing
 from gpu_exporter.clock import CompressedClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import load_scenario

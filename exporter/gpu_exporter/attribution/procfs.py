@@ -27,6 +27,7 @@ class Stat(NamedTuple):
     flags: int
     start_s: float
     cpu_s: float = 0.0
+    has_terminal: bool = False
 
 
 def parse_stat(text: str) -> Stat | None:
@@ -34,7 +35,7 @@ def parse_stat(text: str) -> Stat | None:
     head, bracket, rest = text.rpartition(")")
     fields = rest.split()
     # Indexes are the numbers of proc_pid_stat(5) minus 3, because the two fields before the bracket are cut off and the
-    # manual counts from 1. Used: 3 state, 9 flags, 14 and 15 CPU time, 22 start.
+    # manual counts from 1. Used: 3 state, 7 terminal, 9 flags, 14 and 15 CPU time, 22 start.
     if (
         not bracket
         or len(fields) < 20
@@ -45,7 +46,7 @@ def parse_stat(text: str) -> Stat | None:
     ):
         return None
     name, cpu_s = head.partition("(")[2], (user + system) / TICKS_PER_S
-    return Stat(name, fields[0], flags, start / TICKS_PER_S, cpu_s)
+    return Stat(name, fields[0], flags, start / TICKS_PER_S, cpu_s, fields[4] not in ("0", "-1"))
 
 
 class Procfs:

@@ -25,6 +25,7 @@ COLLECTORS = {
     "throttle": (True, "time throttled, by reason"),
     "throttle-active": (False, "reasons that throttle at this moment"),
     "pcie": (True, "PCIe traffic and replays"),
+    "pcie-link": (True, "bandwidth of the PCIe link now, and at most"),
     "nvlink": (True, "NVLink traffic"),
     "ecc": (True, "ECC errors"),
     "remap": (True, "remapped rows and retired pages"),

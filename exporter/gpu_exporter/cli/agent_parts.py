@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_exporter.collectors.contract import Collector
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
-    from gpu_exporter.host.work import HostWorks
+    from gpu_exporter.host.loop import HostLoop
     from gpu_exporter.vendor import Vendor
 
 
@@ -96,18 +96,29 @@ def build_processes(
     return None
 
 
-def build_host(options: argparse.Namespace, backend: Backend, clock: Clock) -> HostWorks | None:
-    """The reader of the holders' cgroups, None if cgroups are not mounted or the GPUs are not in this host."""
+def build_host(options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool) -> HostLoop | None:
+    """The reader of the holders' hosts, None if cgroups are not mounted or the GPUs are not in this host. `with_files`:
+    as in EvidenceReader.
+    """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
     import os
 
     from gpu_exporter.attribution.procfs import Procfs
     from gpu_exporter.host.cgroups import Cgroups
+    from gpu_exporter.host.evidence import EvidenceReader
+    from gpu_exporter.host.loop import HostLoop
+    from gpu_exporter.host.progress import ProgressReader
     from gpu_exporter.host.work import HostWorks
 
-    procfs = Procfs(options.procfs)
-    return HostWorks(Cgroups(options.cgroup), clock, os.cpu_count() or 1, procfs if procfs.is_host() else None)
+    cgroups, cpus, procfs = Cgroups(options.cgroup), os.cpu_count() or 1, Procfs(options.procfs)
+    is_host = procfs.is_host()
+    return HostLoop(
+        HostWorks(cgroups, clock, cpus),
+        ProgressReader(cgroups, clock, procfs if is_host else None),
+        EvidenceReader(cgroups, clock, cpus, options.procfs if is_host else None, with_files=with_files),
+        clock,
+    )
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:

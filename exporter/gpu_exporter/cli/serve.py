@@ -146,8 +146,9 @@ def _serve(
     state: StateFile | None,
 ) -> Ended:
     """Publish until a signal. Raises ValueError, OSError."""
-    from gpu_exporter.app.agent import Agent, Host, Publishing
+    from gpu_exporter.app.agent import Agent
     from gpu_exporter.app.serve import serve, write_textfiles
+    from gpu_exporter.app.surroundings import Host, Publishing
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     agent = Agent(
@@ -162,7 +163,7 @@ def _serve(
             options.sysfs if backend.is_live else None,
             processes,
             options.kmsg if options.xid_kmsg else None,
-            build_host(options, backend, SYSTEM_CLOCK),
+            build_host(options, backend, SYSTEM_CLOCK, with_files=settings.causes.files),
         ),
     )
     if options.textfile is not None:

@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.causes.case import CauseCase
+from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
 from gpu_exporter.diagnosis.hold import AllocationId, StateHold
+from gpu_exporter.diagnosis.links import LinkHistory
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
+from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.model.views import Throttling, Verdict
 
@@ -27,17 +31,24 @@ class Subject(NamedTuple):
 
 
 class DiagnosisInput(NamedTuple):
-    """The knowledge about a node at one moment: the GPUs that answer, and every allocation."""
+    """The knowledge about a node at one moment: the GPUs that answer, and every allocation. `describe`: an allocation
+    as the rules for causes see it, None if nothing is known of its host.
+    """
 
     snapshots: Sequence[DeviceSnapshot]
     subjects: Sequence[Subject]
+    describe: Callable[[AllocationId], CauseCase | None] = lambda subject: None
 
 
 class Findings(NamedTuple):
-    """Results of the last judgement. `throttling`: by UUID of the GPU, for GPUs where it is known."""
+    """Results of the last judgement. `throttling`: by UUID of the GPU, for GPUs where it is known. `causes`: of the
+    published states. `unwell`: allocations whose present state is not healthy; it may not be published yet.
+    """
 
     verdicts: Mapping[AllocationId, Verdict] = {}
     throttling: Mapping[str, Throttling] = {}
+    causes: Mapping[AllocationId, Causes] = {}
+    unwell: frozenset[AllocationId] = frozenset()
 
 
 class DiagnosisLoop:
@@ -51,6 +62,8 @@ class DiagnosisLoop:
         self._clock = clock
         self._hold = StateHold(settings.diagnosis.hold)
         self._throttling: dict[str, ThrottleHistory] = {}
+        self._cause_rules = settings.causes
+        self._links: dict[str, LinkHistory] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Judge at the configured interval until `stop`."""
@@ -68,10 +81,29 @@ class DiagnosisLoop:
         for snapshot in evidence.snapshots:
             uuid = snapshot.identity.uuid
             self._throttling.setdefault(uuid, ThrottleHistory(self._rules.window_s)).add(snapshot)
+            self._links.setdefault(uuid, LinkHistory(self._rules.window_s)).add(snapshot)
         worst = {uuid: history.worst() for uuid, history in self._throttling.items()}
         throttling = {uuid: found for uuid, found in worst.items() if found is not None}
         judged = {subject.id: self._judge(subject, throttling) for subject in evidence.subjects}
-        self.findings = Findings(self._hold.publish(self._clock.monotonic(), judged), throttling)
+        verdicts = self._hold.publish(self._clock.monotonic(), judged)
+        causes = {
+            subject.id: self._find_causes(case, verdicts[subject.id])
+            for subject in evidence.subjects
+            if not subject.unknown
+            and verdicts[subject.id].state in STATES
+            and (case := evidence.describe(subject.id)) is not None
+        }
+        unwell = frozenset(key for key, verdict in judged.items() if verdict.state != "healthy")
+        self.findings = Findings(verdicts, throttling, causes, unwell)
+
+    def unwell(self) -> frozenset[AllocationId]:
+        """The allocations whose hosts are looked at for causes."""
+        return self.findings.unwell
+
+    def _find_causes(self, case: CauseCase, verdict: Verdict) -> Causes:
+        history = self._links.get(case.uuid)
+        link, text = (history.best() if history is not None else None) or (None, "")
+        return find_causes(case._replace(state=verdict.state, link=link, link_text=text, rules=self._cause_rules))
 
     def _judge(self, subject: Subject, throttling: Mapping[str, Throttling]) -> Verdict:
         if subject.unknown:

@@ -288,6 +288,12 @@ ALLOCATION_STATE = Family(
     "Current state, always 1. For people and group_left, not for alerts over a range",
     ("state",),
 )
+ALLOCATION_CAUSE = Family(
+    "gpu_allocation_cause",
+    "gauge",
+    "Cause of the current state, always 1, at most two per allocation, of medium and high confidence (docs/causes.md)",
+    ("cause", "confidence"),
+)
 ALLOCATION_FAMILIES = (
     ALLOCATION_INFO,
     ALLOCATION_SHARE,
@@ -313,6 +319,7 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_HOST_ACTIVITY,
     ALLOCATION_HOST_IO,
     ALLOCATION_STATE,
+    ALLOCATION_CAUSE,
     ALLOCATION_UNKNOWN,
 )
 

@@ -109,7 +109,9 @@ def _row(row: Row) -> dict[str, Any]:
         "idle_seconds": row.idle_s,
         "stalled_seconds": row.stalled_s,
         "state": row.state,
+        "cause": row.cause,
         "why": row.why,
+        "advice": row.advice,
         "throttle_reason": row.throttling.reason if row.throttling else "",
         "throttle_ratio": row.throttling.ratio if row.throttling else None,
         "age_seconds": row.age_s,
@@ -167,6 +169,8 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "host_io_bytes_per_second": view.host.io_bytes_per_s if view.host is not None else None,
         "state": view.verdict.state,
         "evidence": view.verdict.evidence,
+        "causes": [cause._asdict() for cause in view.causes.ranked],
+        "cause_needs": list(view.causes.needs),
     }
 
 

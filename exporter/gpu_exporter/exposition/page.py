@@ -39,7 +39,20 @@ TONES = {
     "hung": BAD,
     "stale": BAD,
 }
-COLUMNS = ("GPU", "Last ten minutes", "Util", "Memory", "Power", "Temp", "Holder", "Held", "Idle", "State", "Why")
+COLUMNS = (
+    "GPU",
+    "Last ten minutes",
+    "Util",
+    "Memory",
+    "Power",
+    "Temp",
+    "Holder",
+    "Held",
+    "Idle",
+    "State",
+    "Cause",
+    "Why",
+)
 NUMERIC = frozenset(("Util", "Memory", "Power", "Temp", "Held", "Idle"))
 
 STYLE = """
@@ -203,7 +216,9 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why = map(escape, row.texts)
+    gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
+        escape, row.texts
+    )
     tone = TONES.get(row.state, NEUTRAL)
     age = "" if row.utilization is None or row.age_s is None else f"{format_age(row.age_s)} ago"
     cells = (
@@ -217,7 +232,8 @@ def _row(row: Row, spark: str) -> str:
         held,
         idle,
         f'<span class="state {tone}">{state}</span>' if row.state else "",
-        why,
+        _two_lines(*cause.split(" ", 1)) if " " in cause else cause,
+        _two_lines(escape(row.why), escape(row.advice)),
     )
     styles = {"Holder": "who", "Why": "why"} | dict.fromkeys(NUMERIC, "num")
     shown = (

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from gpu_exporter.durations import format_age
 from gpu_exporter.exposition.health import describe_recovery, label_of
+from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.units import NO_PLACE, UnitId
 from gpu_exporter.model.views import AllocationView, GpuView, Throttling, View
 
 UNKNOWN = "-"
-NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
+NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "CAUSE", "WHY")
 NUMBERS = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
 GIB = 1024**3
 
@@ -21,7 +22,7 @@ class Row(NamedTuple):
 
     `utilization`: 0 to 1. `held_s`: how long the holder has held it. `idle_s`: length of the current idle run.
     `stalled_s`: length of the current stall. `throttling`: of the GPU over the last window. `age_s`: age of the GPU's
-    last reading.
+    last reading. `cause`: the most certain one with its confidence. `advice`: what to change, once per holder.
     """
 
     gpu: str
@@ -39,6 +40,8 @@ class Row(NamedTuple):
     throttling: Throttling | None = None
     age_s: float | None = None
     stalled_s: float | None = None
+    cause: str = ""
+    advice: str = ""
 
     @property
     def wasted_s(self) -> float:
@@ -60,7 +63,8 @@ class Row(NamedTuple):
             UNKNOWN if self.held_s is None else format_age(self.held_s),
             UNKNOWN if self.idle_s is None else format_age(self.idle_s),
             self.state,
-            self.why,
+            self.cause,
+            f"{self.why} -> {self.advice}" if self.advice else self.why,
         )
 
 
@@ -72,7 +76,15 @@ def list_rows(view: View) -> list[Row]:
         by_unit.setdefault(allocation.allocation.unit, []).append(allocation)
     for gpu in view.gpus:
         rows += _gpu_rows(gpu, view, by_unit)
-    return rows
+    return list(_once_per_holder(rows))
+
+
+def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, each advice only in the first row of its holder."""
+    said: set[tuple[str, str]] = set()
+    for row in rows:
+        yield row._replace(advice="") if (row.holder, row.advice) in said else row
+        said.add((row.holder, row.advice))
 
 
 def by_waste(rows: Iterable[Row]) -> list[Row]:
@@ -155,7 +167,7 @@ def _row(
     elif fresh and allocation is not None:
         power = allocation.power_w  # the estimate for the instance
     stalled: float | None = None
-    holder = owner = ""
+    holder = owner = cause = advice = ""
     if allocation is not None:
         who = allocation.allocation.holder
         holder = who.label
@@ -163,6 +175,9 @@ def _row(
         held = view.wall - allocation.totals.start_wall
         idle = allocation.totals.idle_run_s if allocation.totals.known else None
         stalled = allocation.stalled_run_s
+        if state == allocation.verdict.state:  # the GPU answers
+            cause, said, advice = describe_causes(allocation.causes)
+            why = "; ".join(filter(None, (why, said)))
     throttling = gpu.throttling if fresh and not mig else None
     age = (
         gpu.age_s if gpu.snapshot.up else None
@@ -183,7 +198,19 @@ def _row(
         throttling,
         age,
         stalled,
+        cause,
+        advice,
     )
+
+
+def describe_causes(causes: Causes) -> tuple[str, str, str]:
+    """The most certain cause with its confidence, its evidence, and its advice. Without a cause, what would be needed
+    to find one; all empty if the state needs no cause.
+    """
+    if causes.ranked:
+        first = causes.ranked[0]
+        return f"{first.name} {first.confidence}", first.evidence, first.advice
+    return ("unknown", f"not enough evidence: needs {causes.needs[0]}", "") if causes.needs else ("", "", "")
 
 
 def format_ratio(value: float | None) -> str:

@@ -203,6 +203,8 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
     method = catalog.ENERGY_METHODS.get(view.allocation.share, catalog.ENERGY_DIVIDED)
     table.add(catalog.ALLOCATION_ENERGY, names, place, totals.energy_j, (method,))
     table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
+    for cause in view.causes.published:
+        table.add(catalog.ALLOCATION_CAUSE, names, place, 1.0, (cause.name, cause.confidence))
     if view.obstacle:
         table.add(catalog.ALLOCATION_UNKNOWN, names, place, 1.0, (view.obstacle,))
 

@@ -47,7 +47,7 @@ class CgroupFiles:
     def read_traffic(self, place: PurePosixPath) -> float | None:
         """Bytes read from and written to block devices; None without that controller."""
         if not self.is_v2:
-            return field(self.text(BLKIO, place, "blkio.throttle.io_service_bytes"), "Total")
+            return field(self._read_blkio(place), "Total")
         text = self.text(BLKIO, place, "io.stat")
         return None if text is None else total(text, ("rbytes=", "wbytes="))
 
@@ -56,11 +56,17 @@ class CgroupFiles:
         if self.is_v2:
             text = self.text(BLKIO, place, "io.stat")
             return None if text is None else total(text, ("wbytes=",))
-        text = self.text(BLKIO, place, "blkio.throttle.io_service_bytes")
+        text = self._read_blkio(place)
         if text is None:
             return None
         words = (line.split() for line in text.splitlines())
         return sum(number(each[2]) or 0.0 for each in words if len(each) == 3 and each[1] == "Write")
+
+    def _read_blkio(self, place: PurePosixPath) -> str | None:
+        """With the cgroups below, in which the processes of a container or step are; kernels before 4.9 lack this."""
+        name = "blkio.throttle.io_service_bytes"
+        text = self.text(BLKIO, place, f"{name}_recursive")
+        return self.text(BLKIO, place, name) if text is None else text
 
 
 def read_text(path: Path, *, truncates: bool = False) -> str | None:

@@ -18,15 +18,8 @@ from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import Procfs, Stat
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.cgroups import PIDS_MAX, CgroupReading, Cgroups
+from gpu_exporter.host.network import read_network
 from gpu_exporter.model.readings import HostProgress
-from gpu_exporter.outside import WHOLE_MAX, whole
-
-HOST_PID = 1
-INTERFACES_MAX = 256
-NETWORK_FILES = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "wekafs", "virtiofs")
-)
-Traffic = Mapping[str, tuple[int, int]]  # by interface, bytes received and sent
 
 
 class Suspect(NamedTuple):
@@ -48,7 +41,7 @@ class _Look(NamedTuple):
     cgroup: CgroupReading
     spinning: Mapping[tuple[int, float], float] | None
     processes: frozenset[int] | None
-    bytes: int | None
+    bytes: float | None
 
 
 class ProgressReader:
@@ -80,7 +73,9 @@ class ProgressReader:
         stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
         known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}
         spinning = known if len(known) == len(stats) else None
-        return _Look(at, reading, spinning, self._cgroups.list_pids(place), _read_network(procfs, suspect.pids[0]))
+        traffic = read_network(procfs, suspect.pids[0])
+        moved = None if traffic is None else traffic.received + traffic.sent
+        return _Look(at, reading, spinning, self._cgroups.list_pids(place), moved)
 
 
 def _compare(last: _Look, now: _Look) -> HostProgress:
@@ -105,49 +100,3 @@ def _compare(last: _Look, now: _Look) -> HostProgress:
 
 def _rate(last: float | None, now: float | None, span_s: float) -> float | None:
     return None if last is None or now is None or now < last else (now - last) / span_s
-
-
-def _read_network(procfs: Procfs, pid: int) -> int | None:
-    """Bytes over all interfaces of the network namespace of a process; None if it is the host's, or unreadable.
-
-    Whether two processes share a namespace cannot be read without the right to trace them. So the counters of the
-    process are read between two readings of the host's: in the same namespace they lie between them.
-    """
-    first = _parse_network(procfs.text(HOST_PID, "net/dev"))
-    own = _parse_network(procfs.text(pid, "net/dev"))
-    second = _parse_network(procfs.text(HOST_PID, "net/dev"))
-    if first is None or own is None or second is None or not own or _has_network_files(procfs, pid):
-        return None
-    is_hosts = own.keys() == first.keys() and all(
-        first[name][way] <= own[name][way] <= second.get(name, own[name])[way] for name in own for way in (0, 1)
-    )
-    return None if is_hosts else sum(sum(each) for each in own.values())
-
-
-def _has_network_files(procfs: Procfs, pid: int) -> bool:
-    """Whether the process has a file system whose traffic its network namespace does not show, or may have one.
-
-    The kernel of the host moves the data of NFS and its like, in the host's namespace.
-    """
-    text = procfs.text(pid, "mountinfo")
-    if text is None:
-        return True
-    types = (line.partition(" - ")[2].partition(" ")[0] for line in text.splitlines())
-    return any(each in NETWORK_FILES or each.startswith("fuse") for each in types)
-
-
-def _parse_network(text: str | None) -> Traffic | None:
-    """The table of /proc/PID/net/dev (proc_pid_net(5)): bytes received in the first column, sent in the ninth."""
-    if text is None:
-        return None
-    found: dict[str, tuple[int, int]] = {}
-    for line in text.splitlines()[2 : 2 + INTERFACES_MAX]:
-        name, colon, rest = line.rpartition(":")
-        fields = rest.split()
-        if not colon or len(fields) < 9:
-            return None
-        received, sent = whole(fields[0], WHOLE_MAX), whole(fields[8], WHOLE_MAX)
-        if received is None or sent is None:
-            return None
-        found[name.strip()] = (received, sent)
-    return found

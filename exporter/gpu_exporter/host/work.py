@@ -8,25 +8,18 @@ limit, its share of the host's CPUs is its share of the node's GPUs.
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from gpu_exporter.attribution.contradict import Who, identify
-from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups
-from gpu_exporter.host.progress import ProgressReader, Suspect
 from gpu_exporter.model.holders import Allocation
-from gpu_exporter.model.readings import HostProgress
 from gpu_exporter.model.views import HostWork
 
-log = logging.getLogger(__name__)
-INTERVAL_S = 30.0
 SEARCH_S = 60.0  # a search visits every cgroup of the host, some 20 us for each ...
 SEARCH_MAX_S = 960.0  # ... so the pause doubles after a search without a result: Slurm may not use cgroups at all
 WINDOW_S = 600.0
@@ -38,46 +31,20 @@ class _WorkSample(NamedTuple):
     reading: CgroupReading
 
 
-class HostNode(NamedTuple):
-    """What the loop asks the node and tells it. `list_held`: the present allocations, and the number of GPUs.
-    `list_suspects`: holders in a run without progress. `hear`: takes what such a holder did.
-    """
-
-    list_held: Callable[[], tuple[Collection[Allocation], int]]
-    list_suspects: Callable[[], Iterable[Suspect]]
-    hear: Callable[[Who, HostProgress], None]
-
-
 class HostWorks:
-    """Reads the holders' cgroups at a fixed interval. `works` is replaced as a whole; any thread may read it."""
+    """Reads the holders' cgroups. `works` is replaced as a whole; any thread may read it. `places`: the cgroups."""
 
-    def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Procfs | None = None) -> None:
-        """`host_cpus`: the number of CPUs of the whole host. `procfs`: as in ProgressReader."""
-        self._progress = ProgressReader(cgroups, clock, procfs)
+    def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
+        """`host_cpus`: the number of CPUs of the whole host."""
         self.works: Mapping[Who, HostWork] = {}
         self._cgroups = cgroups
         self._clock = clock
         self._host_cpus = host_cpus
-        self._places: dict[Who, PurePosixPath] = {}
+        self.places: dict[Who, PurePosixPath] = {}
         self._samples: dict[Who, deque[_WorkSample]] = {}
         self._missing: Set[Who] = frozenset()
         self._searched = -math.inf  # monotonic
         self._pause_s = SEARCH_S
-
-    def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`."""
-        while not stop.is_set():
-            try:
-                self.read(*node.list_held())
-            except Exception:  # after a bug in the exporter, old values must not remain published
-                log.exception("cannot read the holders' cgroups")
-                self.works = {}
-            try:
-                for who, progress in self._progress.read(node.list_suspects(), self._places):
-                    node.hear(who, progress)
-            except Exception:  # a bug here must not cost the values above, which delay decisions
-                log.exception("cannot read whether holders make progress")
-            self._clock.wait(stop, INTERVAL_S)
 
     def read(self, allocations: Iterable[Allocation], gpus: int) -> None:
         """Read all cgroups once. `gpus`: the number of GPUs of the node."""
@@ -85,14 +52,14 @@ class HostWorks:
         for allocation in allocations:
             if (who := identify(allocation.holder)) is not None:
                 parts[who] = parts.get(who, 0.0) + allocation.share_ratio
-        self._places = {who: place for who, place in self._places.items() if who in parts}
+        self.places = {who: place for who, place in self.places.items() if who in parts}
         self._samples = {who: samples for who, samples in self._samples.items() if who in parts}
-        self._search(parts.keys() - self._places.keys())
+        self._search(parts.keys() - self.places.keys())
         works: dict[Who, HostWork] = {}
-        for who, place in list(self._places.items()):
+        for who, place in list(self.places.items()):
             reading = self._cgroups.read(place)
             if reading is None:  # ended, or created again elsewhere
-                del self._places[who]
+                del self.places[who]
                 self._samples.pop(who, None)
             elif (work := self._add(who, reading, parts[who] / max(1, gpus))) is not None:
                 works[who] = work
@@ -108,7 +75,7 @@ class HostWorks:
         found = self._cgroups.find(missing)
         self._pause_s = SEARCH_S if found else min(2 * self._pause_s, SEARCH_MAX_S)
         self._searched, self._missing = now, missing
-        self._places |= found
+        self.places |= found
 
     def _add(self, who: Who, reading: CgroupReading, part: float) -> HostWork | None:
         """The holder's work, None until enough time has passed. `part`: its share of the node's GPUs, 0 to 1."""

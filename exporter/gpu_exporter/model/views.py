@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.holders import Allocation, SourceStatus, TenantKey
 from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
@@ -93,6 +94,7 @@ class AllocationView(NamedTuple):
     `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
     a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
     run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
+    `causes`: why it is not used, empty if the state needs no cause.
     """
 
     allocation: Allocation
@@ -109,6 +111,7 @@ class AllocationView(NamedTuple):
     processes: int | None = None
     host: HostWork | None = None
     spin: Spin | None = None
+    causes: Causes = Causes()
 
     @property
     def stalled_run_s(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
@@ -14,18 +14,25 @@ from gpu_exporter.attribution.slurm.pods import SlurmPods
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.causes.case import HostLook
+from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.loop import DiagnosisInput, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
+from gpu_exporter.host.loop import HostNode
 from gpu_exporter.host.progress import Suspect
-from gpu_exporter.host.work import HostNode, HostWorks
+from gpu_exporter.host.subject import HostSubject
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model.evidence import HostEvidence
 from gpu_exporter.model.holders import Allocation, Grant, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.model.totals import TenantTotals, UnitTotals
 from gpu_exporter.model.units import DeviceIdentity, UnitId
 from gpu_exporter.model.views import AgentStatus, Buckets, StateStatus, View
+from gpu_exporter.node.cases import NodeCases
+from gpu_exporter.node.evidence import NodeEvidence, list_subjects
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.sharing import Sharing
 from gpu_exporter.node.spins import NodeSpins
@@ -82,7 +89,9 @@ class NodeState:
             ),
             clock.monotonic(),
         )
+        self._began = clock.monotonic()
         self._spins = NodeSpins(settings.stalls, self.ledger)
+        self._evidence = NodeEvidence()
         self._view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,
@@ -193,11 +202,25 @@ class NodeState:
             proven = self._spins.drop_others(present, now)
             self.ledger.charge_poll(now, wall, present, gone)
             self._spins.watch(proven)
+            self._evidence.keep(allocation for allocation, _ in held.resolution.allocations)
             return held.resolution
 
-    def host_node(self) -> HostNode:
-        """What the reader of the holders' hosts asks this node and tells it."""
-        return HostNode(self.list_held, self.list_suspects, self.hear_host)
+    def host_node(self, unwell: Callable[[], Collection[AllocationId]]) -> HostNode:
+        """What the reader of the holders' hosts asks this node and tells it. `unwell`: whose causes are looked for."""
+        return HostNode(
+            self.list_held, self.list_suspects, self.hear_host, lambda: self.list_subjects(unwell()), self.note_evidence
+        )
+
+    def list_subjects(self, unwell: Collection[AllocationId]) -> Sequence[HostSubject]:
+        """The holders of these allocations, with their processes."""
+        with self._lock:
+            allocations = [allocation for allocation, _ in self._held.resolution.allocations]
+            return list_subjects(allocations, unwell, self._answered, processes_proven=self._processes_proven)
+
+    def note_evidence(self, who: Who, evidence: HostEvidence) -> None:
+        """Keep one look at a holder's host."""
+        with self._lock:
+            self._evidence.note(who, evidence)
 
     def list_suspects(self) -> Sequence[Suspect]:
         """The holders whose host shows whether they make progress, with the processes that spin."""
@@ -341,7 +364,20 @@ class NodeState:
             Subject(record.id, unknown, self._window(record, gpu))
             for record, gpu, unknown in list_standings(records, self._view_rules)
         ]
-        return DiagnosisInput([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
+        windows = {subject.id: subject.window for subject in subjects}
+        cases = NodeCases(records, windows, self._list_looks, records.monotonic - self._began)
+        snapshots = [gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up]
+        return DiagnosisInput(snapshots, subjects, cases.describe)
+
+    def _list_looks(self, who: Who | None, units: Collection[UnitId]) -> tuple[HostLook, ...]:
+        with self._lock:
+            return self._evidence.looks(who, units, self._mean_between)
+
+    def _mean_between(self, unit: UnitId, start: float, end: float) -> float | None:
+        """Mean utilization of a unit between two times, None if nothing is known of it."""
+        ring = self.ledger.unit_ring(unit)
+        known = [value for value in ring.values(end, end - start) if value is not None] if ring is not None else []
+        return sum(known) / len(known) if known else None
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
         """The witnesses of the unit's last activity. Empty if it is too old to have ended the last idle run."""

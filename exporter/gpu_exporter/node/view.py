@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpu_exporter.attribution.processes import Use
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED, AllocationId
 from gpu_exporter.diagnosis.loop import Findings
+from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.holders import Allocation, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, Facts, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
@@ -87,7 +88,7 @@ def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, ru
     throttling = findings.throttling
     gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [
-        _view_allocation(record, gpus[record.allocation.unit.uuid], findings.verdicts, records.wall)
+        _view_allocation(record, gpus[record.allocation.unit.uuid], findings, records.wall)
         for record in _shown(records, rules)
     ]
     allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
@@ -162,15 +163,19 @@ def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float)
     return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
 
 
-def _view_allocation(
-    record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict], wall: float
-) -> AllocationView:
+def _causes_of(verdict: Verdict, found: Causes | None, judged: str) -> Causes:
+    """The causes of a state, none if the state has changed since it was judged: they explain another state."""
+    return found if found is not None and verdict.state == judged else Causes()
+
+
+def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wall: float) -> AllocationView:
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
     if gpu.withheld or not record.is_confirmed:
         totals = totals._replace(idle_run_s=None)  # 0 would mean that the holder works
     why, obstacle = _why_unknown(record, gpu)
-    verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
+    verdict = Verdict("unknown", why) if why else findings.verdicts.get(record.id, NOT_JUDGED)
+    judged = verdict.state
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
         whole = gpu.instance_totals.get(unit.mig_uuid) if unit.mig_uuid else gpu.totals
         verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
@@ -199,4 +204,5 @@ def _view_allocation(
         processes=use.processes if use is not None else None,
         host=record.host if record.is_confirmed else None,
         spin=spin,
+        causes=_causes_of(verdict, findings.causes.get(record.id), judged),
     )

@@ -31,8 +31,8 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "idle_seconds": "idle_s",
     "stalled_seconds": "stalled_s",
 }
-NEWER = frozenset(("stalled_seconds",))  # an exporter of an older version does not send it
-TEXTS = ("gpu", "name", "holder", "owner", "state", "why")
+NEWER = frozenset(("stalled_seconds", "cause", "advice"))  # an exporter of an older version does not send it
+TEXTS = ("gpu", "name", "holder", "owner", "state", "cause", "why", "advice")
 
 
 class NodeRow(NamedTuple):
@@ -126,7 +126,7 @@ def parse(text: str) -> tuple[list[Row], str]:
     rows = []
     for each in answer["rows"]:
         numbers = {field: _number(each[key]) for key, field in NUMBERS.items() if key in each or key not in NEWER}
-        rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
+        rows.append(Row(**{key: _text(each[key]) for key in TEXTS if key in each or key not in NEWER}, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError
     missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []

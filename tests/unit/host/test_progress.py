@@ -12,7 +12,8 @@ from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import TICKS_PER_S, Procfs
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.host.cgroups import PIDS_MAX, Cgroups
-from gpu_exporter.host.progress import ProgressReader, Suspect, _parse_network
+from gpu_exporter.host.network import _parse_interfaces
+from gpu_exporter.host.progress import ProgressReader, Suspect
 from gpu_exporter.model.readings import HostProgress
 
 POD: Who = ("pod", "1")
@@ -182,7 +183,7 @@ def test_a_holder_without_a_cgroup_and_one_that_was_not_a_suspect_have_no_values
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_table_or_unknown(text: str) -> None:
-    found = _parse_network(HEAD + text)
+    found = _parse_interfaces(HEAD + text)
     assert found is None or all(rx >= 0 and tx >= 0 for rx, tx in found.values())
 
 

@@ -10,15 +10,19 @@ import pytest
 from tests.testbed.processes import wait_for
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.app.agent import Agent, Host
+from gpu_exporter.app.agent import Agent
 from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.surroundings import Host
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.work import HostNode, HostWorks
+from gpu_exporter.host.evidence import EvidenceReader
+from gpu_exporter.host.loop import HostLoop, HostNode
+from gpu_exporter.host.progress import ProgressReader
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import HostWork
@@ -41,6 +45,11 @@ class Machine:
         self.works = HostWorks(Cgroups(root), self.clock, 64)
         self.begin()
 
+    def loop(self) -> HostLoop:
+        cgroups = Cgroups(self.root)
+        looks = EvidenceReader(cgroups, self.clock, 64, None)
+        return HostLoop(self.works, ProgressReader(cgroups, self.clock, None), looks, self.clock)
+
     def begin(self) -> None:
         (self.root / PLACE).mkdir(parents=True)
         self.write()
@@ -60,6 +69,11 @@ class Machine:
             self.write()
             self.works.read(HELD, 8)
         return self.works.works.get(JOB)
+
+
+def quiet_node() -> HostNode:
+    """A node whose holders are all well."""
+    return HostNode(lambda: (HELD, 8), lambda: (), lambda who, progress: None, lambda: (), lambda who, evidence: None)
 
 
 @pytest.fixture
@@ -138,7 +152,7 @@ def test_after_an_exception_no_old_host_work_remains(machine: Machine) -> None:
         stop.set()
         raise OSError("no")
 
-    machine.works.run(stop, HostNode(fail, lambda: (), lambda who, progress: None))
+    machine.loop().run(stop, quiet_node()._replace(list_held=fail))
     assert machine.works.works == {}
 
 
@@ -151,7 +165,7 @@ def test_a_fault_in_the_search_for_progress_keeps_the_values(machine: Machine) -
         stop.set()
         raise KeyError("a bug")
 
-    machine.works.run(stop, HostNode(lambda: (HELD, 8), fail, lambda who, progress: None))
+    machine.loop().run(stop, quiet_node()._replace(list_suspects=fail))
     assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
 
 
@@ -184,7 +198,7 @@ def test_a_running_agent_reads_host_work(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.spend(120, 32.0)
     backend, source = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
-    agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(works=machine.works))
+    agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(reader=machine.loop()))
     agent.start()
     try:
         wait_for(lambda: not machine.works.works, "the agent to read the cgroups", 30)

@@ -1,0 +1,43 @@
+"""How many loaders and threads a holder can use: what an advice may propose."""
+
+from __future__ import annotations
+
+import math
+
+from gpu_exporter.diagnosis.causes.case import CauseCase
+
+GIB = 2**30
+
+
+def propose_workers(case: CauseCase) -> str:
+    """The advice on `num_workers`: CPUs of the holder for each of its processes on a GPU, minus one for the process
+    itself and minus its threads, and not more than fit into its memory. Where none is left, it asks for more CPUs.
+    """
+    cpus = case.cpus
+    ranks = int(max((each.ranks or 0 for each in case.seen), default=0)) or 1
+    if cpus is None:
+        return "raise num_workers of the DataLoader"
+    busy = case.average_processes(lambda each: each.rank_cores) or 1.0
+    workers = math.floor(cpus / ranks) - max(1, math.ceil(busy - 0.5))
+    each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
+    if workers < 1:
+        return f"ask for more CPUs: {each_has} leave none for a loader"
+    text = f"set num_workers of the DataLoader to {workers} ({each_has})"
+    newest = case.recent[-1]
+    size = max((each.loader_bytes or 0.0 for each in case.seen), default=0.0)
+    if newest.memory_limit is None or newest.memory_bytes is None or not size:
+        return text
+    fits = math.floor((newest.memory_limit - newest.memory_bytes) / size / ranks)
+    have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
+    if have + fits >= workers:
+        return text
+    if fits < 1:
+        return f"ask for more memory, {size / GIB:.1f} GiB for each loader: with more CPUs alone, no loader fits"
+    return f"set num_workers of the DataLoader to {have + fits}; more do not fit, since each has {size / GIB:.1f} GiB"
+
+
+def propose_threads(case: CauseCase) -> str:
+    """The advice on the threads of each process."""
+    cpus = case.cpus or 1.0
+    processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
+    return f"set OMP_NUM_THREADS={max(1, math.floor(cpus / processes))}"

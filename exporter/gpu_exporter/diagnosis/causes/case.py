@@ -1,0 +1,136 @@
+"""What the rules for causes know about one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.defaults import CausesDefaults
+from gpu_exporter.model.causes import Cause
+from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
+from gpu_exporter.model.views import Spin
+
+IDLE = frozenset(("held_idle", "held_no_process"))
+WORKING = frozenset(("low", "bursty", "busy_inefficient"))
+KNOWN_MIN = 0.5  # share of the looks in which a value must be known
+
+
+class HostLook(NamedTuple):
+    """One look at the holder's host. `utilization`: mean of its GPUs on this node in that time, None if unknown."""
+
+    evidence: HostEvidence
+    utilization: float | None = None
+
+
+class HeldGpu(NamedTuple):
+    """One whole GPU of the holder on this node. `label`: its index. `utilization`: mean over the window, None if
+    unknown. `processes`: the holder's contexts on it, None while unproven. `idle_run_s`: as in Window.
+    """
+
+    uuid: str
+    label: str
+    utilization: float | None = None
+    processes: float | None = None
+    idle_run_s: float | None = None
+    spin: Spin | None = None
+
+
+class CauseCase(NamedTuple):
+    """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: it was busy at some time, None
+    if that is not known. `members`: all
+    GPUs of the holder on this node. `looks`: oldest first. `link`: share of the PCIe link's bandwidth that the GPU has
+    while it works, `link_text` the two bandwidths; None while unknown.
+    """
+
+    state: str
+    uuid: str
+    held_s: float
+    worked: bool | None
+    idle_run_s: float | None = None
+    mean: float | None = None
+    processes: float | None = None
+    spin: Spin | None = None
+    members: tuple[HeldGpu, ...] = ()
+    looks: tuple[HostLook, ...] = ()
+    link: float | None = None
+    link_text: str = ""
+    rules: CausesDefaults = CausesDefaults()
+
+    @property
+    def recent(self) -> Sequence[HostEvidence]:
+        """The looks of the last `causes.window`; empty if they are too few to judge."""
+        if not self.looks:
+            return ()
+        since = self.looks[-1].evidence.end - self.rules.window
+        found = [look.evidence for look in self.looks if look.evidence.end > since]
+        return found if len(found) >= self.rules.looks_min else ()
+
+    @property
+    def seen(self) -> Sequence[ProcessEvidence]:
+        """The processes in the recent looks."""
+        return [each.processes for each in self.recent if each.processes is not None]
+
+    def average(self, read: Callable[[HostEvidence], float | None]) -> float | None:
+        """The mean of a value over the recent looks, None if it is known in too few of them."""
+        return _average([read(each) for each in self.recent])
+
+    def average_processes(self, read: Callable[[ProcessEvidence], float | None]) -> float | None:
+        """The same for a value of the processes."""
+        return _average([None if each.processes is None else read(each.processes) for each in self.recent])
+
+    @property
+    def cpus(self) -> float | None:
+        """How many CPUs the holder can use: its own limit, or those of the host that are not in use by others."""
+        if not self.recent:
+            return None
+        limit, host = self.recent[-1].cpus, self.recent[-1].host_cpus
+        cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
+        if host is None or cores is None or busy is None:
+            return limit
+        free = max(cores, host * (1.0 - busy) + cores)
+        return free if limit is None else min(limit, free)
+
+    @property
+    def runnable(self) -> float | None:
+        """Threads that run or wait for a CPU, mean."""
+        return self.average_processes(lambda each: float(each.runnable))
+
+    @property
+    def throttled(self) -> float | None:
+        """Share of the periods in which the quota ran out, mean."""
+        return self.average(lambda each: each.throttled)
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) >= KNOWN_MIN * len(values) else None
+
+
+class Needs(NamedTuple):
+    """A rule could not be judged. `text`: what would have to be known."""
+
+    text: str
+
+
+HOST = Needs("the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)")
+PROCESSES = Needs("the host's processes: hostPID, or the host's /proc (--path.procfs)")
+MORE = Needs("a few minutes more of evidence")
+
+
+def need(case: CauseCase) -> Needs:
+    """Why there are too few looks, or looks without processes."""
+    if not case.looks:
+        return HOST if case.held_s > case.rules.window else MORE
+    return PROCESSES if case.recent else MORE
+
+
+class Rule(NamedTuple):
+    """One cause. `title`: in a few words. `states`: in which it is looked for. `claims`: rows of the checklist of
+    published claims (docs/causes.md) that it covers. `judge` returns the cause, what it needs, or None.
+    """
+
+    name: str
+    title: str
+    states: frozenset[str]
+    judge: Callable[[CauseCase], Cause | Needs | None]
+    claims: tuple[int, ...] = ()

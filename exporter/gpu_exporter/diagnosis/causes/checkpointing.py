@@ -1,0 +1,61 @@
+"""The GPU pauses whenever the holder writes much: checkpoints that the training waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule, need
+from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
+
+WORKS = 0.3  # mean utilization between the bursts
+FALLS = 0.5  # utilization in a burst, as a share of that: less is a pause
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    known = [look for look in case.looks if look.utilization is not None]
+    if len(known) < case.rules.looks_min:
+        return need(case)
+    bursts = _find_bursts(known, case.rules.burst_bytes)
+    loud = [look for burst in bursts for look in burst]
+    quiet = [look for look in known if _written(look) < case.rules.burst_bytes]
+    if len(bursts) < case.rules.bursts_min or not quiet:
+        return None
+    between, within = _mean(quiet), _mean(loud)
+    if between < WORKS or within > FALLS * between:
+        return None
+    always = all((look.utilization or 0.0) < between for look in loud)
+    rate = sum(_written(look) for look in loud) / len(loud)
+    return Cause(
+        "checkpointing",
+        HIGH if always and len(bursts) > case.rules.bursts_min else MEDIUM,
+        f"{len(bursts)} times it wrote {rate / 1e6:.0f} MB/s while the GPUs fell from {between:.0%} to {within:.0%}",
+        against="" if always else "in some of these times the GPUs worked",
+        advice="write checkpoints in the background (torch.distributed.checkpoint.async_save), less often, or first to "
+        "a local disk",
+        gain="1.2 to 1.5 times with asynchronous checkpoints (ICSE'24, BERT); 1.02 to 1.12 times (Swin)",
+    )
+
+
+def _written(look: HostLook) -> float:
+    return (look.evidence.written or 0.0) + (look.evidence.sent or 0.0)
+
+
+def _mean(looks: Sequence[HostLook]) -> float:
+    return sum(look.utilization or 0.0 for look in looks) / len(looks)
+
+
+def _find_bursts(looks: Sequence[HostLook], least: float) -> list[list[HostLook]]:
+    """Looks with much writing, those that follow one another together."""
+    found: list[list[HostLook]] = []
+    was_loud = False
+    for look in looks:
+        is_loud = _written(look) >= least
+        if is_loud and was_loud:
+            found[-1].append(look)
+        elif is_loud:
+            found.append([look])
+        was_loud = is_loud
+    return found
+
+
+RULE = Rule("checkpointing", "waits for its checkpoints", frozenset(("low", "bursty")), judge, (64, 70))

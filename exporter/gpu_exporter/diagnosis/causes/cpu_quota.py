@@ -1,0 +1,33 @@
+"""The holder's CPU quota runs out, although not many threads compete for it."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
+from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
+from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    throttled, rules = case.throttled, case.rules
+    if throttled is None:
+        return need(case)
+    quota = case.recent[-1].quota
+    if throttled < rules.throttled_min or quota is None or is_oversubscribed(case) or is_input_bound(case):
+        return None
+    cores = case.average(lambda each: each.cores) or 0.0
+    is_full = cores >= rules.full_ratio * quota
+    against = "" if is_full else f"on average it uses only {cores:.2g} of the {quota:.2g} CPUs"
+    return Cause(
+        "cpu_quota",
+        HIGH if throttled >= rules.throttled_high and is_full and case.runnable is not None else MEDIUM,
+        f"its quota of {quota:.2g} CPUs ran out in {throttled:.0%} of the periods",
+        against=against
+        if case.runnable is not None
+        else "the number of its threads is not known: too many would look alike",
+        advice="ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
+        gain=f"at most {1.0 / case.mean:.1f} times: the GPU is at {case.mean:.0%}" if case.mean else "",
+    )
+
+
+RULE = Rule("cpu_quota", "the CPU quota runs out", IDLE | WORKING, judge, (7, 42))

@@ -1,0 +1,28 @@
+"""A person works at a terminal or in a notebook. Names of processes add this cause; they never decide a state."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
+from gpu_exporter.model.causes import MEDIUM, Cause
+
+QUIET = 0.5  # CPUs: a program that uses more does something else
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if not case.seen:
+        return need(case)
+    newest, cores = case.seen[-1], case.average(lambda each: each.cores)
+    if not (newest.terminal or newest.notebook) or cores is None or cores >= QUIET:
+        return None
+    what = "a notebook server runs" if newest.notebook else "a process has a terminal"
+    return Cause(
+        "interactive",
+        MEDIUM,
+        f"{what}, and the holder uses {cores:.2f} CPUs",
+        against="a batch job can be started from a terminal too",
+        advice="end the session when nobody works in it; for development, a MIG instance or a shared GPU is enough",
+        gain="interactive jobs held 4 GPUs at below 1 % for hours (ICSE'24)",
+    )
+
+
+RULE = Rule("interactive", "a person at a terminal or notebook", IDLE, judge, (87,))

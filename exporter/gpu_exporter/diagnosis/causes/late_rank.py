@@ -1,0 +1,34 @@
+"""Some GPUs of the holder spin in a collective, and the rank that they wait for is on this node."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
+
+OTHERS = Needs("the job's other nodes: the rank that the others wait for is not on this one")
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    spinning = [each for each in case.members if each.spin is not None and each.spin.is_stall]
+    if not spinning:
+        return None
+    late = [each for each in case.members if each.utilization == 0.0 and (each.idle_run_s or 0.0) > 0.0]
+    stopped = case.seen[-1].stopped if case.seen else 0
+    if case.uuid not in {each.uuid for each in (*spinning, *late)}:
+        return None
+    if not late and not stopped:
+        return OTHERS if case.state == "stalled" else None
+    run_s = max(each.spin.run_s for each in spinning if each.spin is not None)
+    certain = any(each.spin is not None and each.spin.confidence == "high" for each in spinning)
+    said = [f"gpu {each.label} has been at 0 % for {describe_duration(each.idle_run_s or 0)}" for each in late[:4]]
+    said += [f"{stopped} of its processes are stopped by a signal"] if stopped else []
+    return Cause(
+        "late_rank",
+        HIGH if certain else MEDIUM,
+        f"{len(spinning)} of its GPUs here have made no progress for {describe_duration(run_s)}; {', '.join(said)}",
+        advice="look at the rank on that GPU first: its last log line, its stack (py-spy dump), XIDs of the GPU",
+    )
+
+
+RULE = Rule("late_rank", "the other ranks wait for this one", frozenset(("stalled", "held_idle")), judge, (77, 78))

@@ -1,0 +1,42 @@
+"""The holder waits for files that lie on a network file system."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
+
+FILES = Needs("the right to trace processes, for their open files (causes.files)")
+READS = 1e6  # bytes per second
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if not case.seen:
+        return need(case)
+    blocked = case.average_processes(lambda each: float(each.blocked)) or 0.0
+    kinds = case.recent[-1].network_files or ()
+    cpus, cores = case.cpus, case.average(lambda each: each.cores) or 0.0
+    if not kinds or (cpus is not None and cores >= case.rules.full_ratio * cpus):
+        return None
+    files = [each.files for each in case.recent if each.files is not None]
+    waits = f"{blocked:.1f} of its processes wait for a disk or a network file system" if blocked >= 0.5 else ""
+    advice = "copy the data to a local disk when the job starts, or pack them into few large files"
+    if not files:
+        if not waits:
+            return FILES
+        against = "whether they wait for the network file system cannot be seen without the right to trace them"
+        return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against, advice)
+    remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
+    if not remote or (rate < READS and not waits):
+        return None
+    return Cause(
+        "remote_io",
+        HIGH if waits else MEDIUM,
+        f"{remote} open files lie on {', '.join(kinds)}, it reads {rate / 1e6:.1f} MB/s"
+        + (f"; {waits}" if waits else ""),
+        against="" if waits else "no process was seen waiting",
+        advice=advice,
+        gain="reads of remote data were 2.6 % of the faults of 400 jobs (ICSE'24)",
+    )
+
+
+RULE = Rule("remote_io", "waits for a network file system", IDLE | WORKING, judge, (45, 46, 47, 53))

@@ -1,0 +1,62 @@
+"""All causes, in the order in which they are judged: the first one of the highest confidence is what people see."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes import (
+    checkpointing,
+    cpu_bound_input,
+    cpu_oversubscribed,
+    cpu_quota,
+    far_numa,
+    interactive,
+    late_rank,
+    link_degraded,
+    memory_pressure,
+    no_process,
+    remote_io,
+    shm_full,
+    small_file_io,
+    starting,
+    too_few_workers,
+    unused_gpu,
+)
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.model.causes import Cause, Causes
+
+RULES: tuple[Rule, ...] = (
+    link_degraded.RULE,
+    unused_gpu.RULE,
+    starting.RULE,
+    interactive.RULE,
+    no_process.RULE,
+    late_rank.RULE,
+    checkpointing.RULE,
+    memory_pressure.RULE,
+    shm_full.RULE,
+    cpu_oversubscribed.RULE,
+    cpu_quota.RULE,
+    remote_io.RULE,
+    small_file_io.RULE,
+    cpu_bound_input.RULE,
+    too_few_workers.RULE,
+    far_numa.RULE,
+)
+STATES = frozenset().union(*(rule.states for rule in RULES))
+INSIDE = "facts from inside the training loop: batch size, precision, launches of kernels"
+
+
+def find_causes(case: CauseCase) -> Causes:
+    """The causes of the state of one allocation, and what could not be judged."""
+    found: list[Cause] = []
+    needs: dict[str, None] = {}
+    for rule in RULES:
+        if case.state not in rule.states:
+            continue
+        answer = rule.judge(case)
+        if isinstance(answer, Cause):
+            found.append(answer)
+        elif isinstance(answer, Needs):
+            needs[answer.text] = None
+    if not found and case.state in WORKING:
+        needs[INSIDE] = None
+    return Causes(tuple(found), tuple(needs))

@@ -1,0 +1,26 @@
+"""The shared memory through which loaders pass their samples is full: a container has 64 MiB by default."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.model.causes import MEDIUM, Cause
+
+MIB = 2**20
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if not case.recent:
+        return need(case)
+    used, limit = case.average(lambda each: each.shm_bytes), case.recent[-1].shm_limit
+    if used is None or not limit or used < case.rules.shm_ratio * limit:
+        return None
+    return Cause(
+        "shm_full",
+        MEDIUM,
+        f"{used / MIB:.0f} MiB of shared memory are in use, /dev/shm has {limit / MIB:.0f} MiB",
+        against="shared memory outside of /dev/shm is counted too",
+        advice="mount a larger /dev/shm (Kubernetes: emptyDir in memory; Docker: --shm-size), or fewer workers",
+    )
+
+
+RULE = Rule("shm_full", "the shared memory is full", IDLE | WORKING, judge, ())

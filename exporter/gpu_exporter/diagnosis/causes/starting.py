@@ -1,0 +1,35 @@
+"""The holder is young, its GPU has not worked yet, and its host works: installation, download, start of the program."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
+
+LONG_S = 1200.0  # MaxInitializationTime of SageMaker Debugger
+CORES, BYTES = 0.5, 1e6  # CPUs, bytes per second: less is a program that waits
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if case.worked is not False or case.held_s > case.rules.start_max:
+        return None
+    if not case.recent:
+        return need(case)
+    cores = case.average(lambda each: each.cores) or 0.0
+    rates = (case.average(lambda each: each.read), case.average(lambda each: each.written))
+    moved = sum(rate or 0.0 for rate in (*rates, case.average(lambda each: each.received)))
+    if cores < CORES and moved < BYTES:
+        return None
+    long = case.held_s > LONG_S
+    return Cause(
+        "starting",
+        MEDIUM if long else HIGH,
+        f"held for {describe_duration(case.held_s)}, the GPU has not worked yet, its host uses {cores:.1f} CPUs and "
+        f"moves {moved / 1e6:.0f} MB/s",
+        against="starts of jobs are rarely longer than 20 min" if long else "",
+        advice="put packages and data into the image or onto a local disk before the job holds a GPU",
+        gain="1.7 % of the faults of 400 jobs were installations of 10 min and more (ICSE'24)",
+    )
+
+
+RULE = Rule("starting", "installs, loads or compiles", IDLE | {"unknown"}, judge, (45, 55, 69))

@@ -1,0 +1,52 @@
+"""One loader, or a few, work without a pause while CPUs of the holder are free."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.advice import propose_workers
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
+
+BUSY = 0.3  # CPUs: a loader that uses less does not limit anything
+READS = 1e6  # bytes per second that speak for a process that loads its samples itself
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    rank, cpus = case.average_processes(lambda each: each.rank_cores), case.cpus
+    cores = case.average(lambda each: each.cores)
+    if rank is None or cpus is None or cores is None:
+        return need(case)
+    full, free = case.rules.full_ratio, cpus - cores
+    if free < case.rules.free_cpus:
+        return None
+    most = case.average_processes(lambda each: each.loader_most) or 0.0
+    loaders = case.average_processes(lambda each: None if each.loaders is None else float(each.loaders)) or 0.0
+    total = case.average_processes(lambda each: each.loader_cores) or 0.0
+    if most >= full and rank < full:
+        working = max(1, round(total / most))  # launchers and helpers use little
+        if total < full * working:
+            return None
+        named = case.seen[-1].named_loaders
+        confidence, against = (
+            (HIGH, "") if named else (MEDIUM, "that these processes load is seen only from their work")
+        )
+        what = f"{working} loader{'s' if working > 1 else ''} at {most:.0%} of a CPU"
+    elif rank >= full and loaders * most < BUSY:
+        moved = sum(case.average(read) or 0.0 for read in (lambda each: each.read, lambda each: each.received))
+        files = case.recent[-1].files
+        moved = max(moved, files.read_bytes if files is not None else 0.0)
+        confidence = MEDIUM if moved >= READS else LOW
+        against = "a loop that starts many small kernels, or waits for each of them, looks the same from outside"
+        what = f"no loader, the process on the GPU uses {rank:.0%} of a CPU and reads {moved / 1e6:.0f} MB/s"
+    else:
+        return None
+    return Cause(
+        "too_few_workers",
+        confidence,
+        f"{what}, {free:.1f} of its {cpus:.3g} CPUs are free",
+        against,
+        propose_workers(case),
+        gain="up to 5 times, where the input was the limit (VLDB'21)",
+    )
+
+
+RULE = Rule("too_few_workers", "too few loaders", frozenset(("low", "bursty")), judge, (44, 49, 50, 56))

@@ -1,0 +1,24 @@
+"""The holder uses fewer GPUs than it holds. Why is not known: a variable is named only as a possibility."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
+from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    used = [each for each in case.members if (each.utilization or 0.0) > 0.0]
+    if not used or len(case.members) < 2 or (case.processes or 0.0) > 0.0:
+        return None
+    is_proven = case.processes == 0.0 and all((each.processes or 0.0) > 0.0 for each in used)
+    return Cause(
+        "unused_gpu",
+        HIGH if is_proven else MEDIUM,
+        f"{len(used)} of its {len(case.members)} GPUs here work, this one has no process",
+        against="" if is_proven else "processes on GPUs are not visible, so it may have one",
+        advice="start one process for each GPU that the job holds (torchrun --nproc_per_node), or ask for fewer GPUs",
+        gain="half of the GPUs of such jobs were unused, their work was not slower without them (ICSE'24)",
+    )
+
+
+RULE = Rule("unused_gpu", "fewer GPUs used than held", IDLE, judge, (16, 31, 81))

@@ -1,0 +1,33 @@
+"""The best PCIe link that each GPU had in the last window. A GPU at rest lowers its link, so the best one counts."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpu_exporter.model.readings import DeviceSnapshot
+
+LOOKS_MIN = 8  # readings of a working GPU: the link takes a moment to become fast again
+GB = 1e9
+
+
+class LinkHistory:
+    """The link of one GPU, by the readings in which it worked."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._entries: deque[tuple[float, float, float]] = deque()  # monotonic, bandwidth, its maximum
+
+    def add(self, snapshot: DeviceSnapshot) -> None:
+        """Remember the link of a snapshot, unless the GPU is at rest."""
+        while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
+            self._entries.popleft()
+        link, most = snapshot.facts.link, snapshot.facts.link_max
+        if link is not None and most and (snapshot.facts.utilization or 0.0) > 0.0:
+            self._entries.append((snapshot.monotonic, link, most))
+
+    def best(self) -> tuple[float, str] | None:
+        """The share of its bandwidth, and both bandwidths as text; None while the GPU has worked too little."""
+        if len(self._entries) < LOOKS_MIN:
+            return None
+        _, link, most = max(self._entries, key=lambda entry: entry[1] / entry[2])
+        return link / most, f"{link / GB:.1f} of {most / GB:.1f} GB/s"

@@ -1,0 +1,77 @@
+"""The thread that reads the holders' hosts: their work, their progress, and the evidence for causes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.clock import Clock
+from gpu_exporter.host.progress import ProgressReader, Suspect
+from gpu_exporter.host.subject import HostSubject
+from gpu_exporter.host.work import HostWorks
+from gpu_exporter.model.evidence import HostEvidence
+from gpu_exporter.model.holders import Allocation
+from gpu_exporter.model.readings import HostProgress
+
+log = logging.getLogger(__name__)
+TICK_S = 15.0  # between two looks for evidence
+TICKS = 2  # work and progress are read in every second one
+
+
+class Looks(Protocol):
+    """Reads evidence. EvidenceReader is the only one; its module loads psutil, which `--once` does without."""
+
+    def read(
+        self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
+    ) -> Iterator[tuple[Who, HostEvidence]]: ...
+
+
+class HostNode(NamedTuple):
+    """What the loop asks the node and tells it. `list_held`: the present allocations, and the number of GPUs.
+    `list_suspects`: holders in a run without progress. `hear`: takes what such a holder did. `list_subjects`: holders
+    that do not use their GPUs well. `note`: takes the evidence for the causes.
+    """
+
+    list_held: Callable[[], tuple[Collection[Allocation], int]]
+    list_suspects: Callable[[], Iterable[Suspect]]
+    hear: Callable[[Who, HostProgress], None]
+    list_subjects: Callable[[], Iterable[HostSubject]]
+    note: Callable[[Who, HostEvidence], None]
+
+
+class HostLoop:
+    """Each of the three parts has its own try: a bug in one must not cost the others."""
+
+    def __init__(self, works: HostWorks, progress: ProgressReader, looks: Looks, clock: Clock) -> None:
+        self.works = works
+        self._progress, self._looks, self._clock = progress, looks, clock
+
+    def run(self, stop: threading.Event, node: HostNode) -> None:
+        """Read until `stop`."""
+        tick = 0
+        while not stop.is_set():
+            if tick % TICKS == 0:
+                self._read_work(node)
+            try:
+                for who, evidence in self._looks.read(node.list_subjects(), self.works.places):
+                    node.note(who, evidence)
+            except Exception:
+                log.exception("cannot read the evidence for causes")
+            tick += 1
+            self._clock.wait(stop, TICK_S)
+
+    def _read_work(self, node: HostNode) -> None:
+        try:
+            self.works.read(*node.list_held())
+        except Exception:  # after a bug in the exporter, old values must not remain published
+            log.exception("cannot read the holders' cgroups")
+            self.works.works = {}
+        try:
+            for who, progress in self._progress.read(node.list_suspects(), self.works.places):
+                node.hear(who, progress)
+        except Exception:
+            log.exception("cannot read whether holders make progress")

@@ -1,0 +1,94 @@
+"""What a holder does on its host: the evidence for the causes of low utilization."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ProcessEvidence(NamedTuple):
+    """The processes of a holder over one look. Nothing here names a process: no pid, no command line, no path.
+
+    `processes`: how many were looked at; `is_all` is false if there were more. `ranks`: those with a context on the
+    holder's GPUs. `rank_cores`: CPUs used by the busiest of them. `loaders`: other processes that used some CPU time,
+    or that PyTorch names as loaders (`named_loaders`). `loader_cores`: CPUs used by all of them, `loader_most`: by the
+    busiest. `loader_bytes`: resident memory of the largest.
+    `runnable`: threads that ran or waited for a CPU at the moment of the look; all threads of the two busiest
+    processes, one of each other process. `is_all_threads` is false if these two had more threads than were read.
+    `blocked`: processes that waited for a disk or a network file system. `stopped`: processes that a signal stopped.
+    `born`: processes that started since the last look, None at the first look. `far`: GPUs by UUID whose ranks may run
+    only on CPUs that are not near the GPU, each with the list of these CPUs. `terminal`, `notebook`: a process has a
+    terminal, or the name of a notebook server. `switches`: how often a second the two busiest processes lost their CPU
+    to others.
+    """
+
+    processes: int
+    is_all: bool
+    ranks: int | None = None
+    rank_cores: float | None = None
+    loaders: int | None = None
+    named_loaders: int = 0
+    loader_cores: float = 0.0
+    loader_most: float = 0.0
+    loader_bytes: float | None = None
+    runnable: int = 0
+    is_all_threads: bool = True
+    blocked: int = 0
+    stopped: int = 0
+    born: int | None = None
+    far: tuple[tuple[str, str], ...] = ()
+    terminal: bool = False
+    notebook: bool = False
+    switches: float | None = None
+
+
+class FileEvidence(NamedTuple):
+    """What needs the right to trace processes, over one look, of the two busiest processes and the loaders.
+
+    `reads`: read calls per second. `read_bytes`: bytes per second that they returned, page cache and network files
+    included. `remote_files`, `local_files`: open regular files on network file systems, and on others.
+    """
+
+    reads: float
+    read_bytes: float
+    remote_files: int
+    local_files: int
+
+
+class HostEvidence(NamedTuple):
+    """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
+
+    `cpus`: how many CPUs the holder may use at once, None without a limit. `quota`: by its CFS quota alone. `cores`:
+    CPUs that it used. `throttled`: share of the quota's periods in which it had to wait, in the cgroup where that is
+    most. `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the
+    time in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
+    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `faults`: page faults that read from disk.
+    `killed`: processes that the kernel killed for memory. `shm_bytes`, `shm_limit`: shared memory in use, and the size
+    of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own
+    network namespace. `network_files`: types of the network file systems that it has mounted.
+    """
+
+    start: float
+    end: float
+    cpus: float | None = None
+    quota: float | None = None
+    cores: float | None = None
+    throttled: float | None = None
+    host_cpus: float | None = None
+    host_busy: float | None = None
+    pressure_cpu: float | None = None
+    pressure_memory: float | None = None
+    pressure_io: float | None = None
+    memory_full: float | None = None
+    memory_bytes: float | None = None
+    memory_limit: float | None = None
+    faults: float | None = None
+    killed: float | None = None
+    shm_bytes: float | None = None
+    shm_limit: float | None = None
+    read: float | None = None
+    written: float | None = None
+    received: float | None = None
+    sent: float | None = None
+    network_files: tuple[str, ...] | None = None
+    processes: ProcessEvidence | None = None
+    files: FileEvidence | None = None
