@@ -86,6 +86,15 @@ class Trace:
         self.key = HolderKey("slurm", "8")
         self.hold()
 
+    def doubt(self) -> None:
+        """One poll cannot prove the holder, the next one can."""
+        self._boards.drop([])
+        self.hold()
+
+    def hear_of(self, key: HolderKey, host: Host) -> None:
+        """A look at the host of any holder ends now."""
+        self._boards.hear(UNIT, key, HostProgress(self.t - HOST_S, self.t, *host))
+
     def enable_mig(self) -> None:
         self._identity = self._identity._replace(mig_mode="enabled")
 

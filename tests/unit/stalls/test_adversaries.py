@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from tests.testbed.spins import BLIND, QUIET, Host, Stage, Trace, first_stall, strongest
+from tests.testbed.spins import BLIND, HOST_S, QUIET, Host, Stage, Trace, first_stall, strongest
 
 from gpu_exporter.devices.levels import LEVELS, Level
+from gpu_exporter.model.holders import HolderKey
 
 HOUR, QUARTER = 3600.0, 900.0
 AT_ONCE = QUARTER + 120.0  # a stall is named within two minutes after the fifteen
@@ -175,6 +176,32 @@ def test_a_holder_that_is_gone_is_not_watched_and_the_next_one_has_its_own_work(
     assert strongest(trace.play(Stage(1200, "hang"))) == "low", "it never worked"
 
 
+def test_a_doubt_about_the_holder_begins_the_run_again() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(800, "hang"))
+    trace.doubt()
+    assert first_stall(trace.play(Stage(850, "hang"))) is None
+    assert first_stall(trace.play(Stage(200, "hang"))) is not None
+
+
+def test_what_another_holder_did_ends_no_run() -> None:
+    """The look at its host may end after the next job began on the GPU."""
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(1000, "hang"))
+    trace.hear_of(HolderKey("slurm", "6"), SAVING)
+    assert trace.report().is_stall
+    trace.hear_of(trace.key, SAVING)
+    assert not trace.report().is_stall
+
+
+def test_after_a_restart_no_run_becomes_a_stall_before_every_witness_was_read_again() -> None:
+    trace = Trace("A100")
+    trace.play(*work("A100"), Stage(885, "hang"))
+    trace.restart(20.0)
+    reports = trace.play(Stage(40, "hang"))
+    assert first_stall(reports) == HOST_S, "the utilization of 15 s is enough, but the host is read later"
+
+
 def test_after_a_restart_a_witness_must_be_read_again() -> None:
     trace = Trace("H100")
     trace.play(*work("H100"), Stage(600, "hang"))
@@ -226,6 +253,15 @@ def test_gpm_windows_may_be_missing_now_and_then() -> None:
     missing = frozenset(("sm", "pipes"))
     stages = (Stage(5, "hang-152", hidden=missing if i % 7 == 0 else frozenset()) for i in range(200))
     assert strongest(trace.play(*stages)) == "high"
+
+
+def test_power_that_is_known_half_of_the_time_is_not_called_flat() -> None:
+    trace = Trace("A100")
+    trace.play(*work("A100"))
+    missing = frozenset(("power_w",))
+    stages = (Stage(20, "hang", hidden=missing if i % 2 else frozenset()) for i in range(60))
+    assert strongest(trace.play(*stages)) == "low"
+    assert trace.report().run_s > QUARTER, "the run itself goes on"
 
 
 def test_readings_of_fifteen_seconds_are_enough() -> None:
