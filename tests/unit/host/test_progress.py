@@ -32,7 +32,7 @@ class Machine:
         self.starts = dict.fromkeys(self.cpu, 5.0)
         self.ended_s = 0.0
         self.disk = 0
-        self.mount = "30 22 8:1 /x /data rw shared:1 - ext4 /dev/sda1 rw"
+        self.mount: str | None = "30 22 8:1 /x /data rw shared:1 - ext4 /dev/sda1 rw"
         self.network: dict[int, dict[str, tuple[int, int]]] = {
             1: {"lo": (5, 5), "eth0": (9000, 9000)},
             10: {"lo": (0, 0), "eth0": (70, 7)},
@@ -57,7 +57,8 @@ class Machine:
                 "stat",
                 f"{pid} (x) R 1 1 1 0 -1 64 0 0 0 0 {cpu_s * TICKS_PER_S:.0f} 0 0 0 0 0 0 0 {self.starts[pid] * TICKS_PER_S:.0f} 0 0",
             )
-        self._write(10, "mountinfo", f"22 1 0:20 / / rw - overlay overlay rw\n{self.mount}\n")
+        if self.mount is not None:
+            self._write(10, "mountinfo", f"22 1 0:20 / / rw - overlay overlay rw\n{self.mount}\n")
         for pid, interfaces in self.network.items():
             rows = (f"  {name}: {rx} 1 0 0 0 0 0 0 {tx} 1 0 0 0 0 0 0\n" for name, (rx, tx) in interfaces.items())
             self._write(pid, "net/dev", HEAD + "".join(rows))
@@ -147,6 +148,14 @@ def test_the_network_of_a_pod_with_network_files_is_unknown(machine: Machine, ki
     machine.look()
     seen = machine.spin(30.0)
     assert seen is not None and seen.network is None
+
+
+def test_the_network_of_a_pod_whose_mounts_cannot_be_read_is_unknown(machine: Machine) -> None:
+    """It may have network files."""
+    machine.mount = None
+    machine.look()
+    seen = machine.spin(30.0)
+    assert seen is not None and (seen.loaders_cores, seen.network) == (pytest.approx(0.0, abs=1e-6), None)
 
 
 @pytest.mark.parametrize("pids", [None, (), tuple(range(10, 10 + PIDS_MAX + 1))])
