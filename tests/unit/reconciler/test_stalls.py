@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
+from tests.testbed.marker_book import Book
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.stalls import with_stalls
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.series import Stages
 
 NOW = 1_800_000_000.0
@@ -79,6 +83,12 @@ def test_one_member_that_works_is_enough_against_it(other: HolderEvidence, why: 
     assert why in found[0][1]
 
 
+def test_the_processes_of_a_stalled_gpu_are_no_work_on_the_host_of_a_gpu_at_rest_beside_it() -> None:
+    """A process that hangs in a collective keeps a CPU busy."""
+    ((stall, why),) = judge(pod("a", STALL, REST, host_cpu_ratio=0.5))
+    assert (stall, "late or dead: GPU 1 on node-a" in why) == ("stalled", True)
+
+
 @pytest.mark.parametrize("other", [UNKNOWN, LOW])
 @pytest.mark.parametrize(("stalled", "stall"), [(4, "stalled"), (3, "unknown")])
 def test_a_fifth_of_a_gang_may_be_unknown(other: Unit, stalled: int, stall: str) -> None:
@@ -123,3 +133,38 @@ def test_a_stall_changes_no_stage_and_is_published_beside_it() -> None:
     series.note(found)
     (family,) = series.collect()
     assert {(s.labels["pod"], s.labels["stage"]) for s in family.samples} == {("a", "stalled"), ("b", "stalled")}
+
+
+def test_a_gang_that_may_be_stalled_is_not_published() -> None:
+    gang = (pod("a", STALL), pod("b", UNKNOWN))
+    evidence = Evidence(NOW, gang)
+    around = Surroundings("group", tuple(Member(each.name, "", each.held) for each in gang))
+    found = with_stalls(evidence, decide(evidence, Policy()), {each.name: around for each in gang}, Policy())
+    assert [each.stall for each in found] == ["unknown", "unknown"]
+    series = Stages()
+    series.note(found)
+    (family,) = series.collect()
+    assert family.samples == []
+
+
+class Source:
+    """A source with fixed evidence."""
+
+    def __init__(self, *pods: HolderEvidence) -> None:
+        self._evidence = Evidence(NOW, pods)
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        return self._evidence
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        return self._evidence
+
+
+@pytest.mark.parametrize(("other", "stall"), [(REST, "stalled"), (WORK, "")])
+def test_the_gang_of_a_stalled_holder_is_read_although_no_member_is_idle_for_long(other: Unit, stall: str) -> None:
+    gang, book = (pod("a", STALL), pod("b", other)), Book()
+    around = Surroundings("group", tuple(Member(each.name, "", each.held) for each in gang))
+    book.around = {each.name: around for each in gang}
+    first = judge_of(Source(*gang), [book], Rulebook(Policy()), ManualClock(wall=NOW)).judge().decisions[0]
+    assert (first.name, first.stage, first.stall) == (gang[0].name, "active", stall)
+    assert book.surveyed == [([gang[0].name], [])]
