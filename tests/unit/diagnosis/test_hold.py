@@ -50,6 +50,11 @@ def test_a_state_is_published_after_it_has_lasted(judged: list[tuple[str, int]],
     assert published(*judged) == states
 
 
+def test_a_stall_is_published_at_once_and_so_is_its_end() -> None:
+    """The run has already lasted for stalls.after."""
+    assert published(("healthy", 21), ("stalled", 1), ("healthy", 1)) == ["healthy", "stalled", "healthy"]
+
+
 @given(st.lists(st.sampled_from(["unknown", "healthy", "low", "bursty", "held_idle", "held_no_process"]), max_size=60))
 def test_no_published_state_is_worse_for_the_holder_than_the_judged_state(judged: list[str]) -> None:
     hold, now = StateHold(HOLD_S), 0.0

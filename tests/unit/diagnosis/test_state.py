@@ -6,6 +6,7 @@ import pytest
 
 from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
 from gpu_exporter.durations import describe_duration
+from gpu_exporter.model.views import HourOfWork
 
 RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1, 0.25, 0.5, 3600.0)
 
@@ -60,6 +61,22 @@ def test_the_state_follows_from_the_window(window: Window, state: str) -> None:
 )
 def test_each_state_has_its_evidence(window: Window, evidence: str) -> None:
     assert judge_state(window, RULES).evidence == evidence
+
+
+@pytest.mark.parametrize(
+    ("hour", "state"),
+    [
+        (HourOfWork(0.9, 0.2, 0.4), "busy_inefficient"),
+        (HourOfWork(0.9, 0.25, 0.4), "healthy"),  # enough SMs have work
+        (HourOfWork(0.9, 0.2, 0.5), "healthy"),  # its kernels wait for memory
+        (HourOfWork(0.5, 0.2, 0.4), "healthy"),  # it was not busy for the whole hour
+        (None, "healthy"),
+    ],
+)
+def test_a_busy_gpu_is_inefficient_if_few_sms_have_work_and_its_memory_is_no_reason(
+    hour: HourOfWork | None, state: str
+) -> None:
+    assert judge_state(Window((0.9,) * 10, 600.0, 0.0, hour=hour), RULES).state == state
 
 
 def test_a_zero_that_another_witness_contradicts_is_unknown_with_that_reason() -> None:

@@ -7,9 +7,10 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.processes import Use
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.model.holders import HolderKey
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import AllocationView, Verdict
+from gpu_exporter.model.views import AllocationView, Spin, Verdict
 from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
 
 POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}
@@ -48,6 +49,19 @@ def test_an_idle_verdict_ends_with_the_idle_run_even_before_the_next_judgement(n
     active = gpu.totals[""]._replace(active_by=("pcie", "power"), last_active_wall=records.wall - 5.0)
     seen = shown(node, ended._replace(gpus={uuid: gpu._replace(totals={"": active})})).verdict
     assert seen.evidence == ("its idle time has ended since the last judgement; pcie and power showed activity 5 s ago")
+
+
+@pytest.mark.parametrize(
+    ("spin", "state"),
+    [(Spin(1000.0, "high"), "stalled"), (Spin(1000.0, "low"), "unknown"), (Spin(0.0, "none"), "unknown"), (None, "unknown")],
+)  # fmt: skip
+def test_a_stall_ends_with_its_run_even_before_the_next_judgement(
+    node: SimulatedNode, spin: Spin | None, state: str
+) -> None:
+    records = changed(node, spin=spin)
+    findings = Findings({records.holders[0].id: Verdict("stalled", "no progress")})
+    (seen,) = build_view(records, node.view().status, findings, RULES).allocations
+    assert seen.verdict.state == state
 
 
 def test_activity_of_an_instance_is_reported_with_its_own_witness() -> None:
