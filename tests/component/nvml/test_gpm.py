@@ -8,6 +8,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.errors import (
     DeviceError,
 )
+from gpu_exporter.devices.nvml.constants import NVML_GPM_METRIC_FP64_UTIL
 from gpu_exporter.devices.protocol import Gpm
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.component.nvml.nvml_bench import MakeBackend, first_device
@@ -89,6 +90,28 @@ def test_a_gpm_metric_is_missing_only_if_it_was_reported_before(
     broken = read(1)
     assert broken.missing
     assert broken.graphics == 0.0
+
+
+def test_a_pipe_that_only_the_search_for_stalls_reads_is_not_missing(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
+    """It is no witness of idleness, so the time stays known without it."""
+    clock = ManualClock()
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
+    device = first_device(make_backend(clock))
+    device.read_gpm()
+    clock.advance(1.0)
+    feeder.feed()
+    before = device.read_gpm()
+    assert before is not None and before.fp64 == 0.0
+    clock.advance(1.0)
+    feeder.feed()
+    with nvml_table.writing(0) as out:
+        (pipe,) = (each for each in out.gpm[: out.gpm_count] if each.id == NVML_GPM_METRIC_FP64_UTIL)
+        pipe.integral = float("nan")
+    gpm = device.read_gpm()
+    assert gpm is not None
+    assert (gpm.fp64, gpm.fp32, gpm.missing) == (None, 0.0, False)
 
 
 @pytest.mark.parametrize("call", ["nvmlGpmSampleGet", "nvmlGpmQueryDeviceSupport"])
