@@ -63,7 +63,9 @@ def start_loaders(number: int, make: Callable[[], None], name: str = "pt_data_wo
     return queue
 
 
-def train(device: SimulatedDevice, step_s: float, get: Callable[[], Any], after: Callable[[int], None] | None = None) -> None:
+def train(
+    device: SimulatedDevice, step_s: float, get: Callable[[], Any], after: Callable[[int], None] | None = None
+) -> None:
     """Steps of this length on the device, for ever: get a sample, launch, wait. `after`: called with each step's number."""
     device.open_context()
     step = 0

@@ -227,7 +227,7 @@ def loaders_are_killed_for_memory(place: Place) -> None:
 
 @script("shm_full", shm=16 * MIB)
 def loaders_fill_the_shared_memory(place: Place) -> None:
-    Path("/dev/shm/samples").write_bytes(bytes(int(15.5 * MIB)))  # noqa: S108  (this job's own mount)
+    Path("/dev/shm/samples").write_bytes(bytes(int(15.5 * MIB)))
     train(place.device, 0.01, lambda: time.sleep(0.05))
 
 
@@ -305,7 +305,7 @@ def one_loader_and_the_other_socket(place: Place) -> None:
 
 @script("cpu_oversubscribed", "shm_full", quota=0.5, shm=16 * MIB)
 def many_threads_and_full_shared_memory(place: Place) -> None:
-    Path("/dev/shm/samples").write_bytes(bytes(int(15.5 * MIB)))  # noqa: S108
+    Path("/dev/shm/samples").write_bytes(bytes(int(15.5 * MIB)))
     burn_in_threads(12)
     train(place.device, 0.01, lambda: burn(0.002))
 

@@ -1,0 +1,190 @@
+"""Runs the workloads in cgroups of their own and records the evidence: python -m tests.workloads.lab [NAME ...]
+
+Needs root and a writable hierarchy of cgroups, version 1. Each record is one line of JSON in
+tests/fixtures/causes/records.jsonl.gz: no pid, no path, no name of a person. A run is void if others used more than
+FOREIGN_MAX of a CPU meanwhile; that is decided before its result is looked at, and the run is done again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.host import evidence as host_evidence
+from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.host.evidence import EvidenceReader
+from gpu_exporter.host.subject import HostSubject, RankedGpu
+from gpu_exporter.model.evidence import HostEvidence
+from tests.workloads.device import SimulatedDevice
+from tests.workloads.scripts import SCRIPTS, Place, Script
+
+ROOT = Path("/sys/fs/cgroup")
+RECORDS = Path(__file__).resolve().parents[1] / "fixtures" / "causes" / "records.jsonl.gz"
+LOOK_S = 5.0
+SETTLE_S = 3.0  # imports, first samples
+FOREIGN_MAX = 0.3  # CPUs
+TRIES = 4
+CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")
+WHO = ("job", "1")
+
+
+@contextmanager
+def cgroup(script: Script) -> Iterator[PurePosixPath]:
+    """A cgroup in each hierarchy, with the limits of the script. Its processes are ended at the end."""
+    name = PurePosixPath(f"gpu-exporter-lab-{os.getpid()}")
+    folders = [ROOT / controller / name for controller in CONTROLLERS]
+    for folder in folders:
+        folder.mkdir()
+    try:
+        if script.quota is not None:
+            (ROOT / "cpu" / name / "cpu.cfs_quota_us").write_text(str(int(script.quota * 100_000)))
+        if script.memory is not None:
+            (ROOT / "memory" / name / "memory.limit_in_bytes").write_text(str(script.memory))
+        yield name
+    finally:
+        until = time.monotonic() + 20.0
+        while pids := (folders[0] / "cgroup.procs").read_text().split():
+            for pid in pids:
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            assert time.monotonic() < until, "processes of the workload do not end"
+            time.sleep(0.05)
+        for folder in folders:
+            folder.rmdir()
+
+
+def start(script: Script, name: PurePosixPath, folder: Path) -> subprocess.Popen[bytes]:
+    """The script in its cgroup, with its own mounts and network where it needs them."""
+    into = "; ".join(f"echo $$ > {ROOT / controller / name}/cgroup.procs" for controller in CONTROLLERS)
+    inside = ["python", "-m", "tests.workloads.lab", "--run", script.name, str(folder)]
+    inside[0] = sys.executable
+    command = " ".join(inside)
+    if script.cpu is not None:
+        command = f"taskset -c {script.cpu} {command}"
+    if script.shm is not None:
+        command = f"unshare -m sh -c 'mount -t tmpfs -o size={script.shm // 1024}k tmpfs /dev/shm && {command}'"
+    elif script.network:
+        command = f"unshare -n sh -c 'ip link set lo up && {command}'"
+    return subprocess.Popen(["sh", "-c", f"{into}; {command}"], stdin=subprocess.DEVNULL)
+
+
+def record(script: Script) -> dict[str, Any] | None:
+    """One run; None if it is void."""
+    host_evidence.INTERVAL_S, host_evidence.CPU_SHARE = 0.0, 1.0
+    with tempfile.TemporaryDirectory(dir=Path.home()) as temporary, cgroup(script) as name:
+        folder = Path(temporary)
+        devices = [SimulatedDevice(folder / f"gpu{index}") for index in range(script.gpus)]
+        child = start(script, name, folder)
+        try:
+            return _watch(script, name, devices)
+        finally:
+            child.kill()
+            child.wait()
+
+
+def _watch(script: Script, name: PurePosixPath, devices: Sequence[SimulatedDevice]) -> dict[str, Any] | None:
+    reader = EvidenceReader(Cgroups(ROOT), SYSTEM_CLOCK, script.host_cpus, Path("/proc"), with_files=script.files)
+    machine = os.cpu_count() or 1
+    time.sleep(SETTLE_S)
+    looks: list[dict[str, Any]] = []
+    utilization: list[list[float]] = [[] for _ in devices]
+    foreign: list[float] = []
+    began = time.monotonic()
+    next_look, last = began, [device.busy_s() for device in devices]
+    last_at = began
+    while time.monotonic() - began < script.seconds:
+        if time.monotonic() >= next_look:
+            next_look += LOOK_S
+            for _, found in reader.read([_subject(script, devices)], {WHO: name}):
+                foreign.append((found.host_busy or 0.0) * machine - (found.cores or 0.0))
+                looks.append(_plain(script, found, began, machine))
+        time.sleep(0.5)
+        now = time.monotonic()
+        for index, device in enumerate(devices):
+            busy = device.busy_s()
+            utilization[index].append(round(min(1.0, (busy - last[index]) / (now - last_at)), 3))
+            last[index] = busy
+        last_at = now
+    if sum(foreign) / max(1, len(foreign)) > FOREIGN_MAX:
+        print(f"{script.name}: void, others used {sum(foreign) / len(foreign):.2f} CPUs", flush=True)
+        return None
+    return {
+        "script": script.name,
+        "truth": sorted(script.truth),
+        "hard": script.hard,
+        "subject": script.subject,
+        "is_new": script.is_new,
+        "contexts": [len(device.pids()) for device in devices],
+        "utilization": utilization,
+        "looks": looks,
+    }
+
+
+def _subject(script: Script, devices: Sequence[SimulatedDevice]) -> HostSubject:
+    near = frozenset(range(os.cpu_count() or 1)) - ({script.cpu} if script.cpu is not None else set())
+    return HostSubject(
+        WHO, tuple(RankedGpu(f"GPU-{index}", near, device.pids()) for index, device in enumerate(devices))
+    )
+
+
+def _plain(script: Script, found: HostEvidence, began: float, machine: int) -> dict[str, Any]:
+    """A look as JSON. On a larger host, the same processes are a smaller part of its CPUs."""
+    busy = None if found.host_busy is None else found.host_busy * machine / script.host_cpus
+    found = found._replace(start=found.start - began, end=found.end - began, host_busy=busy)
+    values: Mapping[str, Any] = found._asdict() | {
+        name: part._asdict() for name, part in (("processes", found.processes), ("files", found.files)) if part
+    }
+    return json.loads(json.dumps(values), parse_float=lambda text: float(f"{float(text):.5g}"))  # type: ignore[no-any-return]
+
+
+def main(names: Sequence[str]) -> None:
+    chosen = [script for script in SCRIPTS if not names or script.name in names]
+    old = {}
+    if RECORDS.exists():
+        with gzip.open(RECORDS, "rt", encoding="utf-8") as file:
+            old = {each["script"]: each for each in map(json.loads, file)}
+    for script in chosen:
+        for _ in range(TRIES):
+            found = record(script)
+            if found is not None:
+                old[script.name] = found
+                print(f"{script.name}: {len(found['looks'])} looks", flush=True)
+                break
+        else:
+            print(f"{script.name}: not run, the machine is too busy", flush=True)
+        order = [each.name for each in SCRIPTS]
+        lines = [json.dumps(old[name], separators=(",", ":")) for name in order if name in old]
+        RECORDS.parent.mkdir(parents=True, exist_ok=True)
+        RECORDS.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
+
+
+def run_inside(name: str, folder: str) -> None:
+    """Be the workload."""
+    script = next(each for each in SCRIPTS if each.name == name)
+    devices = tuple(SimulatedDevice(Path(folder) / f"gpu{index}") for index in range(script.gpus))
+    script.run(Place(devices, Path(folder)))
+
+
+if __name__ == "__main__":
+    assert shutil.which("unshare"), "unshare (util-linux) is missing"
+    assert psutil.LINUX
+    if sys.argv[1:2] == ["--run"]:
+        run_inside(*sys.argv[2:])
+    else:
+        main(sys.argv[1:])
