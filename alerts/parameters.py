@@ -17,6 +17,7 @@ DASHBOARD = (
     "{{ else }}fleet?orgId=1{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
     "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}{{ end }}"
 )
+CAUSES = RUNBOOK.replace("alerts/runbook.md", "docs/causes.md")
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
 KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
@@ -75,6 +76,18 @@ def stalled_text() -> str:
     )
 
 
+def causes_text() -> str:
+    """As gpus_text: the causes of the holder's low utilization, at most three, those of most GPUs first."""
+    return (
+        f"{WHO}{{{{ $causes := `` }}}}"
+        "{{ range query (printf `topk(3, count by (cause, confidence) (allocation:gpu_cause:info{%[1]s}))` $who) }}"
+        "{{ $cause := printf `%s (%s confidence)` .Labels.cause .Labels.confidence }}"
+        "{{ $causes = printf `%s%s%s` $causes (or (and $causes `, `) ``) $cause }}"
+        "{{ end }}{{ with $causes }}Why, as its host shows: {{ . }}. What to change: "
+        f"{CAUSES}.{{{{ end }}}}"
+    )
+
+
 FIXED = {
     "key": KEY,
     "target": TARGET,
@@ -86,6 +99,7 @@ FIXED = {
     "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
     "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
     "stalled_gpus": stalled_text(),
+    "causes": causes_text(),
     "holder_name": "{{ if $labels.job_id }}Job {{ $labels.job_id }}{{ else }}"
     "Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
     # The holder's name as its owner knows it.

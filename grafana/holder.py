@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from grafana.panels import GOOD, IDLE, IDLE_LONG, NEUTRAL, OUTSIDE, STATES, Board, value
-from grafana.queries import CLUSTER, MINE, STAGES, STATE_NUMBERS, Holder, alerts_of
+from grafana.panels import (
+    FREE,
+    GOOD,
+    IDLE,
+    IDLE_LONG,
+    NEUTRAL,
+    OUTSIDE,
+    STALLED,
+    STATES,
+    UNKNOWN,
+    Board,
+    value,
+)
+from grafana.queries import CAUSE_NUMBERS, CLUSTER, MINE, STAGES, STATE_NUMBERS, Holder, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.defaults import Settings
@@ -12,6 +24,15 @@ from grafana import panels
 
 UID = "gpu-exporter-holder"
 STAGE_COLORS = {"candidate": IDLE, "underused": IDLE_LONG, "partial": OUTSIDE, "sharing-candidate": NEUTRAL}
+# By what has to change: the site, the number of CPUs and threads, the files, the memory, the job itself.
+CAUSE_COLORS = {
+    **dict.fromkeys(("link_degraded", "far_numa"), UNKNOWN),
+    **dict.fromkeys(("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers"), IDLE),
+    **dict.fromkeys(("checkpointing", "remote_io", "small_file_io"), OUTSIDE),
+    **dict.fromkeys(("memory_pressure", "shm_full"), STALLED),
+    **dict.fromkeys(("no_process", "unused_gpu", "late_rank"), IDLE_LONG),
+    **dict.fromkeys(("starting", "interactive"), FREE),
+}
 UNIT_COLUMNS = {
     "node": "Node",
     "gpu": "GPU",
@@ -96,6 +117,9 @@ def build(settings: Settings) -> models.Dashboard:
     states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
+    causes = {float(number): (cause, CAUSE_COLORS[cause]) for cause, number in CAUSE_NUMBERS.items()}
+    text = "Why it was in that state, as far as its host showed it (docs/causes.md). A gap is time without a cause."
+    board.put(panels.timeline(17, "Cause", text, queries.causes(), UNIT_LEGEND, causes), 24, 5)
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}
     text = "Stages of the holder over time, as the reconciler reported them. A gap is time without a stage."
     board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 24, 4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from alerts.parameters import HOLDER, KEY, TARGET
 
 from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.causes.rules import RULES
 from gpu_exporter.digest import oversized
 from gpu_exporter.durations import format_duration
 
@@ -26,6 +27,7 @@ MINE = f'job=~"$job", {NAMED}'
 WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # with the indexes, for people
+CAUSE_NUMBERS = {rule.name: number for number, rule in enumerate(RULES, start=1)}
 PARTS = "used|stalled|idle_short|idle_long|unknown"
 TENANTS = "namespace, account, user"
 PEERS = 100  # number of holders or tenants in a table
@@ -210,6 +212,12 @@ class Holder:
         """The state of each of its GPUs, as a number of STATE_NUMBERS."""
         return _by_number(
             f"gpu_allocation_state{{{WHO}%s}}", "state", STATE_NUMBERS, "max by (cluster, node, gpu, mig)"
+        )
+
+    def causes(self) -> str:
+        """The cause of the state of each of its GPUs, as a number of CAUSE_NUMBERS; of two, the one judged first."""
+        return _by_number(
+            f"gpu_allocation_cause{{{WHO}%s}}", "cause", CAUSE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
 
     def own(self, name: str) -> str:

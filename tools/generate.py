@@ -24,11 +24,13 @@ def build_defaults() -> Mapping[Path, str]:
 
 
 def build_docs() -> Mapping[Path, str]:
+    from tools.causes_page import render_causes
     from tools.reference import render_reference
     from tools.rooms import render_architecture
 
-    page = ROOT / "docs" / "architecture.md"
+    page, causes = ROOT / "docs" / "architecture.md", ROOT / "docs" / "causes.md"
     return {
+        causes: render_causes(causes.read_text("utf-8")),
         ROOT / "docs" / "metrics.md": render_reference(),
         page: render_architecture(page.read_text("utf-8"), PACKAGE),
     }

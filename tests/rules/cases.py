@@ -9,7 +9,7 @@ from tests.rules.cases_disturbed import owners_disturbed
 from tests.rules.cases_exporters import exporters
 from tests.rules.cases_fleet import fleet, tenants
 from tests.rules.cases_hardware import hardware
-from tests.rules.cases_owners import low, named, owners, owners_reconciled, owners_stalled, partly_until
+from tests.rules.cases_owners import low, named, owners, owners_causes, owners_reconciled, owners_stalled, partly_until
 from tests.rules.crowd import crowds
 from tests.rules.disagree import disagreements
 from tests.rules.others import others
@@ -25,6 +25,7 @@ def all_cases() -> list[Case]:
         *owners_disturbed(),
         *owners_reconciled(),
         *owners_stalled(),
+        *owners_causes(),
         *partly_until(),
         *short,
         *hardware(),

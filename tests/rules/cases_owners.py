@@ -137,6 +137,32 @@ def stalled(*alerts: str, end: int = END, **labels: str) -> list[Firing]:
     return [Firing(alert, STALLED_AT, end, labels) for alert in alerts or ("GpuHolderStalled",)]
 
 
+def owners_causes() -> Iterator[Case]:
+    """GPUs by cause: each GPU once for each of its causes, also if two targets report it."""
+    world = World(END)
+    node = Node(world, gpus=3)
+    node.hold(0, BUSY, causes={"cpu_quota": "high", "shm_full": "medium"})
+    node.hold(1, BUSY, causes={"cpu_quota": "medium"}, pod="train-1", share=0.5)
+    node.hold(2, BUSY, causes={"far_numa": "medium"}, job_id="42", info={"user": "ada", "account": "phys"})
+    values = [
+        (100, 'sum by (namespace, cause) (tenant:gpu_cause_gpus:sum{namespace="ml"})',
+         [('{namespace="ml", cause="cpu_quota"}', 1.5), ('{namespace="ml", cause="shm_full"}', 1)]),
+        (100, 'sum by (account, user, cause) (tenant:gpu_cause_gpus:sum{account="phys"})',
+         [('{account="phys", user="ada", cause="far_numa"}', 1)]),
+    ]  # fmt: skip
+    yield Case("causes of pods and of a job", world, [], values)
+
+    world = World(END)
+    for instance in ("n1:9836", "n1:9837"):
+        Node(world, "n1", target={"instance": instance}).hold(0, BUSY, causes={"cpu_quota": "high"})
+    values = [(100, "sum by (cause) (tenant:gpu_cause_gpus:sum)", [('{cause="cpu_quota"}', 1)])]
+    yield Case("a cause that two targets of one GPU report", world, [], values)
+
+    world = World(END)
+    Node(world).hold(0, BUSY, causes={"cpu_quota": "high"}, end=60)
+    yield Case("a cause ends with its holder", world, [], [(100, "tenant:gpu_cause_gpus:sum", [])])
+
+
 def owners_stalled() -> Iterator[Case]:
     """Pods and jobs that are fully busy and make no progress."""
     about = ["GpuHolderStalled", "GpuGangStalled"]

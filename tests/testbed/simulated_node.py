@@ -49,7 +49,7 @@ class SimulatedNode:
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
-        self._backend, self._source = build_simulation(scenario, self.clock, sample_period_s)
+        self._backend, self._source, self.host = build_simulation(scenario, self.clock, sample_period_s)
         if make_source is not None:
             self._source = make_source(self.clock)
         self._make_state = partial(
@@ -94,6 +94,7 @@ class SimulatedNode:
             if self._is_due(self.settings.attribution.interval):
                 self.poll()
             if self._is_due(self.settings.diagnosis.interval):
+                self.host.look(self.state.host_node(self.diagnosis.unwell))
                 self.diagnosis.judge()
         return self.view()
 

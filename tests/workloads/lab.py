@@ -30,16 +30,24 @@ from gpu_exporter.host.evidence import EvidenceReader
 from gpu_exporter.host.subject import HostSubject, RankedGpu
 from gpu_exporter.model.evidence import HostEvidence
 from tests.workloads.device import SimulatedDevice
+from tests.workloads.score import RECORDS
 from tests.workloads.scripts import SCRIPTS, Place, Script
 
 ROOT = Path("/sys/fs/cgroup")
-RECORDS = Path(__file__).resolve().parents[1] / "fixtures" / "causes" / "records.jsonl.gz"
 LOOK_S = 5.0
 SETTLE_S = 3.0  # imports, first samples
 FOREIGN_MAX = 0.3  # CPUs
 TRIES = 4
+NO_LIMIT = 10**15  # bytes per second
 CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")
 WHO = ("job", "1")
+
+
+def _disk() -> str:
+    """The whole disk below the home folder, as major:minor."""
+    number = Path.home().stat().st_dev
+    folder = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    return ((folder if not (folder / "partition").exists() else folder.parent) / "dev").read_text().strip()
 
 
 @contextmanager
@@ -54,6 +62,8 @@ def cgroup(script: Script) -> Iterator[PurePosixPath]:
             (ROOT / "cpu" / name / "cpu.cfs_quota_us").write_text(str(int(script.quota * 100_000)))
         if script.memory is not None:
             (ROOT / "memory" / name / "memory.limit_in_bytes").write_text(str(script.memory))
+        for way in ("read", "write"):  # without a limit, newer kernels do not count what passes
+            (ROOT / "blkio" / name / f"blkio.throttle.{way}_bps_device").write_text(f"{_disk()} {NO_LIMIT}")
         yield name
     finally:
         until = time.monotonic() + 20.0
@@ -78,10 +88,10 @@ def start(script: Script, name: PurePosixPath, folder: Path) -> subprocess.Popen
     if script.cpu is not None:
         command = f"taskset -c {script.cpu} {command}"
     if script.shm is not None:
-        command = f"unshare -m sh -c 'mount -t tmpfs -o size={script.shm // 1024}k tmpfs /dev/shm && {command}'"
+        command = f"unshare -m sh -c 'mount -t tmpfs -o size={script.shm // 1024}k tmpfs /dev/shm && exec {command}'"
     elif script.network:
-        command = f"unshare -n sh -c 'ip link set lo up && {command}'"
-    return subprocess.Popen(["sh", "-c", f"{into}; {command}"], stdin=subprocess.DEVNULL)
+        command = f"unshare -n sh -c 'ip link set lo up && exec {command}'"
+    return subprocess.Popen(["sh", "-c", f"{into}; exec {command}"], stdin=subprocess.DEVNULL)
 
 
 def record(script: Script) -> dict[str, Any] | None:

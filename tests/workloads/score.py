@@ -9,6 +9,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.defaults import Settings
@@ -17,8 +18,8 @@ from gpu_exporter.diagnosis.causes.rules import find_causes
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.model.causes import LOW, Causes
 from gpu_exporter.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
-from tests.workloads.lab import RECORDS
 
+RECORDS = Path(__file__).resolve().parents[1] / "fixtures" / "causes" / "records.jsonl.gz"
 BOOTSTRAPS = 2000
 SEED = 37
 OLD_S, NEW_S = 7200.0, 300.0  # how long a holder has held its GPU

@@ -199,7 +199,7 @@ def mapped_data_do_not_fit(place: Place) -> None:
         pages.madvise(mmap.MADV_RANDOM)
 
         def get() -> None:
-            for _ in range(20):
+            for _ in range(80):
                 _ = pages[random.randrange(len(pages))]
 
         train(place.device, 0.002, get)

@@ -1,5 +1,7 @@
 """`demo`: a simulated node on a compressed clock, so that an idle allocation becomes underused within a minute.
 
+It also shows why GPUs are not used, and what one fix changes.
+
 Only the driver, the holders and the clock are simulated. Sampling, ledger, attribution and server are those of
 production, and so is the reconciler, which reads /metrics over HTTP.
 """
@@ -13,12 +15,13 @@ from pathlib import Path
 from gpu_exporter.app.agent import Agent
 from gpu_exporter.app.serve import ProcessSeries, repeat, stop_on_signal
 from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.surroundings import Publishing
+from gpu_exporter.app.surroundings import Host, Publishing
 from gpu_exporter.clock import CompressedClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import load_scenario
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.site import ExporterSite
+from gpu_exporter.model.views import AllocationView, View
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.dry_run import StageTracker
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
@@ -26,13 +29,18 @@ from gpu_exporter.reconciler.report import render_decisions
 from gpu_exporter.web.server import HttpServer
 
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
-INTERVAL_S = 15.0  # of the compressed clock: 10 GPUs at 12 samples a second keep a core 95 % free
+INTERVAL_S = 15.0  # of the compressed clock: 11 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
 ALONE = (
     "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks get a "
     "mark only after four hours (docs/reconciler.md, Surroundings)."
 )
 FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since 300 s
+# As demo.yaml: GPUs that one hangs and one works at low power on, one with a cause that is not certain, the mended job.
+HANGS, WORKS, EXPLAINED, FIXED = 8, 0, 3, "48121"
+FIX_S = 2400.0
+FIXED_LOOK_S = FIX_S + 1020.0  # after the window of the state and its hold
+SHOWS = 3
 PERIOD_MAX_S = 2 * INTERVAL_S  # how long a reading counts: on a busy machine, a cycle of the fast clock comes late
 
 
@@ -48,16 +56,19 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serve the simulated node, print its table, then each label that the reconciler would write, then the decisions.
+    """Serve the simulated node, and print its table, the reasons behind it, each label that the reconciler would write,
+    what a fix changes, and the decisions.
 
     Ends after `duration_s` seconds of real time, or never without `duration_s`. Raises ValueError, OSError for a bad
     address.
     """
     clock = CompressedClock(speed)
     settings = demo_settings()
-    backend, source = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
+    simulation = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
-    agent = Agent(settings, backend, [source], clock, publishing=Publishing(note, driver_period_max_s=PERIOD_MAX_S))
+    publishing = Publishing(note, driver_period_max_s=PERIOD_MAX_S)
+    host = Host(reader=simulation.host)
+    agent = Agent(settings, simulation.backend, [simulation.source], clock, publishing=publishing, host=host)
     process = ProcessSeries()
     publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
     server = HttpServer(address, ExporterSite(publisher, agent.readiness))
@@ -69,21 +80,24 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     stop = stop_on_signal()
     began = time.monotonic()
     report = ""
-    shown = False
+    due = [
+        (FIRST_LOOK_S, lambda: _show_first(publisher, agent.view())),
+        (FIX_S, lambda: _say(f"\nThe demo follows the advice: it restarts job {FIXED} with OMP_NUM_THREADS=4.")),
+        (FIXED_LOOK_S, lambda: _show_fixed(agent.view())),
+    ]
 
     def tick() -> None:
-        nonlocal report, shown
+        nonlocal report
         if not agent.is_complete():
             return
         process.refresh()
         elapsed = time.monotonic() - began
-        if not shown and elapsed * speed > FIRST_LOOK_S:
-            shown = True
-            _say(publisher.body("table").decode())
-            _say("\nMarks that the reconciler would write, as they happen (dry run):")
+        while due and elapsed * speed > due[0][0]:
+            due.pop(0)[1]()
         seen = evidence.read_evidence()
         decisions = decide(seen, settings.policy)
         report = render_decisions(decisions, seen)
+        shown = len(due) < SHOWS
         for line in tracker.changes(decisions) if shown else ():
             _say(f"  {elapsed:4.0f} s  {line}")
         if duration_s is not None and elapsed >= duration_s:
@@ -97,6 +111,39 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     server.stop()
     agent.stop()
     return 0
+
+
+def _show_first(publisher: Publisher, view: View) -> None:
+    """The table, and what other tools do not show of it."""
+    _say(publisher.body("table").decode())
+    by_gpu = {allocation.gpu: allocation for allocation in view.allocations}
+    hangs, works = by_gpu[HANGS], by_gpu[WORKS]
+    for each in (hangs, works):
+        _say(
+            f"nvidia-smi about GPU {each.gpu}: {each.utilization:.0%} busy, {each.power_w:.0f} W, a process has memory."
+        )
+    _say(f"gpu-exporter: GPU {works.gpu} is {works.verdict.state}, GPU {hangs.gpu} is {hangs.verdict.state}:")
+    _say(f"  {hangs.verdict.evidence}\n")
+    _explain(by_gpu[EXPLAINED])
+    _say("\nMarks that the reconciler would write, as they happen (dry run):")
+
+
+def _show_fixed(view: View) -> None:
+    """What the fix has changed."""
+    job = next(each for each in view.allocations if each.allocation.holder.job_id == FIXED)
+    found = ", ".join(cause.name for cause in job.causes.found) or "no cause"
+    _say(f"Ten minutes later, job {FIXED} is {job.verdict.state}: {job.verdict.evidence}, {found}.\n")
+
+
+def _explain(view: AllocationView) -> None:
+    """The causes of one allocation, as `explain` prints them."""
+    _say(f"Why {view.allocation.holder.label} is {view.verdict.state} ({view.verdict.evidence}):")
+    for cause in view.causes.ranked:
+        _say(f"  {cause.name}, {cause.confidence} confidence: {cause.evidence}")
+        parts = {"against it": cause.against, "to change": cause.advice, "gain": cause.gain}
+        for name, text in parts.items():
+            if text:
+                _say(f"    {name}: {text}")
 
 
 def _say(text: str) -> None:

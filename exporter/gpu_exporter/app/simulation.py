@@ -1,25 +1,69 @@
-"""A scenario as a node: its GPUs are the backend, its holders are the attribution source."""
+"""A scenario as a node: its GPUs are the backend, its holders are the attribution source, and it shows their hosts."""
 
 from __future__ import annotations
 
+import threading
+import uuid
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
+from gpu_exporter.host.loop import TICK_S, HostNode
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.holders import Grant
 
 
-def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> tuple[SimulatedBackend, Source]:
-    """The backend and the source of one scenario, on one clock."""
+class Simulation(NamedTuple):
+    """The parts of a simulated node."""
+
+    backend: SimulatedBackend
+    source: Source
+    host: SimulatedHost
+
+
+def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> Simulation:
+    """The parts of one scenario, on one clock."""
     stage = ScenarioTime(scenario, clock, sample_period_s)
 
     def read_grants() -> Sequence[Grant]:
         return [_grant(holder) for holder in scenario.holders_at(stage.now())]
 
-    return SimulatedBackend(stage), CallbackSource("scenario", read_grants)
+    return Simulation(SimulatedBackend(stage), CallbackSource("scenario", read_grants), SimulatedHost(stage))
+
+
+class SimulatedHost:
+    """Shows what the scenario says about the holders' hosts. Their work of the last minutes is unknown."""
+
+    works: HostWorks | None = None
+
+    def __init__(self, stage: ScenarioTime) -> None:
+        self._stage = stage
+        self._looked = stage.clock.monotonic()
+
+    def run(self, stop: threading.Event, node: HostNode) -> None:
+        """Look until `stop`."""
+        while not stop.is_set():
+            self.look(node)
+            self._stage.clock.wait(stop, TICK_S)
+
+    def look(self, node: HostNode) -> None:
+        """One look at each holder that does not use its GPUs well."""
+        start, self._looked = self._looked, self._stage.clock.monotonic()
+        holders = {_who(holder): holder for holder in self._stage.scenario.holders_at(self._stage.now())}
+        for subject in node.list_subjects():
+            holder = holders.get(subject.who)
+            evidence = holder.evidence_at(self._stage.now()) if holder is not None else None
+            if evidence is not None and self._looked > start:
+                node.note(subject.who, evidence._replace(start=start, end=self._looked))
+
+
+def _who(holder: ScenarioHolder) -> Who | None:
+    return identify(_grant(holder).holder)
 
 
 def _grant(holder: ScenarioHolder) -> Grant:
@@ -29,4 +73,7 @@ def _grant(holder: ScenarioHolder) -> Grant:
         "account": holder.account,
         "partition": holder.partition,
     }
-    return Grant("uuid", holder.unit.mig_uuid or holder.unit.uuid, static_holder(texts, "scenario", ""))
+    held = static_holder(texts, "scenario", "")
+    if holder.kind == "pod" and holder.host:  # a host is found by the UID of its pod
+        held = held._replace(pod_uid=str(uuid.uuid5(uuid.NAMESPACE_URL, holder.name)))
+    return Grant("uuid", holder.unit.mig_uuid or holder.unit.uuid, held)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_exporter.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from gpu_exporter.app.surroundings import HostReader
     from gpu_exporter.attribution.processes import ProcessOwners
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from gpu_exporter.vendor import Vendor
 
 
-def build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
-    """The backend that the flags request, and the holders of a scenario."""
+def build_backend(
+    parser: Parser, options: argparse.Namespace, clock: Clock
+) -> tuple[Backend, list[Source], HostReader | None]:
+    """The backend that the flags request, and the holders and hosts of a scenario."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
     if options.scenario is not None:
@@ -31,15 +34,15 @@ def build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> 
         from gpu_exporter.devices.scenario import ScenarioError, load_scenario
 
         try:
-            backend, source = build_simulation(load_scenario(options.scenario), clock)
+            simulation = build_simulation(load_scenario(options.scenario), clock)
         except (ScenarioError, OSError) as exc:
             parser.fail(str(exc))
-        return backend, [source]
+        return simulation.backend, [simulation.source], simulation.host
     if options.replay:
-        return _build_replay(parser, options.replay, clock), []
+        return _build_replay(parser, options.replay, clock), [], None
     from gpu_exporter.devices.nvml.backend import NvmlBackend
 
-    return NvmlBackend(), []
+    return NvmlBackend(), [], None
 
 
 def build_sources(

@@ -23,7 +23,7 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
-    backend, simulated = build_backend(parser, options, clock)
+    backend, simulated, _ = build_backend(parser, options, clock)
     directory = Path(options.state_directory) if options.state_directory else None
     socket_path = directory / "gpu-exporter.sock" if directory is not None and backend.is_live else None
     enabled = {name for name in COLLECTORS if getattr(options, f"collector_{name}")}

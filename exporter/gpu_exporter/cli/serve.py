@@ -15,7 +15,7 @@ from gpu_exporter.version import VERSION
 
 if TYPE_CHECKING:
     from gpu_exporter.app.serve import Ended
-    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.app.surroundings import Host
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
@@ -109,11 +109,12 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     from gpu_exporter.app.once import exit_now
     from gpu_exporter.app.restart import restart_or_exit
     from gpu_exporter.app.serve import Ended, hold_signals
+    from gpu_exporter.app.surroundings import Host
     from gpu_exporter.clock import SYSTEM_CLOCK
     from gpu_exporter.ledger.state import StateInUse, open_state, read_boot_id
     from gpu_exporter.logs import set_up_logging
 
-    backend, simulated = build_backend(parser, options, SYSTEM_CLOCK)
+    backend, simulated, simulated_host = build_backend(parser, options, SYSTEM_CLOCK)
     sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
     hold_signals()
@@ -126,7 +127,17 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         state = open_state(directory, settings.state.write_interval, read_boot_id())
-        ended = _serve(options, settings, backend, sources, processes, state)
+        host = simulated_host or build_host(options, backend, SYSTEM_CLOCK, with_files=settings.causes.files)
+        ended = _serve(
+            options,
+            settings,
+            backend,
+            sources,
+            Host(
+                options.sysfs if backend.is_live else None, processes, options.kmsg if options.xid_kmsg else None, host
+            ),
+            state,
+        )
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:
@@ -142,13 +153,13 @@ def _serve(
     settings: Settings,
     backend: Backend,
     sources: list[Source],
-    processes: ProcessOwners | None,
+    host: Host,
     state: StateFile | None,
 ) -> Ended:
     """Publish until a signal. Raises ValueError, OSError."""
     from gpu_exporter.app.agent import Agent
     from gpu_exporter.app.serve import serve, write_textfiles
-    from gpu_exporter.app.surroundings import Host, Publishing
+    from gpu_exporter.app.surroundings import Publishing
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     agent = Agent(
@@ -159,12 +170,7 @@ def _serve(
         state,
         list_enabled(options),
         Publishing(interval_s=options.textfile_interval if options.textfile is not None else 0.0),
-        Host(
-            options.sysfs if backend.is_live else None,
-            processes,
-            options.kmsg if options.xid_kmsg else None,
-            build_host(options, backend, SYSTEM_CLOCK, with_files=settings.causes.files),
-        ),
+        host,
     )
     if options.textfile is not None:
         return write_textfiles(agent, options.textfile, options.textfile_interval)

@@ -15,7 +15,8 @@ The format (JSON or YAML; `scenario.schema.json` beside this file is the same as
         mig_from: 0                                 # MIG mode is on in [mig_from, mig_to)
         mig: [{profile: 1g.10gb, gi: 7, ci: 0, from: 0, to: 600, load: {kind: constant, value: 0.5}}]
     holders:
-      - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1}
+      - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1,
+         host: [{at: 0, cpus: 4, cores: 4, throttled: 0.7, ranks: 1, runnable: 96}]}   # model/evidence.py
     seed: 7
 
 Times are seconds since the scenario's start. This module only evaluates; it makes no driver calls.
@@ -28,11 +29,12 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpu_exporter.devices.levels import LEVELS, compile_work
 from gpu_exporter.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.devices.products import PRODUCTS, Product
+from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
 from gpu_exporter.model.units import UnitId
 
 FOREVER = float("inf")
@@ -42,6 +44,11 @@ PARTS = (
     *("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink"),
     *("graphics", "sm", "tensor", "dram", "fp64", "fp32", "fp16", "power"),
 )
+HOST_NUMBERS = tuple(
+    name for name in HostEvidence._fields if name not in ("start", "end", "network_files", "processes", "files")
+)
+PROCESS_COUNTS = ("ranks", "loaders", "named_loaders", "runnable", "blocked", "stopped")
+PROCESS_NUMBERS = (*PROCESS_COUNTS, "rank_cores", "loader_cores", "loader_most", "loader_bytes", "terminal", "notebook")
 HEALTH = (
     "ecc_corrected",
     "ecc_uncorrected",
@@ -126,6 +133,13 @@ class ScenarioGpu:
         return None
 
 
+class HostStage(NamedTuple):
+    """What a holder does on its host from `start` on. The times of the evidence are 0."""
+
+    start: float
+    evidence: HostEvidence
+
+
 class ScenarioHolder(NamedTuple):
     """A holder of a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
@@ -140,6 +154,11 @@ class ScenarioHolder(NamedTuple):
     user: str
     account: str
     partition: str
+    host: tuple[HostStage, ...] = ()
+
+    def evidence_at(self, t: float) -> HostEvidence | None:
+        """What the holder does on its host at `t`, None if the scenario does not say."""
+        return next((stage.evidence for stage in reversed(self.host) if stage.start <= t), None)
 
 
 class Scenario(NamedTuple):
@@ -187,6 +206,9 @@ class _ScenarioReader:
             raise ScenarioError(f"{place}: expected a mapping, not {type(data).__name__}")
         self.place = place
         self._data = dict(data)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
 
     def take(self, key: str, default: object = None) -> object:
         return self._data.pop(key, default)
@@ -392,6 +414,20 @@ def _parse_instance(part: _ScenarioReader, position: int, name: str) -> Scenario
     return instance
 
 
+def _parse_host(reader: _ScenarioReader) -> HostStage:
+    start = reader.number("at")
+    whole: dict[str, Any] = {name: reader.number(name) for name in HOST_NUMBERS if name in reader}
+    own = {name: reader.number(name) for name in PROCESS_NUMBERS if name in reader}
+    reader.finish()
+    processes: ProcessEvidence | None = None
+    if own:
+        kinds = {name: bool(own.pop(name)) for name in ("terminal", "notebook") if name in own}
+        counts = {name: int(own.pop(name)) for name in PROCESS_COUNTS if name in own}
+        number = counts.get("ranks", 0) + counts.get("loaders", 0)
+        processes = ProcessEvidence(number, True, **counts, **kinds, **own)  # type: ignore[arg-type]
+    return HostStage(start, HostEvidence(0.0, 0.0)._replace(processes=processes, **whole))
+
+
 def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
     index = int(reader.number("gpu"))
     if index >= len(gpus):
@@ -421,6 +457,10 @@ def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> Sce
         user=reader.text("user", ""),
         account=reader.text("account", ""),
         partition=reader.text("partition", ""),
+        host=tuple(
+            _parse_host(_ScenarioReader(f"{reader.place}.host[{i}]", entry))
+            for i, entry in enumerate(reader.entries("host"))
+        ),
     )
     reader.finish()
     return holder

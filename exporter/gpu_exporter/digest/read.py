@@ -85,6 +85,14 @@ class IdleHolder(NamedTuple):
     idle: float
 
 
+class TenantCause(NamedTuple):
+    """GPU-hours of a tenant for which this cause of low utilization was named. A GPU with two causes counts in both."""
+
+    tenant: TenantName
+    cause: str
+    hours: float
+
+
 @dataclass
 class Digest:
     """`days`: start and hours per day, oldest first. `before`: hours of the previous period of the same length.
@@ -100,6 +108,7 @@ class Digest:
     holders: list[IdleHolder] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     oversized: list[Oversized] = field(default_factory=list)
+    causes: list[TenantCause] = field(default_factory=list)
 
     @property
     def total(self) -> Hours:
@@ -147,6 +156,7 @@ class DigestReader:
         queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")]
         answers = self._ask_all(queries, end)
         idle: dict[HolderName, IdleHolder] = {}
+        causes: dict[tuple[TenantName, str], float] = {}
         for part in sorted(parts, key=lambda each: -each.ago):
             is_before = part.ago >= since_s
             day = Hours()
@@ -159,8 +169,11 @@ class DigestReader:
             else:
                 digest.days.append((end - part.ago - part.span, day))
                 _add_holders(idle, answers.get((part, "holders"), []))
+                _add_causes(causes, answers.get((part, "causes"), []))
         over = {name: rows for (part, name), rows in answers.items() if name.startswith("over_")}
         digest.oversized = oversized.find(over, _owner_of)
+        found = [TenantCause(tenant, cause, hours) for (tenant, cause), hours in causes.items()]
+        digest.causes = sorted(found, key=lambda each: (-each.hours, each.tenant, each.cause))
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
             raise EvidenceError(
@@ -207,6 +220,8 @@ class DigestReader:
         owner = (
             f"topk by ({HOLDER}) (1, max by ({HOLDER}, {OWNER}) (last_over_time(allocation:owner:info{part.window})))"
         )
+        causes = f"sum_over_time(tenant:gpu_cause_gpus:sum{part.window})"
+        yield "causes", f"sum by ({TENANT}, cause) ({causes}) * {hours:g}"
         yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
 
     def _ask(self, part: _PeriodPart, query: tuple[str, str], end: float) -> tuple[_PeriodPart, str, list[VectorRow]]:
@@ -222,7 +237,7 @@ class DigestReader:
         found: dict[TenantName, Hours] = {}
         for name in vars(Hours()):
             for row in answers.get((part, name), []):
-                tenant = TenantName(*(row.labels.get(label, "") for label in TenantName._fields))
+                tenant = _tenant_of(row.labels)
                 hours = found.setdefault(tenant, Hours())
                 setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
         return found
@@ -257,6 +272,16 @@ def _parts(since_s: float, ago: float) -> Iterator[_PeriodPart]:
     while ago < end:
         yield _PeriodPart(ago, min(DAY_S, end - ago))
         ago += DAY_S
+
+
+def _tenant_of(labels: Mapping[str, str]) -> TenantName:
+    return TenantName(*(labels.get(label, "") for label in TenantName._fields))
+
+
+def _add_causes(causes: dict[tuple[TenantName, str], float], rows: list[VectorRow]) -> None:
+    for row in rows:
+        key = (_tenant_of(row.labels), row.labels.get("cause", ""))
+        causes[key] = causes.get(key, 0.0) + row.value
 
 
 def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[VectorRow]) -> None:

@@ -14,8 +14,9 @@ from gpu_exporter.plain import layout, one_line, utc
 TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
 OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MAX MEMORY", "SUFFICIENT SIZE")
+CAUSE_HEADER = ("TENANT", "CAUSE", "GPU-HOURS WITH THIS CAUSE")
 DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN")
-WORDS = {"OWNER", "SUFFICIENT SIZE"}  # columns with texts
+WORDS = {"OWNER", "CAUSE", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
 Table: TypeAlias = tuple[Sequence[str], Sequence[tuple[str, ...]]]
@@ -66,6 +67,9 @@ def render_json(digest: Digest) -> str:
                     {**holder.name._asdict(), "title": holder.title, "owner": holder.owner, "idle_hours": holder.idle}
                     for holder in digest.holders
                 ],
+                "causes": [
+                    {**each.tenant._asdict(), "cause": each.cause, "hours": each.hours} for each in digest.causes
+                ],
                 "oversized": [
                     {
                         **each.name._asdict(),
@@ -110,6 +114,9 @@ def _tables(digest: Digest) -> list[Table]:
     if digest.holders:
         top = [(holder.title, holder.owner or UNKNOWN, f"{holder.idle:,.1f}") for holder in digest.holders[:TOP]]
         tables.append((HOLDER_HEADER, top))
+    if digest.causes:
+        top = [(str(each.tenant), each.cause, f"{each.hours:,.1f}") for each in digest.causes[:TOP]]
+        tables.append((CAUSE_HEADER, top))
     if digest.oversized:
         tables.append((OVERSIZED_HEADER, [_cells_of(each) for each in digest.oversized[:TOP]]))
     if len(digest.days) > 1:

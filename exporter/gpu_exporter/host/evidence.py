@@ -16,7 +16,7 @@ import psutil
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
-from gpu_exporter.host.accounting import PRESSURES, Accounting, read_accounting
+from gpu_exporter.host.accounting import PRESSURES, Accounting, find_quota, read_accounting
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups, Members
 from gpu_exporter.host.files import HolderFiles
 from gpu_exporter.host.network import NetworkBytes, list_mounts, read_network
@@ -80,7 +80,11 @@ class EvidenceReader:
         self._due = self._clock.monotonic() + max(INTERVAL_S, spent_s / CPU_SHARE)
 
     def _look(
-        self, subject: HostSubject, place: PurePosixPath, before: _WatchedHolder | None, host_s: tuple[float, float] | None
+        self,
+        subject: HostSubject,
+        place: PurePosixPath,
+        before: _WatchedHolder | None,
+        host_s: tuple[float, float] | None,
     ) -> HostEvidence | None:
         reading = self._cgroups.read(place)
         if reading is None:
@@ -103,7 +107,9 @@ class EvidenceReader:
         return _compare(watched.look, look)._replace(
             host_cpus=float(self._host_cpus),
             network_files=None if mounts is None else tuple(sorted({each.kind for each in mounts if each.is_remote})),
-            shm_limit=next((_size(each.options) for each in mounts or () if each.point == SHM), None),
+            shm_limit=next(
+                (_size(each.options) for each in reversed(mounts or ()) if each.point == SHM), None
+            ),  # the topmost
             processes=processes,
             files=files,
         )
@@ -146,6 +152,7 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         found = rate(last.accounting.waited_s.get(name), now.accounting.waited_s.get(name))
         return None if found is None else min(1.0, found)
 
+    quota, throttled = find_quota(last.accounting, now.accounting, now.reading.cpu_s - last.reading.cpu_s)
     written = rate(last.accounting.written, now.accounting.written)
     moved = rate(last.reading.io_bytes, now.reading.io_bytes)
     killed = rate(last.accounting.killed, now.accounting.killed)
@@ -153,9 +160,9 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         last.at,
         now.at,
         cpus=now.reading.cpus,
-        quota=now.accounting.quota,
+        quota=quota,
         cores=rate(last.reading.cpu_s, now.reading.cpu_s),
-        throttled=_find_throttled(last.accounting, now.accounting),
+        throttled=throttled,
         host_busy=_find_busy(last.host_s, now.host_s),
         memory_bytes=now.accounting.memory_bytes,
         memory_limit=now.accounting.memory_limit,
@@ -171,20 +178,6 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         received, sent = rate(last.traffic.received, now.traffic.received), rate(last.traffic.sent, now.traffic.sent)
         evidence = evidence._replace(received=received, sent=sent)
     return evidence
-
-
-def _find_throttled(last: Accounting, now: Accounting) -> float | None:
-    """The largest share of periods in which a quota ran out; 0 if there is no quota, None if none can be compared."""
-    if now.quota is None:
-        return 0.0
-    shares = [
-        min(1.0, (after.throttled - before.throttled) / (after.periods - before.periods))
-        for place, after in now.throttling.items()
-        if (before := last.throttling.get(place)) is not None
-        and after.periods > before.periods
-        and after.throttled >= before.throttled
-    ]
-    return max(shares, default=None)
 
 
 def _find_busy(last: tuple[float, float] | None, now: tuple[float, float] | None) -> float | None:

@@ -74,7 +74,9 @@ def read_network(procfs: Procfs, pid: int) -> NetworkBytes | None:
     )
     if is_hosts:
         return None
-    return NetworkBytes(float(sum(received for received, _ in own.values())), float(sum(sent for _, sent in own.values())))
+    return NetworkBytes(
+        float(sum(received for received, _ in own.values())), float(sum(sent for _, sent in own.values()))
+    )
 
 
 def _parse_interfaces(text: str | None) -> Interfaces | None:

@@ -54,6 +54,8 @@ class HolderProcesses:
 
     def look(self, members: Members, gpus: Collection[RankedGpu] | None, span_s: float) -> ProcessEvidence:
         """One look. `gpus`: those of the holder, None if their processes are unknown. `span_s`: since the last look."""
+        if gpus is not None:  # the driver also lists processes of others, on a shared GPU
+            gpus = [gpu._replace(pids=tuple(pid for pid in gpu.pids if pid in members.pids)) for gpu in gpus]
         ranks = None if gpus is None else frozenset(pid for gpu in gpus for pid in gpu.pids)
         psutil.PROCFS_PATH = str(self._root)
         before, self._cpu_s = self._cpu_s, {}

@@ -57,10 +57,10 @@ class FileEvidence(NamedTuple):
 class HostEvidence(NamedTuple):
     """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
 
-    `cpus`: how many CPUs the holder may use at once, None without a limit. `quota`: by its CFS quota alone. `cores`:
-    CPUs that it used. `throttled`: share of the quota's periods in which it had to wait, in the cgroup where that is
-    most. `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the
-    time in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
+    `cpus`: how many CPUs the holder may use at once, None without a limit. `quota`: by the CFS quota that most of its
+    work is under, `throttled`: share of the periods in which this quota ran out. `cores`: CPUs that it used.
+    `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the time
+    in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
     `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `faults`: page faults that read from disk.
     `killed`: processes that the kernel killed for memory. `shm_bytes`, `shm_limit`: shared memory in use, and the size
     of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own

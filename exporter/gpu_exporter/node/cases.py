@@ -8,7 +8,6 @@ from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
 from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.state import Window
-from gpu_exporter.model.units import UnitId
 from gpu_exporter.node.view import HolderRecord, NodeRecords
 
 FIRST_S = 60.0  # a holder that was seen within this time after the exporter's start may be much older
@@ -21,10 +20,10 @@ class NodeCases:
         self,
         records: NodeRecords,
         windows: Mapping[AllocationId, Window],
-        looks: Callable[[Who | None, list[UnitId]], tuple[HostLook, ...]],
+        looks: Callable[[Who | None], tuple[HostLook, ...]],
         running_s: float,
     ) -> None:
-        """`looks`: those at a holder that holds these units. `running_s`: how long the exporter has been running."""
+        """`looks`: those at a holder. `running_s`: how long the exporter has been running."""
         self._records, self._windows, self._looks, self._running_s = records, windows, looks, running_s
         self._of: dict[Who | None, list[HolderRecord]] = {}
         self._by_id: dict[AllocationId, HolderRecord] = {}
@@ -49,7 +48,7 @@ class NodeCases:
             processes=window.processes,
             spin=window.spin,
             members=tuple(member for each in own if (member := self._describe_member(each)) is not None),
-            looks=self._looks(who, [each.allocation.unit for each in own]),
+            looks=self._looks(who),
         )
 
     def _describe_member(self, record: HolderRecord) -> HeldGpu | None:

@@ -218,9 +218,12 @@ class NodeState:
             return list_subjects(allocations, unwell, self._answered, processes_proven=self._processes_proven)
 
     def note_evidence(self, who: Who, evidence: HostEvidence) -> None:
-        """Keep one look at a holder's host."""
+        """Keep one look at a holder's host, with the mean utilization of its GPUs here in the same time."""
         with self._lock:
-            self._evidence.note(who, evidence)
+            units = [each.unit for each, _ in self._held.resolution.allocations if identify(each.holder) == who]
+            means = [self._mean_between(unit, evidence.start, evidence.end) for unit in units]
+            known = [mean for mean in means if mean is not None]
+            self._evidence.note(who, HostLook(evidence, sum(known) / len(known) if known else None))
 
     def list_suspects(self) -> Sequence[Suspect]:
         """The holders whose host shows whether they make progress, with the processes that spin."""
@@ -369,9 +372,9 @@ class NodeState:
         snapshots = [gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up]
         return DiagnosisInput(snapshots, subjects, cases.describe)
 
-    def _list_looks(self, who: Who | None, units: Collection[UnitId]) -> tuple[HostLook, ...]:
+    def _list_looks(self, who: Who | None) -> tuple[HostLook, ...]:
         with self._lock:
-            return self._evidence.looks(who, units, self._mean_between)
+            return self._evidence.looks(who)
 
     def _mean_between(self, unit: UnitId, start: float, end: float) -> float | None:
         """Mean utilization of a unit between two times, None if nothing is known of it."""

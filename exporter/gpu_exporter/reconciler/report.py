@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import format_duration
@@ -17,10 +17,11 @@ from gpu_exporter.reconciler.decision.policy import (
     Windows,
     windows_of,
 )
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, OtherActivity
+from gpu_exporter.reconciler.evidence.records import CauseTexts, Evidence, HolderName, OtherActivity, PublishedCause
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
 from gpu_exporter.reconciler.preview import Outlook
 
+NO_CAUSES: CauseTexts = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
 
@@ -66,11 +67,12 @@ def explain(
     other: OtherActivity | None = None,
     other_s: float = 0.0,
     action: str = "",
+    causes: CauseTexts = NO_CAUSES,
 ) -> str:
     """Explain the stage of one holder: every number that counted, and the limits of the policy.
 
-    `action`: the act that may follow, by what_may_follow. `other`: the witnesses that kept its GPUs from being idle in
-    the last `other_s` seconds.
+    `action`: the act that may follow, by what_may_follow. `causes`: those with their texts. `other`: the witnesses
+    that kept its GPUs from being idle in the last `other_s` seconds.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
@@ -89,6 +91,7 @@ def explain(
         lines.append(f"  {decision.stall or 'not stalled'}: {decision.stall_why}")
     if action:
         lines.append(f"  action: {action}")
+    said: set[PublishedCause] = set()
     for unit in decision.units:
         place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")
         lines.append(
@@ -96,6 +99,7 @@ def explain(
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
             f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
+        lines += _explain_causes(causes.get((unit.uuid, unit.mig)) or unit.causes, said)
         seen = (other or {}).get((unit.uuid, unit.mig), {})
         if seen:
             parts = [
@@ -111,6 +115,19 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "\n".join(lines) + "\n"
+
+
+def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:
+    """The causes of one unit with their numbers, what speaks against them, and what to change, each once per holder."""
+    for cause in causes:
+        known = cause in said
+        yield f"    cause: {cause.name}, confidence {cause.confidence}{': as above' if known else ''}" + (
+            f": {cause.evidence}" if cause.evidence and not known else ""
+        )
+        if not known:
+            said.add(cause)
+            parts = {"against it": cause.against, "to change": cause.advice, "gain": cause.gain}
+            yield from (f"      {name}: {text}" for name, text in parts.items() if text)
 
 
 def _what_is_next(decision: Decision, windows: Windows) -> str:

@@ -88,6 +88,18 @@ capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
+{{/* As above. The right to trace processes only where open files are read for causes (settings.causes.files). */}}
+{{- define "gpu-exporter.agentSecurityContext" -}}
+{{- if dig "causes" "files" false .Values.settings }}
+{{- if not .Values.agent.processes }}
+{{- fail "settings.causes.files: the agent sees processes only with agent.processes=true" }}
+{{- end }}
+{{- include "gpu-exporter.securityContext" . | replace "{drop: [ALL]}" "{drop: [ALL], add: [SYS_PTRACE]}" }}
+{{- else }}
+{{- include "gpu-exporter.securityContext" . }}
+{{- end }}
+{{- end }}
+
 {{/* Shared by the reconciler and its cleanup: parts of the pod and the container, and their rights. */}}
 {{- define "gpu-exporter.reconcilerPod" -}}
 enableServiceLinks: false

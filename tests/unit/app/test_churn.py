@@ -32,7 +32,7 @@ STATUS = AgentStatus("TEST", "simulated", True, "", GPUS, GPUS, 1.0, None, attri
 def test_memory_and_state_file_do_not_grow_with_ten_thousand_short_holders(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = Settings()
-    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}] * GPUS}), clock)
+    backend, *_ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}] * GPUS}), clock)
     samplers = [DeviceSampler(backend.find(i), registry.DEFAULT, clock, activity_rules(settings)) for i in range(GPUS)]
     uuids = [sampler.device.identity.uuid for sampler in samplers]
     state = StateFile(tmp_path, 10.0, "boot")

@@ -38,7 +38,7 @@ def take(
     """`held`: the GPU that job 42 holds."""
     clock = ManualClock()
     holders = [] if held is None else [{"gpu": held, **HOLDER}]
-    backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
+    backend, source, _ = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
     asked = [source] if sources is None else sources
     readers = make_readers(Settings(), backend, clock, COLLECTORS)
     return take_one_view(Settings(), backend, readers, asked, clock, timeout_s)

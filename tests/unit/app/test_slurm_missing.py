@@ -34,7 +34,7 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_reading_is_partial_and_reports_no_gpu_as_free(without_slurm: None) -> None:
-    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
+    backend, *_ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
     readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
     view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK, 10.0)
     assert EXITS[judge_health(view)] == Exit.PARTIAL

@@ -19,7 +19,7 @@ DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 
 def test_the_demo_scenario_has_all_its_promised_cases() -> None:
     scenario = load_scenario(DEMO)
-    assert len(scenario.gpus) == 10
+    assert len(scenario.gpus) == 11
     assert any(gpu.mig for gpu in scenario.gpus)
     assert any("hw_thermal" in gpu.throttle for gpu in scenario.gpus)
     assert any(holder.processes == 0 for holder in scenario.holders)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from gpu_exporter.digest.read import Digest, Hours, IdleHolder, TenantName
+from gpu_exporter.digest.read import Digest, Hours, IdleHolder, TenantCause, TenantName
 from gpu_exporter.digest.render import render_html, render_json, render_text
 from gpu_exporter.reconciler.evidence.records import HolderName
 
@@ -24,6 +24,7 @@ def build() -> Digest:
         Hours(200.0, 200.0, 100.0, 20.0),
         [IdleHolder(HolderName("slurm", "", "7"), "job 7", EVIL, 9.0)],
         ["money: 10 GPU-hours have no price (alerts/prices.example.yaml)"],
+        causes=[TenantCause(TenantName("", "kubernetes", "ml", "", ""), "cpu_quota", 12.34)],
     )
 
 
@@ -39,6 +40,9 @@ def test_the_text_has_correct_sums_and_one_line_per_row() -> None:
         "",
         "HOLDER  OWNER  IDLE GPU-HOURS",
         "job 7  <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}  9.0",
+        "",
+        "TENANT  CAUSE  GPU-HOURS WITH THIS CAUSE",
+        "ml  cpu_quota  12.3",
         "",
         "DAY FROM (UTC)  HELD  USED  IDLE  STALLED  UNKNOWN",
         "Thu 1970-01-01 00:00  60.0  30.0  20.0  0.0  10.0",
@@ -60,6 +64,9 @@ def test_json_has_all_values() -> None:
     assert data["tenants"][0]["held_hours"] == 100.0
     assert data["tenants"][1]["account"] == EVIL
     assert (data["total"]["cost_idle"], data["total"]["stalled_hours"]) == (15.0, 5.0)
+    assert data["causes"] == [
+        {"cluster": "", "scheduler": "kubernetes", "namespace": "ml", "account": "", "user": "", "cause": "cpu_quota", "hours": 12.34}
+    ]  # fmt: skip
     assert [day["idle_hours"] for day in data["days"]] == [20.0, 19.0]
 
 

@@ -197,7 +197,7 @@ def test_a_running_agent_reads_host_work(tmp_path: Path) -> None:
     """The work of a holder that has ended is forgotten."""
     machine = Machine(tmp_path)
     machine.spend(120, 32.0)
-    backend, source = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
+    backend, source, _ = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
     agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(reader=machine.loop()))
     agent.start()
     try:

@@ -113,6 +113,7 @@ class FakeApi:
             "gpu_allocation_holder_units": (place, 1.0),
             "gpu_allocation_idle_gap_longest_seconds": None,
             "gpu_allocation_activity_unknown": None,
+            "gpu_allocation_cause": None,
             "gpu_allocation_stalled_run_seconds": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }

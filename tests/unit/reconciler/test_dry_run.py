@@ -16,6 +16,7 @@ from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence.records import (
+    CauseTexts,
     Evidence,
     EvidenceError,
     HolderEvidence,
@@ -51,6 +52,9 @@ class Source:
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         return [each.name for each in (*self.suspects, *self.others) if uuid in {unit.uuid for unit in each.units}]
+
+    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+        return {}
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         if self.unreadable:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide, merge_units
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.preview import Outlook
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time, render_decisions
 
@@ -65,6 +65,17 @@ def unit(**changes: Any) -> UnitEvidence:
             {"host_cpu_ratio": 0.1, "host_io_bytes_per_s": 2.1e8},
             "candidate",
             "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks, so it stays a candidate until it has been idle for 6.0 h",
+        ),
+        (
+            {"causes": (PublishedCause("far_numa", "medium"), PublishedCause("starting", "high"))},
+            "candidate",
+            "its one GPU idle for 3.0 h, but it is busy elsewhere (cause starting), so it stays a candidate until it has been idle for 6.0 h",
+        ),
+        ({"causes": (PublishedCause("no_process", "high"),)}, "underused", "its one GPU idle for 3.0 h"),
+        (
+            {"causes": (PublishedCause("remote_io", "high"),), "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
+            "underused",
+            "its one GPU idle for 6.0 h; it is busy elsewhere (cause remote_io), so its GPUs are not taken back",
         ),
         ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
         ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),

@@ -29,7 +29,7 @@ def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> N
         '(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600 or gpu_allocation_stalled_run_seconds{cluster="a"} > 0)'
     )
     assert asked[1].endswith(
-        'holder_units|idle_gap_longest_seconds|activity_unknown|stalled_run_seconds)",scheduler="slurm",job_id=~"42"}'
+        'holder_units|idle_gap_longest_seconds|activity_unknown|stalled_run_seconds|cause)",scheduler="slurm",job_id=~"42"}'
     )
     assert all('cluster="a"' in query for query in api.queries if query != "vector(time())")
     assert len(api.queries) == 11

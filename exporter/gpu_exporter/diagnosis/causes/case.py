@@ -83,12 +83,24 @@ class CauseCase(NamedTuple):
         """How many CPUs the holder can use: its own limit, or those of the host that are not in use by others."""
         if not self.recent:
             return None
-        limit, host = self.recent[-1].cpus, self.recent[-1].host_cpus
+        newest, host = self.recent[-1], self.recent[-1].host_cpus
+        limit = min((each for each in (newest.cpus, newest.quota) if each is not None), default=None)
         cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
         if host is None or cores is None or busy is None:
             return limit
         free = max(cores, host * (1.0 - busy) + cores)
         return free if limit is None else min(limit, free)
+
+    @property
+    def others(self) -> float | None:
+        """Share of the host's CPUs that others use; None if it is not known, or if the holder has its own limit."""
+        newest = self.recent[-1]
+        cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
+        if newest.cpus is not None and newest.host_cpus is not None and newest.cpus < newest.host_cpus:
+            return None
+        if newest.quota is not None or not newest.host_cpus or cores is None or busy is None:
+            return None
+        return max(0.0, busy - cores / newest.host_cpus)
 
     @property
     def runnable(self) -> float | None:
@@ -126,11 +138,15 @@ def need(case: CauseCase) -> Needs:
 
 class Rule(NamedTuple):
     """One cause. `title`: in a few words. `states`: in which it is looked for. `claims`: rows of the checklist of
-    published claims (docs/causes.md) that it covers. `judge` returns the cause, what it needs, or None.
+    published claims (docs/causes.md) that it covers. `judge` returns the cause, what it needs, or None. `needs`: the
+    evidence, `against`: what lowers the confidence, `remedy`: what to change, for the documentation.
     """
 
     name: str
     title: str
     states: frozenset[str]
     judge: Callable[[CauseCase], Cause | Needs | None]
-    claims: tuple[int, ...] = ()
+    claims: tuple[int, ...]
+    needs: str
+    against: str
+    remedy: str

@@ -58,4 +58,19 @@ def _find_bursts(looks: Sequence[HostLook], least: float) -> list[list[HostLook]
     return found
 
 
-RULE = Rule("checkpointing", "waits for its checkpoints", frozenset(("low", "bursty")), judge, (64, 70))
+RULE = Rule(
+    name="checkpointing",
+    title="waits for its checkpoints",
+    states=frozenset(("low", "bursty")),
+    judge=judge,
+    claims=(64, 74),
+    needs=(
+        "bytes written to block devices and sent over the own network, and the utilization in the same "
+        "looks; three bursts in ten minutes"
+    ),
+    against="that the GPUs worked in some of the bursts",
+    remedy=(
+        "Write checkpoints in the background (`torch.distributed.checkpoint.async_save`), less often, or "
+        "first to a local disk."
+    ),
+)

@@ -40,5 +40,15 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 
 RULE = Rule(
-    "cpu_bound_input", "the loaders use all CPUs", frozenset(("low", "bursty")), judge, (44, 54, 55, 57, 58, 60)
+    name="cpu_bound_input",
+    title="the loaders use all CPUs",
+    states=frozenset(("low", "bursty")),
+    judge=judge,
+    claims=(44, 54, 55, 57, 58, 60, 70),
+    needs="the CPU time of the processes without a context, and the CPUs of the holder",
+    against="that the process on the GPU computes much itself",
+    remedy=(
+        "Make the samples cheaper: decode and transform them once in advance, or on the GPU (DALI). Or "
+        "ask for more CPUs. More workers would not help."
+    ),
 )

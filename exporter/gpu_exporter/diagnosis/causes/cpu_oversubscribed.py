@@ -6,6 +6,7 @@ from gpu_exporter.diagnosis.causes.advice import propose_threads, propose_worker
 from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
+OTHERS = 0.5  # share of the host: then its neighbours take the CPUs, not its own threads
 MORE_THAN = 4  # threads above the number of CPUs: two on one CPU are no fault
 
 
@@ -30,15 +31,30 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     said = f", which were used up in {waits:.0%} of the periods" if waits >= case.rules.throttled_min else ""
     by_loaders = loaders >= runnable / 2
     counted = all(each.is_all_threads for each in case.seen)
+    others = case.others or 0.0
+    against = [f"others use {others:.0%} of the host's CPUs"] if others >= OTHERS else []
+    against += [] if counted else ["only its first 256 threads were counted"]
     return Cause(
         "cpu_oversubscribed",
-        HIGH if runnable >= case.rules.runnable_high * cpus else MEDIUM,
+        HIGH if runnable >= case.rules.runnable_high * cpus and others < OTHERS else MEDIUM,
         f"{runnable:.0f} threads want to run on {cpus:.2g} CPUs{said}"
         + (f"; {loaders:.0f} of them are loaders" if by_loaders else ""),
-        against="" if counted else "only its first 256 threads were counted",
+        against="; ".join(against),
         advice=propose_workers(case) if by_loaders else propose_threads(case),
         gain="1.33 to 2 times faster, the GPU from 73 to 87 %, with 8 threads (torchtitan#4038)",
     )
 
 
-RULE = Rule("cpu_oversubscribed", "too many threads on few CPUs", IDLE | WORKING, judge, (42, 49, 59))
+RULE = Rule(
+    name="cpu_oversubscribed",
+    title="too many threads on few CPUs",
+    states=IDLE | WORKING,
+    judge=judge,
+    claims=(42, 59, 70),
+    needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
+    against="more than 256 threads in the two busiest processes: the others are not counted",
+    remedy=(
+        "Set `OMP_NUM_THREADS` to the CPUs of each process, or use fewer workers. This is the opposite of"
+        " too_few_workers."
+    ),
+)

@@ -30,4 +30,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("cpu_quota", "the CPU quota runs out", IDLE | WORKING, judge, (7, 42))
+RULE = Rule(
+    name="cpu_quota",
+    title="the CPU quota runs out",
+    states=IDLE | WORKING,
+    judge=judge,
+    claims=(7, 42),
+    needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
+    against="a mean use far below the quota; threads that are not visible, since too many would look alike",
+    remedy="Ask for more CPUs (Kubernetes: `limits.cpu`; Slurm: `--cpus-per-task`).",
+)

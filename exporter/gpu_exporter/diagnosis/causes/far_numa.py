@@ -22,4 +22,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("far_numa", "CPUs far from the GPU", WORKING, judge, (40, 52))
+RULE = Rule(
+    name="far_numa",
+    title="CPUs far from the GPU",
+    states=WORKING,
+    judge=judge,
+    claims=(52,),
+    needs="the CPUs on which the processes may run, and the CPUs near the GPU (NVML)",
+    against="always: what it costs depends on how much is copied",
+    remedy=(
+        "Bind the job to CPUs near its GPUs (Slurm: `--gres-flags=enforce-binding`; Kubernetes: Topology "
+        "Manager, policy single-numa-node)."
+    ),
+)

@@ -25,4 +25,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("interactive", "a person at a terminal or notebook", IDLE, judge, (87,))
+RULE = Rule(
+    name="interactive",
+    title="a person at a terminal or notebook",
+    states=IDLE,
+    judge=judge,
+    claims=(87,),
+    needs="whether a process has a terminal or the name of a notebook server, and the CPUs in use",
+    against="always: a batch job can be started from a terminal",
+    remedy=("End the session when nobody works in it. For development, a MIG instance or a shared GPU is enough."),
+)

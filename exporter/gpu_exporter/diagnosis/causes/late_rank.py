@@ -26,9 +26,22 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "late_rank",
         HIGH if certain else MEDIUM,
-        f"{len(spinning)} of its GPUs here have made no progress for {describe_duration(run_s)}; {', '.join(said)}",
+        f"no progress for {describe_duration(run_s)} on {len(spinning)} of its {len(case.members)} GPUs here; "
+        + ", ".join(said),
         advice="look at the rank on that GPU first: its last log line, its stack (py-spy dump), XIDs of the GPU",
     )
 
 
-RULE = Rule("late_rank", "the other ranks wait for this one", frozenset(("stalled", "held_idle")), judge, (77, 78))
+RULE = Rule(
+    name="late_rank",
+    title="the other ranks wait for this one",
+    states=frozenset(("stalled", "held_idle")),
+    judge=judge,
+    claims=(75,),
+    needs=(
+        "a [stall](stalls.md) on a GPU of the holder, and another GPU of it on the same node at 0 %, or a"
+        " process that a signal stopped"
+    ),
+    against="what speaks against the stall",
+    remedy=("Look at the rank on that GPU first: its last log line, its stack (`py-spy dump`), XIDs of the GPU."),
+)

@@ -22,4 +22,18 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("link_degraded", "a slow PCIe link", WORKING, judge, (5, 52))
+RULE = Rule(
+    name="link_degraded",
+    title="a slow PCIe link",
+    states=WORKING,
+    judge=judge,
+    claims=(5, 52),
+    needs=(
+        "generation and lanes of the PCIe link while the GPU works, and the most that are possible in this slot (NVML)"
+    ),
+    against="always: a job that copies little does not notice it",
+    remedy=(
+        "For the site: reseat the GPU or its riser, look for PCIe errors in the log of the kernel. The "
+        "job can move to another GPU."
+    ),
+)

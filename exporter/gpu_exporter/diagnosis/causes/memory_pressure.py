@@ -38,4 +38,19 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("memory_pressure", "too little host memory", IDLE | WORKING, judge, (7, 36, 63))
+RULE = Rule(
+    name="memory_pressure",
+    title="too little host memory",
+    states=IDLE | WORKING,
+    judge=judge,
+    claims=(7, 72),
+    needs=(
+        "how long tasks waited for memory (PSI), or, without PSI, page faults that read from disk while "
+        "the limit is nearly reached; processes that the kernel ended"
+    ),
+    against="a kernel without PSI",
+    remedy=(
+        "Ask for more memory, or use fewer workers and a smaller `prefetch_factor`. A full limit alone is"
+        " no pressure: the page cache fills every limit."
+    ),
+)

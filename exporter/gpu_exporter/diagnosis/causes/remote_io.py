@@ -39,4 +39,15 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("remote_io", "waits for a network file system", IDLE | WORKING, judge, (45, 46, 47, 53))
+RULE = Rule(
+    name="remote_io",
+    title="waits for a network file system",
+    states=IDLE | WORKING,
+    judge=judge,
+    claims=(45, 46, 47, 53, 71),
+    needs=(
+        "mounted network file systems and processes that wait; with `causes.files` also the open files and what is read"
+    ),
+    against="that the open files are not visible, or that no process was seen waiting",
+    remedy="Copy the data to a local disk when the job starts, or pack them into few large files.",
+)

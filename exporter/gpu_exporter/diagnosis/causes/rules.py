@@ -59,4 +59,6 @@ def find_causes(case: CauseCase) -> Causes:
             needs[answer.text] = None
     if not found and case.state in WORKING:
         needs[INSIDE] = None
+    if remote_io.FILES.text in needs:  # last: a right that few sites give
+        needs[remote_io.FILES.text] = needs.pop(remote_io.FILES.text)
     return Causes(tuple(found), tuple(needs))

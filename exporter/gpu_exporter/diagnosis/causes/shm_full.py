@@ -23,4 +23,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("shm_full", "the shared memory is full", IDLE | WORKING, judge, ())
+RULE = Rule(
+    name="shm_full",
+    title="the shared memory is full",
+    states=IDLE | WORKING,
+    judge=judge,
+    claims=(),
+    needs="shared memory of the cgroup, and the size of /dev/shm",
+    against="always: shared memory outside of /dev/shm is counted too",
+    remedy=("Mount a larger /dev/shm (Kubernetes: emptyDir in memory; Docker: `--shm-size`), or use fewer workers."),
+)

@@ -30,4 +30,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("small_file_io", "many small reads", frozenset(("low", "bursty")), judge, (46, 48))
+RULE = Rule(
+    name="small_file_io",
+    title="many small reads",
+    states=frozenset(("low", "bursty")),
+    judge=judge,
+    claims=(46, 48),
+    needs="the number and size of read calls (`causes.files`)",
+    against="that no process was seen waiting: the reads may come from the page cache",
+    remedy="Pack the samples into large files (WebDataset, LMDB, Parquet) and read them in order.",
+)

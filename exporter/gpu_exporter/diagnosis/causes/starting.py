@@ -10,16 +10,29 @@ LONG_S = 1200.0  # MaxInitializationTime of SageMaker Debugger
 CORES, BYTES = 0.5, 1e6  # CPUs, bytes per second: less is a program that waits
 
 
+def is_at_work(case: CauseCase) -> bool:
+    """Whether the host of the holder computes, or moves data."""
+    return (case.average(lambda each: each.cores) or 0.0) >= CORES or _moved(case) >= BYTES
+
+
+def is_new(case: CauseCase) -> bool:
+    """Whether the holder is young, and its GPU is known never to have worked."""
+    return case.worked is False and case.held_s <= case.rules.start_max
+
+
+def _moved(case: CauseCase) -> float:
+    rates = (case.average(lambda each: each.read), case.average(lambda each: each.written))
+    return sum(rate or 0.0 for rate in (*rates, case.average(lambda each: each.received)))
+
+
 def judge(case: CauseCase) -> Cause | Needs | None:
-    if case.worked is not False or case.held_s > case.rules.start_max:
+    if not is_new(case):
         return None
     if not case.recent:
         return need(case)
-    cores = case.average(lambda each: each.cores) or 0.0
-    rates = (case.average(lambda each: each.read), case.average(lambda each: each.written))
-    moved = sum(rate or 0.0 for rate in (*rates, case.average(lambda each: each.received)))
-    if cores < CORES and moved < BYTES:
+    if not is_at_work(case):
         return None
+    cores, moved = case.average(lambda each: each.cores) or 0.0, _moved(case)
     long = case.held_s > LONG_S
     return Cause(
         "starting",
@@ -32,4 +45,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("starting", "installs, loads or compiles", IDLE | {"unknown"}, judge, (45, 55, 69))
+RULE = Rule(
+    name="starting",
+    title="installs, loads or compiles",
+    states=IDLE | {"unknown"},
+    judge=judge,
+    claims=(18,),
+    needs=("the start of the holder, that its GPU has never worked, and the CPUs, disks and network of its host"),
+    against="more than 20 minutes",
+    remedy="Put packages and data into the image or onto a local disk before the job holds a GPU.",
+)

@@ -27,7 +27,9 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             return None
         named = case.seen[-1].named_loaders
         confidence, against = (
-            (HIGH, "") if named else (MEDIUM, "that these processes load is seen only from their work")
+            (HIGH, "")
+            if named
+            else (MEDIUM, "PyTorch does not name these processes as loaders; only their work shows it")
         )
         what = f"{working} loader{'s' if working > 1 else ''} at {most:.0%} of a CPU"
     elif rank >= full and loaders * most < BUSY:
@@ -49,4 +51,19 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("too_few_workers", "too few loaders", frozenset(("low", "bursty")), judge, (44, 49, 50, 56))
+RULE = Rule(
+    name="too_few_workers",
+    title="too few loaders",
+    states=frozenset(("low", "bursty")),
+    judge=judge,
+    claims=(44, 49, 50, 56, 70, 72),
+    needs="the CPU time of each process, and CPUs that are free",
+    against=(
+        "loaders without a name: only their work shows that they load. Without any loader: a loop that "
+        "starts many small kernels looks the same, so the confidence is low unless the process reads data"
+    ),
+    remedy=(
+        "Raise `num_workers`: the CPUs of the holder for each process on a GPU, minus one and minus its "
+        "threads, as many as fit into memory. If none is left, ask for more CPUs."
+    ),
+)

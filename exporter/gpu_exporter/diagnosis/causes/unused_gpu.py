@@ -21,4 +21,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
-RULE = Rule("unused_gpu", "fewer GPUs used than held", IDLE, judge, (16, 31, 81))
+RULE = Rule(
+    name="unused_gpu",
+    title="fewer GPUs used than held",
+    states=IDLE,
+    judge=judge,
+    claims=(16, 31, 81),
+    needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
+    against="that processes on GPUs are not visible: then the GPU may have one",
+    remedy=(
+        "Start one process for each GPU (`torchrun --nproc_per_node`), or ask for fewer GPUs. A variable "
+        "such as CUDA_VISIBLE_DEVICES may be the reason; the exporter does not read it."
+    ),
+)

@@ -261,6 +261,10 @@ def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
     return NOT_RUNNING, HALTS.get(word, f"the job is {word.upper()}")
 
 
+# Causes that say what a holder does while its GPUs rest: they delay a mark as work on its host does.
+WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io"))
+
+
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
     """How a holder works on the busiest of its hosts; "" where its work is below the limits or unknown."""
     cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
@@ -269,7 +273,8 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
         return f"uses {cpu:.0%} of its CPUs"
     if io > policy.host_busy_io:
         return f"moves {io / 1e6:.0f} MB/s to and from disks"
-    return ""
+    works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
+    return f"is busy elsewhere (cause {works})" if works else ""
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
@@ -295,6 +300,7 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
         host_cpu_ratio=max(a.host_cpu_ratio or 0.0, b.host_cpu_ratio or 0.0),
         host_io_bytes_per_s=max(a.host_io_bytes_per_s or 0.0, b.host_io_bytes_per_s or 0.0),
+        causes=tuple(dict.fromkeys((*a.causes, *b.causes))),
         obstacle=min(filter(None, (a.obstacle, b.obstacle)), default=""),
     )
 

@@ -6,6 +6,7 @@ allocation (coverage.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -20,17 +21,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import shorten
 from gpu_exporter.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
     EVIDENCE_S,
     HOST_KEEP_S,
+    CauseTexts,
     Evidence,
     EvidenceError,
     Gathered,
     HolderName,
     OtherActivity,
+    PublishedCause,
     UnitEvidence,
+    cause_of,
     holder_name,
     is_hidden,
     obstacle_of,
@@ -39,6 +44,7 @@ from gpu_exporter.reconciler.evidence.records import (
 from gpu_exporter.threads import NoThread, start
 
 MAX_EXPORTERS = 200
+CAUSES_MAX = 8  # of one allocation; an exporter publishes two
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
 Key: TypeAlias = tuple[str, ...]
 # If two rows describe one allocation, the more careful value counts: less idleness, less observed, a later start.
@@ -138,6 +144,14 @@ class ExporterSource:
         """As ExplainingSource: empty, since the counters of an exporter have no past."""
         return {}
 
+    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+        """As ExplainingSource, from the status of each exporter. An exporter without a status has no texts."""
+        found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
+        for url in self._urls:
+            with contextlib.suppress(EvidenceError):
+                found |= parse_causes(self._fetch(status_url(url)), uuids)
+        return found
+
     def _read_pages(self) -> dict[str, _Page | EvidenceError]:
         """The answer of each exporter, in the order of the exporters.
 
@@ -203,6 +217,7 @@ class ExporterSource:
             ),
             obstacle=series.obstacle,
             stalled_run_s=values.get("gpu_allocation_stalled_run_seconds"),
+            causes=series.causes,
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
@@ -238,6 +253,7 @@ class _AllocationSeries:
     info: dict[str, str] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     obstacle: str = ""
+    causes: tuple[PublishedCause, ...] = ()
 
 
 class _Page:
@@ -274,6 +290,8 @@ class _Page:
                 allocation.info = labels
             elif name == "gpu_allocation_activity_unknown":
                 allocation.obstacle = obstacle_of(labels)
+            elif name == "gpu_allocation_cause":
+                allocation.causes = (*allocation.causes, *cause_of(labels))[:CAUSES_MAX]
             elif name in allocation.values and name in MORE_CAREFUL:
                 allocation.values[name] = MORE_CAREFUL[name](allocation.values[name], value)
             else:

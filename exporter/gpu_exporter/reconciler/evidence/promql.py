@@ -24,6 +24,7 @@ from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.records import (
     EVIDENCE_S,
     HOST_KEEP_S,
+    CauseTexts,
     Evidence,
     EvidenceError,
     Gathered,
@@ -31,7 +32,9 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderName,
     HostLimits,
     OtherActivity,
+    PublishedCause,
     UnitEvidence,
+    cause_of,
     holder_name,
     is_hidden,
     obstacle_of,
@@ -60,6 +63,7 @@ FACTS = (
     "idle_gap_longest_seconds",
     "activity_unknown",
     "stalled_run_seconds",
+    "cause",
 )
 HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
@@ -181,6 +185,9 @@ class PromQLSource:
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
+            causes: dict[UnitKey, tuple[PublishedCause, ...]] = {}
+            for row in facts["cause"]:
+                causes[_unit_key(row.labels)] = (*causes.get(_unit_key(row.labels), ()), *cause_of(row.labels))
             # Some sources drop metric names. A row without a name counts as CPU work.
             io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
             cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
@@ -209,6 +216,7 @@ class PromQLSource:
                         host_io_bytes_per_s=io.get(key),
                         obstacle=obstacles.get(key, ""),
                         stalled_run_s=stalls.get(key),
+                        causes=causes.get(key, ()),
                     ),
                 )
             for row in facts["holder_units"]:
@@ -223,6 +231,10 @@ class PromQLSource:
         chosen = (self.select("gpu_allocation_info", f'{label}="{quote(uuid)}"') for label in ("uuid", "mig_uuid"))
         rows = self.query(" or ".join(chosen))
         return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
+
+    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+        """As ExplainingSource: empty, since the texts are no metrics."""
+        return {}
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource; for at most EXPLAINED_MAX GPUs."""

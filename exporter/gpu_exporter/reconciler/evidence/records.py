@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,6 +21,7 @@ START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
 # After a restart the exporter has no values of work on its host for two minutes. Earlier values count for this time.
 HOST_KEEP_S = 900.0
 OBSTACLE = re.compile(r"[a-z_]{1,40}")  # the reason is printed
+CONFIDENCES = ("medium", "high")
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -36,6 +37,17 @@ class HolderName(NamedTuple):
         return f"job {self.name}" if self.scheduler == "slurm" else f"{self.namespace}/{self.name}"
 
 
+class PublishedCause(NamedTuple):
+    """A cause of low utilization. `confidence`: medium or high. The texts are empty where only metrics are read."""
+
+    name: str
+    confidence: str
+    evidence: str = ""
+    against: str = ""
+    advice: str = ""
+    gain: str = ""
+
+
 class UnitEvidence(NamedTuple):
     """One GPU or MIG instance of a holder. None means that the source does not have the value.
 
@@ -48,6 +60,7 @@ class UnitEvidence(NamedTuple):
     with work, 0 for no such run. `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None
     where it is unknown, and where it is below the limits of the query. `is_shared`: the holder has one or several
     replicas of the unit (time slicing, MPS). `stalled_run_s`: length of its stall (seconds), 0 without one.
+    `causes`: why it is not used, as published.
     """
 
     node: str
@@ -68,6 +81,7 @@ class UnitEvidence(NamedTuple):
     obstacle: str = ""
     is_shared: bool = False
     stalled_run_s: float | None = None
+    causes: tuple[PublishedCause, ...] = ()
 
 
 class HostLimits(NamedTuple):
@@ -152,6 +166,10 @@ class EvidenceSource(Protocol):
         """The present evidence on these holders only, without other queries. Raises EvidenceError."""
 
 
+CauseTexts: TypeAlias = Mapping[tuple[str, str], Sequence[PublishedCause]]
+"""By UUID of the GPU, and place of the MIG instance, "" for the GPU itself."""
+
+
 class ExplainingSource(EvidenceSource, Protocol):
     """A source that can explain a single holder."""
 
@@ -163,6 +181,9 @@ class ExplainingSource(EvidenceSource, Protocol):
 
         Raises EvidenceError.
         """
+
+    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+        """The causes of these GPUs with their texts; empty where only metrics are read."""
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
@@ -176,6 +197,12 @@ def obstacle_of(labels: Mapping[str, str]) -> str:
     """The reason in a series of gpu_allocation_activity_unknown; "" where it is invalid."""
     reason = labels.get("reason", "")
     return reason if OBSTACLE.fullmatch(reason) else ""
+
+
+def cause_of(labels: Mapping[str, str]) -> tuple[PublishedCause, ...]:
+    """The cause in a series of gpu_allocation_cause; empty where it is invalid."""
+    cause = PublishedCause(labels.get("cause", ""), labels.get("confidence", ""))
+    return (cause,) if OBSTACLE.fullmatch(cause.name) and cause.confidence in CONFIDENCES else ()
 
 
 def is_hidden(labels: Mapping[str, str]) -> bool:

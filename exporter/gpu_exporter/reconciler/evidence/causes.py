@@ -1,0 +1,38 @@
+"""The causes of low utilization with their texts, from the status of an exporter (docs/status.schema.json)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.reconciler.evidence.records import CauseTexts, PublishedCause
+
+STATUS = "/api/v1/status"
+TEXT_MAX = 400  # characters
+CAUSES_MAX = 16  # of one allocation: there are no more rules
+
+
+def status_url(metrics_url: str) -> str:
+    """The address of the status of the exporter whose metrics have this address."""
+    return urlunsplit(urlsplit(metrics_url)._replace(path=STATUS, query="", fragment=""))
+
+
+def parse_causes(text: str, uuids: Collection[str]) -> CauseTexts:
+    """The causes of these GPUs and of their MIG instances; empty where the text is no such status."""
+    found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
+    try:
+        for allocation in json.loads(text)["allocations"]:
+            unit = str(allocation["uuid"]), str(allocation["mig"])
+            if unit[0] in uuids:
+                found[unit] = [_cause(each) for each in allocation.get("causes", [])[:CAUSES_MAX]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return found
+
+
+def _cause(values: Mapping[str, Any]) -> PublishedCause:
+    texts = {name: shorten(one_line(str(values.get(name, ""))), TEXT_MAX) for name in PublishedCause._fields}
+    return PublishedCause(**texts)

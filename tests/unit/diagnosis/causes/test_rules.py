@@ -1,0 +1,419 @@
+"""Each cause: found with its evidence, not found without it, and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.cases import case, evidence, found, the
+
+from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
+from gpu_exporter.diagnosis.causes.remote_io import FILES
+from gpu_exporter.diagnosis.causes.rules import INSIDE, RULES, STATES, find_causes
+from gpu_exporter.model.causes import Cause, Causes
+from gpu_exporter.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
+from gpu_exporter.model.views import Spin
+
+MIB = 2.0**20
+LOADER = {"loaders": 1, "named_loaders": 1, "loader_cores": 0.99, "loader_most": 0.99}
+CROWD = {"runnable": 96, "rank_cores": 4.0}
+FOUR = {"cpus": 4.0, "quota": 4.0, "cores": 4.0}
+FULL = {"cpus": 1.0, "quota": 1.0, "cores": 0.98}
+FEEDERS = {"loaders": 3, "named_loaders": 3, "loader_cores": 0.8, "loader_most": 0.3, "rank_cores": 0.1, "runnable": 3}
+YOUNG = {"worked": False, "held_s": 600.0}
+BURST = {"written": 2e8}
+
+
+def test_a_holder_whose_host_is_quiet_has_no_cause_but_the_inside_of_its_loop() -> None:
+    assert find_causes(case()) == Causes((), (INSIDE, FILES.text))
+
+
+@pytest.mark.parametrize(
+    ("one", "confidence"),
+    [
+        (case("held_no_process", cores=0.0), "high"),
+        (case("held_no_process", cores=3.0), "medium"),
+        (case("held_no_process", cores=3.0, about={**YOUNG}), "low"),
+        (case("held_no_process", looks=0), "high"),
+        (case("held_idle"), None),
+    ],
+)
+def test_no_process(one: CauseCase, confidence: str | None) -> None:
+    assert found(one).get("no_process") == confidence
+
+
+def two(first: float, second: float, processes: float | None = 1.0) -> tuple[HeldGpu, ...]:
+    return HeldGpu("GPU-0", "0", first, 0.0), HeldGpu("GPU-1", "1", second, processes)
+
+
+@pytest.mark.parametrize(
+    ("about", "confidence"),
+    [
+        ({"members": two(0.0, 0.8), "processes": 0.0}, "high"),
+        ({"members": two(0.0, 0.8, None), "processes": None}, "medium"),
+        ({"members": two(0.0, 0.0), "processes": 0.0}, None),  # none works: no process at all
+        ({"members": two(0.0, 0.8), "processes": 1.0}, None),  # it has a process, which may wait
+        ({"processes": 0.0}, None),  # it holds only this one
+    ],
+)
+def test_unused_gpu(about: dict[str, Any], confidence: str | None) -> None:
+    assert found(case("held_no_process", about=about)).get("unused_gpu") == confidence
+
+
+@pytest.mark.parametrize(
+    ("about", "changes", "confidence"),
+    [
+        (YOUNG, {"cores": 2.0}, "high"),
+        (YOUNG, {"cores": 0.1, "received": 5e6}, "high"),
+        ({**YOUNG, "held_s": 1500.0}, {"cores": 2.0}, "medium"),
+        ({**YOUNG, "held_s": 1900.0}, {"cores": 2.0}, None),  # too old
+        ({**YOUNG, "worked": True}, {"cores": 2.0}, None),
+        ({**YOUNG, "worked": None}, {"cores": 2.0}, None),  # it may be older than the exporter
+        (YOUNG, {"cores": 0.1}, None),  # nothing happens
+    ],
+)
+def test_starting(about: dict[str, Any], changes: dict[str, Any], confidence: str | None) -> None:
+    for state in ("held_idle", "held_no_process", "unknown"):
+        assert found(case(state, about=about, **changes)).get("starting") == confidence
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "confidence"),
+    [
+        ({"terminal": True}, 0.0, "medium"),
+        ({"notebook": True}, 0.1, "medium"),
+        ({"terminal": True}, 2.0, None),  # something computes
+        ({}, 0.0, None),
+    ],
+)
+def test_interactive(processes: dict[str, Any], cores: float, confidence: str | None) -> None:
+    assert found(case("held_idle", processes=processes, cores=cores)).get("interactive") == confidence
+    assert "interactive" not in found(case("low", processes=processes, cores=cores))
+
+
+def spin(confidence: str) -> Spin:
+    return Spin(1200.0, confidence)
+
+
+@pytest.mark.parametrize(
+    ("state", "members", "stopped", "confidence"),
+    [
+        ("stalled", (HeldGpu("GPU-0", "0", 1.0, spin=spin("high")), HeldGpu("GPU-1", "1", 0.0, idle_run_s=900.0)), 0, "high"),
+        ("held_idle", (HeldGpu("GPU-1", "1", 1.0, spin=spin("medium")), HeldGpu("GPU-0", "0", 0.0, idle_run_s=900.0)), 0, "medium"),
+        ("stalled", (HeldGpu("GPU-0", "0", 1.0, spin=spin("high")),), 1, "high"),  # stopped by a signal
+        ("stalled", (HeldGpu("GPU-0", "0", 1.0, spin=spin("high")),), 0, None),
+        ("held_idle", (HeldGpu("GPU-1", "1", 1.0, spin=spin("low")), HeldGpu("GPU-0", "0", 0.0, idle_run_s=900.0)), 0, None),
+    ],
+)  # fmt: skip
+def test_late_rank(state: str, members: tuple[HeldGpu, ...], stopped: int, confidence: str | None) -> None:
+    one = case(state, processes={"stopped": stopped}, about={"members": members})
+    assert found(one).get("late_rank") == confidence
+
+
+def test_a_stall_whose_late_rank_is_elsewhere_says_so() -> None:
+    one = case("stalled", about={"members": (HeldGpu("GPU-0", "0", 1.0, spin=spin("high")),)})
+    assert find_causes(one).needs == ("the job's other nodes: the rank that the others wait for is not on this one",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "confidence"),
+    [
+        ({**FULL, "throttled": 0.6}, {}, "high"),
+        ({**FULL, "throttled": 0.15}, {}, "medium"),
+        ({**FULL, "throttled": 0.05}, {}, None),
+        ({**FULL, "cores": 0.3, "throttled": 0.6}, {}, "medium"),  # bursts of threads
+        ({**FULL, "throttled": 0.6}, {"runnable": 30}, None),  # too many threads: another remedy
+        ({**FULL, "throttled": 0.6}, FEEDERS, None),  # the loaders need it all
+        ({**FULL, "throttled": 0.6}, None, "medium"),  # the threads are not known
+        ({"throttled": 0.0, "quota": None, "cpus": None}, {}, None),
+    ],
+)
+def test_cpu_quota(changes: dict[str, Any], processes: dict[str, Any] | None, confidence: str | None) -> None:
+    assert found(case(processes=processes, **changes)).get("cpu_quota") == confidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "confidence"),
+    [
+        ({**FOUR, "throttled": 0.71}, CROWD, "high"),
+        ({**FOUR, "throttled": 0.71}, {**CROWD, "runnable": 10}, "medium"),
+        ({**FOUR, "throttled": 0.71}, {**CROWD, "runnable": 7}, None),
+        ({**FOUR, "throttled": 0.0, "cores": 3.9}, CROWD, "high"),  # full without a quota
+        ({**FOUR, "throttled": 0.0, "cores": 1.0}, CROWD, None),  # they do not run
+        ({**FOUR, "throttled": 0.0, "cores": 1.0, "pressure_cpu": 0.6}, CROWD, "high"),
+        ({**FOUR, "cpus": 0.5, "quota": 0.5, "cores": 0.5, "throttled": 0.9}, {"runnable": 3}, None),  # few threads
+    ],
+)
+def test_cpu_oversubscribed(changes: dict[str, Any], processes: dict[str, Any], confidence: str | None) -> None:
+    assert found(case(processes=processes, **changes)).get("cpu_oversubscribed") == confidence
+
+
+def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
+    threads = the(case(processes=CROWD, **FOUR, throttled=0.71), "cpu_oversubscribed")
+    assert threads.advice == "set OMP_NUM_THREADS=4"
+    assert threads.evidence == "96 threads want to run on 4 CPUs, which were used up in 71% of the periods"
+    loaders = the(case(processes={**CROWD, "loaders": 90}, **FOUR, throttled=0.71), "cpu_oversubscribed")
+    assert loaders.advice.startswith("ask for more CPUs") or "num_workers" in loaders.advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "confidence"),
+    [
+        (FULL, FEEDERS, "high"),
+        (FULL, {**FEEDERS, "rank_cores": 0.7}, "medium"),
+        ({**FULL, "cores": 0.5}, FEEDERS, None),  # CPUs are left
+        ({**FULL, "cores": 0.8, "throttled": 0.4}, FEEDERS, "high"),  # the quota runs out
+        (FULL, {**FEEDERS, "loader_cores": 0.3}, None),  # others use the CPUs
+        (FULL, {**FEEDERS, "runnable": 40}, None),
+        (FULL, None, None),
+    ],
+)
+def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | None, confidence: str | None) -> None:
+    assert found(case(processes=processes, **changes)).get("cpu_bound_input") == confidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "confidence"),
+    [
+        ({}, LOADER, "high"),
+        ({}, {**LOADER, "named_loaders": 0}, "medium"),
+        ({}, {**LOADER, "loader_most": 0.5, "loader_cores": 0.5}, None),  # it waits too
+        ({"cpus": 2.0, "cores": 1.4}, LOADER, None),  # no CPU is free
+        ({"cores": 2.5}, {**LOADER, "loaders": 2, "loader_cores": 1.9, "loader_most": 0.98}, "high"),
+        ({"cores": 2.5}, {**LOADER, "loaders": 4, "loader_cores": 2.2, "loader_most": 0.95}, "high"),
+        ({"cores": 2.5}, {**LOADER, "loaders": 4, "loader_cores": 2.5, "loader_most": 0.95}, None),  # some wait
+        ({"cores": 1.1}, {"rank_cores": 0.98}, "low"),  # no loader: small kernels look the same
+        ({"cores": 1.1, "read": 5e6}, {"rank_cores": 0.98}, "medium"),
+        ({"cores": 1.1, "files": FileEvidence(900.0, 5e6, 0, 3)}, {"rank_cores": 0.98}, "medium"),
+        ({"cores": 2.0}, {**LOADER, "rank_cores": 0.98}, None),  # both are busy
+        ({"host_busy": 0.97, "cpus": None, "cores": 1.1}, LOADER, None),  # others use the host
+    ],
+)
+def test_too_few_workers(changes: dict[str, Any], processes: dict[str, Any], confidence: str | None) -> None:
+    assert found(case(processes=processes, **changes)).get("too_few_workers") == confidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "advice"),
+    [
+        ({}, LOADER, "set num_workers of the DataLoader to 7 (8 CPUs)"),
+        ({}, {**LOADER, "ranks": 2}, "set num_workers of the DataLoader to 3 (8 CPUs for 2 processes on GPUs)"),
+        ({}, {**LOADER, "ranks": 8}, "ask for more CPUs: 8 CPUs for 8 processes on GPUs leave none for a loader"),
+        ({}, {**LOADER, "rank_cores": 0.8}, "set num_workers of the DataLoader to 7 (8 CPUs)"),
+        (
+            {"memory_limit": 1000 * MIB, "memory_bytes": 700 * MIB},
+            {**LOADER, "loader_bytes": 100 * MIB},
+            "set num_workers of the DataLoader to 4; more do not fit, since each has 0.1 GiB",
+        ),
+        (
+            {"memory_limit": 1000 * MIB, "memory_bytes": 950 * MIB},
+            {**LOADER, "loader_bytes": 100 * MIB},
+            "ask for more memory, 0.1 GiB for each loader: with more CPUs alone, no loader fits",
+        ),
+    ],
+)
+def test_the_advice_on_workers_respects_the_holder(
+    changes: dict[str, Any], processes: dict[str, Any], advice: str
+) -> None:
+    assert the(case(processes=processes, **changes), "too_few_workers").advice == advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "confidence"),
+    [
+        ({"pressure_memory": 0.3, "memory_full": 0.1}, "high"),
+        ({"pressure_memory": 0.3, "memory_full": 0.01}, "medium"),
+        ({"pressure_memory": 0.05}, None),
+        ({"killed": 1.0}, "high"),
+        ({"memory_bytes": 99.0, "memory_limit": 100.0, "faults": 90.0}, "medium"),
+        ({"memory_bytes": 99.0, "memory_limit": 100.0}, None),  # the page cache
+        ({"memory_bytes": 50.0, "memory_limit": 100.0, "faults": 90.0}, None),  # it reads a mapped file
+        (
+            {"memory_bytes": 99.0, "memory_limit": 100.0, "faults": 90.0, "pressure_memory": 0.0},
+            None,
+        ),  # PSI knows better
+    ],
+)
+def test_memory_pressure(changes: dict[str, Any], confidence: str | None) -> None:
+    assert found(case(**changes)).get("memory_pressure") == confidence
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "confidence"),
+    [(62 * MIB, 64 * MIB, "medium"), (40 * MIB, 64 * MIB, None), (62 * MIB, None, None), (None, 64 * MIB, None)],
+)
+def test_shm_full(used: float | None, limit: float | None, confidence: str | None) -> None:
+    assert found(case(shm_bytes=used, shm_limit=limit)).get("shm_full") == confidence
+
+
+def test_far_numa_needs_the_proof_in_every_look() -> None:
+    far = {"far": (("GPU-0", "32-63"),)}
+    assert found(case(processes=far))["far_numa"] == "medium"
+    assert "32-63" in the(case(processes=far), "far_numa").evidence
+    assert "far_numa" not in found(case(processes={"far": (("GPU-1", "32-63"),)}))
+    once = case(processes=far)
+    changed = once._replace(looks=(*once.looks[:-1], HostLook(evidence(19), 0.3)))
+    assert "far_numa" not in found(changed)
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(0.25, "medium"), (0.5, "medium"), (1.0, None), (0.9, None)])
+def test_link_degraded(share: float, confidence: str | None) -> None:
+    one = case(about={"link": share, "link_text": "15.8 of 63.0 GB/s"})
+    assert found(one).get("link_degraded") == confidence
+
+
+def with_bursts(at: tuple[int, ...], within: float, between: float = 0.9, **changes: Any) -> CauseCase:
+    looks = [
+        HostLook(evidence(position, **(BURST | changes)), within) if position in at else HostLook(evidence(position), between)
+        for position in range(40)
+    ]  # fmt: skip
+    return case("bursty", about={"looks": tuple(looks)})
+
+
+@pytest.mark.parametrize(
+    ("one", "confidence"),
+    [
+        (with_bursts((3, 10, 20, 30), 0.1), "high"),
+        (with_bursts((3, 10, 20), 0.1), "medium"),
+        (with_bursts((3, 10), 0.1), None),  # twice may be chance
+        (with_bursts((3, 4, 5, 6), 0.1), None),  # one long burst
+        (with_bursts((3, 10, 20, 30), 0.9), None),  # the GPU works on
+        (with_bursts((3, 10, 20, 30), 0.1, 0.15), None),  # it does not work between either
+        (with_bursts((3, 10, 20, 30), 0.1, written=0.0, sent=3e7), "high"),  # over the network
+    ],
+)
+def test_checkpointing(one: CauseCase, confidence: str | None) -> None:
+    assert found(one).get("checkpointing") == confidence
+
+
+NFS = {"network_files": ("nfs4",)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "confidence"),
+    [
+        ({**NFS, "files": FileEvidence(10.0, 5e6, 4, 0)}, {"blocked": 2}, "high"),
+        ({**NFS, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, "medium"),
+        ({**NFS, "files": FileEvidence(10.0, 5e6, 0, 4)}, {}, None),  # its files are local
+        ({**NFS, "files": FileEvidence(0.0, 0.0, 4, 0)}, {}, None),  # it reads nothing
+        (NFS, {"blocked": 2}, "low"),  # without the right to trace
+        (NFS, {}, None),
+        ({"files": FileEvidence(10.0, 5e6, 4, 0)}, {"blocked": 2}, None),
+        ({**NFS, "cores": 7.9, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, None),  # its CPUs are full
+    ],
+)
+def test_remote_io(changes: dict[str, Any], processes: dict[str, Any], confidence: str | None) -> None:
+    assert found(case(processes=processes, **changes)).get("remote_io") == confidence
+
+
+@pytest.mark.parametrize(
+    ("files", "blocked", "confidence"),
+    [
+        (FileEvidence(2000.0, 2000 * 4096.0, 0, 9), 2, "high"),
+        (FileEvidence(2000.0, 2000 * 4096.0, 0, 9), 0, "medium"),
+        (FileEvidence(2000.0, 2000 * 30_000.0, 0, 9), 2, "medium"),
+        (FileEvidence(2000.0, 2000 * 200_000.0, 0, 9), 0, None),
+        (FileEvidence(100.0, 100 * 4096.0, 0, 9), 2, None),
+        (None, 2, None),
+    ],
+)
+def test_small_file_io(files: FileEvidence | None, blocked: int, confidence: str | None) -> None:
+    assert found(case(files=files, processes={"blocked": blocked})).get("small_file_io") == confidence
+
+
+@pytest.mark.parametrize(
+    ("one", "needs"),
+    [
+        (case(looks=0), "the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)"),
+        (case(looks=0, about={"held_s": 60.0}), "a few minutes more of evidence"),
+        (case(looks=3), "a few minutes more of evidence"),
+        (case(processes=None), "the host's processes: hostPID, or the host's /proc (--path.procfs)"),
+        (case(**NFS), "the right to trace processes, for their open files (causes.files)"),
+        (case(about={"link": None}), "the PCIe link of the GPU while it works (collector pcie-link)"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_remedy(one: CauseCase, needs: str) -> None:
+    assert needs in find_causes(one).needs
+
+
+def test_of_several_causes_people_see_the_most_certain_first_and_two_are_published() -> None:
+    one = case(processes={**CROWD, "far": (("GPU-0", "1"),)}, **FOUR, throttled=0.71, shm_bytes=63.0, shm_limit=64.0)
+    causes = find_causes(one)
+    assert [cause.name for cause in causes.ranked] == ["cpu_oversubscribed", "shm_full", "far_numa"]
+    assert [cause.name for cause in causes.published] == ["cpu_oversubscribed", "shm_full"]
+    low = find_causes(case(cores=1.1, processes={"rank_cores": 0.98}))
+    assert [cause.confidence for cause in low.found] == ["low"]
+    assert low.published == ()
+
+
+def test_old_looks_do_not_keep_a_cause_that_has_ended() -> None:
+    crowded = [HostLook(evidence(position, CROWD, **FOUR, throttled=0.7), 0.3) for position in range(20)]
+    mended = [HostLook(evidence(20 + position, {"runnable": 4}, **FOUR, throttled=0.0), 0.9) for position in range(20)]
+    assert "cpu_oversubscribed" in found(case(about={"looks": tuple(crowded)}))
+    assert found(case(about={"looks": (*crowded, *mended)})) == {}
+
+
+numbers = st.one_of(st.none(), st.floats(0.0, 1e9), st.sampled_from([0.0, 1.0, 0.5]))
+processes = st.one_of(
+    st.none(),
+    st.builds(
+        ProcessEvidence,
+        processes=st.integers(0, 512),
+        is_all=st.booleans(),
+        ranks=st.one_of(st.none(), st.integers(0, 8)),
+        rank_cores=numbers,
+        loaders=st.one_of(st.none(), st.integers(0, 512)),
+        named_loaders=st.integers(0, 9),
+        loader_cores=st.floats(0, 500),
+        loader_most=st.floats(0, 2),
+        loader_bytes=numbers,
+        runnable=st.integers(0, 900),
+        blocked=st.integers(0, 9),
+        stopped=st.integers(0, 9),
+        terminal=st.booleans(),
+    ),
+)
+hosts = st.builds(
+    lambda values, seen, files: HostEvidence(0.0, 15.0, processes=seen, files=files, **values),
+    st.fixed_dictionaries(
+        {
+            name: numbers
+            for name in HostEvidence._fields
+            if name not in ("start", "end", "processes", "files", "network_files")
+        }
+    ),
+    processes,
+    st.one_of(st.none(), st.builds(FileEvidence, st.floats(0, 1e6), st.floats(0, 1e9), st.integers(0, 9), st.integers(0, 9))),
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(sorted(STATES)),
+    st.lists(st.tuples(hosts, st.one_of(st.none(), st.floats(0, 1))), max_size=8),
+    st.one_of(st.none(), st.booleans()),
+    numbers,
+)
+def test_any_evidence_gives_causes_with_evidence_and_advice_and_never_an_error(
+    state: str, looks: list[tuple[HostEvidence, float | None]], worked: bool | None, mean: float | None
+) -> None:
+    moved = [
+        HostLook(each._replace(start=15.0 * at, end=15.0 * (at + 1)), share) for at, (each, share) in enumerate(looks)
+    ]
+    one = case(state, about={"looks": tuple(moved), "worked": worked, "mean": mean})
+    causes = find_causes(one)
+    for cause in causes.found:
+        assert isinstance(cause, Cause)
+        assert cause.confidence in ("high", "medium", "low")
+        assert cause.evidence
+        assert cause.advice
+        assert cause.confidence == "high" or cause.against or cause.name in ("far_numa", "memory_pressure", "checkpointing", "cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "late_rank")  # fmt: skip
+    assert len({cause.name for cause in causes.found}) == len(causes.found)
+
+
+def test_every_rule_has_its_own_name_and_is_described() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES) == 16
+    for rule in RULES:
+        assert rule.states <= STATES
+        assert rule.title and rule.needs and rule.against and rule.remedy

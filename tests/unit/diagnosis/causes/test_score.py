@@ -1,0 +1,49 @@
+"""The rules on recorded evidence of real processes: how often a cause is right, and how often a fault is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.workloads.score import Scored, read_records, replay, score, specificity, strip_names
+
+RECORDS = read_records()
+
+
+@pytest.fixture(scope="module")
+def named() -> list[Scored]:
+    return [replay(record) for record in RECORDS]
+
+
+def test_nine_of_ten_causes_are_right_and_seven_of_ten_faults_are_found(named: list[Scored]) -> None:
+    precision, recall = score(named)
+    assert precision is not None
+    assert recall is not None
+    assert precision >= 0.9, [each for each in named if each.found and each.found[0] not in each.truth]
+    assert recall >= 0.7
+
+
+def test_the_same_holds_without_names_of_threads() -> None:
+    precision, recall = score(replay(record, strip_names) for record in RECORDS)
+    assert precision is not None
+    assert recall is not None
+    assert precision >= 0.9
+    assert recall >= 0.7
+
+
+def test_no_easy_healthy_job_is_accused(named: list[Scored]) -> None:
+    quiet, whole = specificity(named, hard=False)
+    assert quiet == whole >= 8
+
+
+def test_half_of_the_healthy_jobs_are_hard_and_as_many_jobs_are_healthy_as_ill(named: list[Scored]) -> None:
+    ill = sum(bool(each.truth) for each in named)
+    hard = sum(each.hard for each in named)
+    assert hard >= (len(named) - ill) / 2
+    assert len(named) - ill >= 0.7 * ill
+
+
+def test_a_record_names_no_process_and_no_path() -> None:
+    text = json.dumps(RECORDS)
+    assert '"pid' not in text
+    assert "/" not in text.replace("B/s", "")

@@ -1,0 +1,125 @@
+"""Causes of low utilization as the reconciler reads and explains them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.decision.policy import decide, merge_units
+from gpu_exporter.reconciler.evidence.causes import TEXT_MAX, parse_causes, status_url
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitEvidence
+from gpu_exporter.reconciler.report import explain
+
+QUOTA = {
+    "name": "cpu_quota",
+    "confidence": "high",
+    "evidence": "its quota ran out",
+    "against": "a hint",
+    "advice": "ask for more CPUs",
+    "gain": "",
+}
+STATUS = {"allocations": [{"uuid": "GPU-0", "mig": "", "causes": [QUOTA]}]}
+
+
+def with_cause(text: str, cause: str = "cpu_quota", confidence: str = "high") -> str:
+    return f'{text}gpu_allocation_cause{{{PLACE},cause="{cause}",confidence="{confidence}"}} 1\n'
+
+
+def source(text: str, status: str = json.dumps(STATUS)) -> ExporterSource:
+    def fetch(url: str) -> str:
+        return status if url.endswith("/api/v1/status") else text
+
+    return ExporterSource(["n1:9836"], 7200.0, ManualClock(wall=NOW), fetch)
+
+
+def causes_of(text: str) -> tuple[PublishedCause, ...]:
+    (holder,) = source(text).read_evidence().holders
+    return holder.units[0].causes
+
+
+def test_both_sources_read_the_published_causes() -> None:
+    text = page(8000.0, 9000.0, 8900.0)
+    assert causes_of(text) == ()
+    assert causes_of(with_cause(text)) == (PublishedCause("cpu_quota", "high"),)
+    api = FakeApi()
+    api.more["gpu_allocation_cause"] = [({"cause": "starting", "confidence": "medium"}, 1.0)]
+    (holder,) = read(api).holders
+    assert holder.units[0].causes == (PublishedCause("starting", "medium"),)
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence"), [("x" * 41, "high"), ("Bad Name", "high"), ("", "high"), ("cpu_quota", "certain")]
+)
+def test_a_malformed_cause_is_left_out(cause: str, confidence: str) -> None:
+    assert causes_of(with_cause(page(8000.0, 9000.0, 8900.0), cause, confidence)) == ()
+
+
+def test_many_causes_of_one_allocation_are_bounded() -> None:
+    text = page(8000.0, 9000.0, 8900.0)
+    for number in range(100):
+        text = with_cause(text, f"cause_{'x' * (number % 30)}")
+    assert len(causes_of(text)) == 8
+
+
+def test_two_targets_of_one_gpu_add_their_causes_once() -> None:
+    unit = UnitEvidence("n1", "0", "GPU-0", "", 0.0, 0.0, 0.0, 1.0, 3, causes=(PublishedCause("starting", "high"),))
+    (merged,) = merge_units([unit, unit, unit._replace(causes=(PublishedCause("shm_full", "medium"),))])
+    assert [cause.name for cause in merged.causes] == ["starting", "shm_full"]
+
+
+def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
+    evidence = source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence()
+    (decision,) = decide(evidence, Policy())
+    texts = source("").read_causes({"GPU-0"})
+    lines = explain(decision, Policy(), causes=texts).splitlines()
+    at = lines.index("    cause: cpu_quota, confidence high: its quota ran out")
+    assert lines[at + 1 : at + 3] == ["      against it: a hint", "      to change: ask for more CPUs"]
+    bare = explain(decision, Policy()).splitlines()  # as from Prometheus
+    assert "    cause: cpu_quota, confidence high" in bare
+
+
+def test_what_is_the_same_for_all_gpus_is_said_once() -> None:
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    unit = decision.units[0]
+    twice = decision._replace(units=(unit, unit._replace(uuid="GPU-1", gpu="1")))
+    cause = PublishedCause(**QUOTA)
+    text = explain(twice, Policy(), causes={("GPU-0", ""): [cause], ("GPU-1", ""): [cause]})
+    assert text.count("to change: ask for more CPUs") == 1
+    assert text.count("cause: cpu_quota, confidence high: as above") == 1
+
+
+def test_the_status_has_the_address_of_the_metrics() -> None:
+    assert status_url("https://n1:9836/metrics?name[]=x") == "https://n1:9836/api/v1/status"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"allocations": 7}',
+        '{"allocations": [7]}',
+        '{"allocations": [{"uuid": "GPU-0", "mig": "", "causes": 7}]}',
+        '{"allocations": [{"uuid": "GPU-0", "mig": "", "causes": ["x"]}]}',
+        '{"allocations": [{"uuid": "GPU-0"}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_malformed_status_has_no_causes(text: str) -> None:
+    assert parse_causes(text, {"GPU-0"}) == {}
+
+
+def test_texts_of_a_status_are_one_short_line() -> None:
+    evil = {**QUOTA, "evidence": "a\n\x1b[31mb" + "x" * 10_000}
+    status = {"allocations": [{"uuid": "GPU-0", "mig": "", "causes": [evil] * 100}]}
+    found = parse_causes(json.dumps(status), {"GPU-0"})["GPU-0", ""]
+    assert len(found) == 16
+    assert len(found[0].evidence) <= TEXT_MAX
+    assert "\n" not in found[0].evidence
+    assert "\x1b" not in found[0].evidence

@@ -1,0 +1,97 @@
+"""Fills in the generated parts of docs/causes.md: the causes, their score, and the map of claims."""
+
+from __future__ import annotations
+
+import re
+
+from tests.workloads import score
+
+from gpu_exporter.diagnosis.causes.rules import RULES
+from tools.claims import CLAIMS
+
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def render_causes(page: str) -> str:
+    """The page with its generated parts. Raises KeyError for an unknown part."""
+    parts = {"table": _table, "causes": _causes, "score": _score, "claims": _claims}
+    return PART.sub(lambda match: f"{match[1]}{parts[match[2]]()}{match[3]}", page)
+
+
+def _table() -> str:
+    lines = ["| cause | in words | looked for in the states |", "| --- | --- | --- |"]
+    lines += [f"| [{rule.name}](#{rule.name}) | {rule.title} | {', '.join(sorted(rule.states))} |" for rule in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def _causes() -> str:
+    sections = []
+    for rule in RULES:
+        module = __import__(rule.judge.__module__, fromlist=["RULE"])
+        lines = [f"### {rule.name}", "", (module.__doc__ or "").strip().replace("\n", " "), ""]
+        lines.append(f"- Evidence: {rule.needs}.")
+        lines.append(f"- Against it: {rule.against}.")
+        lines.append(f"- {rule.remedy}")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections) + "\n"
+
+
+def _claims() -> str:
+    lines = ["| # | claim | shown by |", "| --- | --- | --- |"]
+    for number, (text, otherwise) in CLAIMS.items():
+        causes = [f"[{rule.name}](#{rule.name})" for rule in RULES if number in rule.claims]
+        lines.append(f"| {number} | {text} | {', '.join(causes) if causes else otherwise} |")
+    return "\n".join(lines) + "\n"
+
+
+def _score() -> str:
+    records = score.read_records()
+    named = [score.replay(record) for record in records]
+    nameless = [score.replay(record, score.strip_names) for record in records]
+    faulty = sum(bool(each.truth) for each in named)
+    lines = [
+        f"{len(named)} scripts: {faulty} with a fault or a pair of faults, {len(named) - faulty} without.",
+        "",
+        "| | as recorded | without names of threads |",
+        "| --- | --- | --- |",
+        f"| precision of the cause named first (95 % interval) | {_precision(named)} | {_precision(nameless)} |",
+        f"| recall of the faults (95 % interval) | {_recall(named)} | {_recall(nameless)} |",
+        f"| easy healthy scripts without a cause | {_quiet(named, hard=False)} | {_quiet(nameless, hard=False)} |",
+        f"| hard healthy scripts without a cause | {_quiet(named, hard=True)} | {_quiet(nameless, hard=True)} |",
+        f"| expected precision if 30 % of jobs are faulty | {_expected(named, 0.3)} | {_expected(nameless, 0.3)} |",
+        f"| ... if 10 % are | {_expected(named, 0.1)} | {_expected(nameless, 0.1)} |",
+        "",
+        "| script | its faults | state | causes found (low confidence in brackets) | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [_line(each) for each in named]
+    return "\n".join(lines) + "\n"
+
+
+def _line(each: score.Scored) -> str:
+    found = [cause.name if cause.name in each.found else f"({cause.name})" for cause in each.causes.ranked]
+    right = each.truth <= set(each.found) and set(each.found[:1]) <= each.truth
+    kind = ("healthy, hard" if each.hard else "healthy") if not each.truth else ", ".join(sorted(each.truth))
+    script = each.script.replace("_", " ")
+    return f"| {script} | {kind} | {each.state} | {', '.join(found) or '-'} | {'' if right else 'miss'} |"
+
+
+def _precision(scored: list[score.Scored]) -> str:
+    return _with_interval(score.score(scored).precision, score.interval(scored, lambda each: each.precision))
+
+
+def _recall(scored: list[score.Scored]) -> str:
+    return _with_interval(score.score(scored).recall, score.interval(scored, lambda each: each.recall))
+
+
+def _with_interval(value: float | None, bounds: tuple[float, float]) -> str:
+    return "-" if value is None else f"{value:.2f} ({bounds[0]:.2f} to {bounds[1]:.2f})"
+
+
+def _quiet(scored: list[score.Scored], *, hard: bool) -> str:
+    quiet, whole = score.specificity(scored, hard=hard)
+    return f"{quiet} of {whole}"
+
+
+def _expected(scored: list[score.Scored], faulty: float) -> str:
+    return f"{score.expected_precision(scored, faulty):.2f}"
