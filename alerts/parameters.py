@@ -83,7 +83,7 @@ def causes_text() -> str:
         "{{ range query (printf `topk(3, count by (cause, confidence) (allocation:gpu_cause:info{%[1]s}))` $who) }}"
         "{{ $cause := printf `%s (%s confidence)` .Labels.cause .Labels.confidence }}"
         "{{ $causes = printf `%s%s%s` $causes (or (and $causes `, `) ``) $cause }}"
-        "{{ end }}{{ with $causes }}Why, as its host shows: {{ . }}. What to change: "
+        "{{ end }}{{ with $causes }}Likely cause: {{ . }}. Advice: "
         f"{CAUSES}.{{{{ end }}}}"
     )
 

@@ -52,7 +52,7 @@ def _score() -> str:
     lines = [
         f"{len(named)} scripts: {faulty} with a fault or a pair of faults, {len(named) - faulty} without.",
         "",
-        "| | as recorded | without names of threads |",
+        "| | as recorded | without process names |",
         "| --- | --- | --- |",
         f"| precision of the cause named first (95 % interval) | {_precision(named)} | {_precision(nameless)} |",
         f"| recall of the faults (95 % interval) | {_recall(named)} | {_recall(nameless)} |",

@@ -156,21 +156,21 @@ class CausesDefaults(NamedTuple):
     """seconds; causes are judged over the looks at the holder's host in this time ..."""
     looks_min: int = 4
     """... of which there must be this many; there is one every 15 s, or fewer on a crowded node"""
-    files: bool = False
-    """also look at the open files and reads of processes: needs the right to trace them (CAP_SYS_PTRACE)"""
+    files: str = "none"
+    """trace: also look at the open files and reads of processes; needs the right to trace them (CAP_SYS_PTRACE)"""
     start_max: float = 1800.0
     """seconds; a holder is starting for at most this time; as policy.startup_grace"""
     throttled_min: float = 0.1
     """share of the periods in which the CPU quota ran out ..."""
     throttled_high: float = 0.25
     """... and from this share on the confidence is high"""
-    runnable_min: float = 2.0
+    runnable_min: int = 2
     """runnable threads for each CPU that are too many ..."""
-    runnable_high: float = 4.0
+    runnable_high: int = 4
     """... and from this number on the confidence is high"""
     full_ratio: float = 0.85
     """a CPU that is used to this share is full: a loader also waits for its disk and its queue"""
-    free_cpus: float = 2.0
+    free_cpus: int = 2
     """CPUs that must be free before more workers are advised"""
     pressure_cpu_min: float = 0.4
     """share of the time in which a task waited for a CPU (PSI)"""

@@ -72,7 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "web": {"secret": "web", "scheme": "HTTPS"},
     },
-    "files": {"settings": {"causes": {"files": True}}, "agent": {"processes": True}},
+    "files": {"settings": {"causes": {"files": "trace"}}, "agent": {"processes": True}},
     "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
 }
 
@@ -129,7 +129,7 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ({"reconciler": {"interval": "0s"}}, "does not match pattern"),
         ({"prometheusRule": {"otherExporter": ["source-dcgm", "compat-dcgm"]}}, "value must be one of"),
         ({"prometheusRule": {"alertsIn": "both"}}, "value must be one of"),
-        ({"settings": {"causes": {"files": True}}}, "the agent sees processes only with agent.processes=true"),
+        ({"settings": {"causes": {"files": "trace"}}}, "the agent sees processes only with agent.processes=true"),
         ({"web": {"scheme": "https"}}, "value must be one of"),
         ({"podMonitor": {"enabled": True, "tlsConfig": {"serverName": "a"}}}, "set web.scheme=HTTPS"),
     ],

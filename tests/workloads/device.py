@@ -1,8 +1,8 @@
 """A simulated GPU for workloads without one: an asynchronous queue, a launch that costs CPU time, a sync that spins.
 
-The device is a file that several processes map. Its kernels cost no CPU time, so they take none from the loaders. Who
-reads its utilization is another process, outside the workload's cgroup. What it cannot be honest about: kernels that
-are too small for the launch, and synchronisation inside of a step. Such faults are left to real GPUs.
+The device is a file that several processes map. Its kernels cost no CPU time, so they take none from the loaders.
+Another process reads its utilization, outside the workload's cgroup. It cannot model
+kernels that are too small for the launch, and synchronisation inside of a step: such faults are left to real GPUs.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ def replay(record: dict[str, Any], change: Callable[[HostEvidence], HostEvidence
 def _evidence(values: dict[str, Any]) -> HostEvidence:
     processes, files = values["processes"], values["files"]
     if processes is not None:
-        processes = ProcessEvidence(**{**processes, "far": tuple(map(tuple, processes["far"]))})
+        known = {name: value for name, value in processes.items() if name in ProcessEvidence._fields}
+        processes = ProcessEvidence(**{**known, "far": tuple(map(tuple, processes["far"]))})
     kinds = values["network_files"]
     return HostEvidence(
         **{

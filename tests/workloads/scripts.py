@@ -1,7 +1,7 @@
 """Small jobs with one known fault each, jobs without a fault, and pairs of faults.
 
 Each function is one job. It runs until it is ended, in a cgroup of its own. `truth` is what is wrong with it. A job is
-`hard` if it is healthy and looks ill: its GPU has little to do for a reason that its owner wants.
+`hard` if it is healthy and looks faulty: its GPU has little to do for a reason that its owner wants.
 """
 
 from __future__ import annotations

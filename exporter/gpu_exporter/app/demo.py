@@ -36,7 +36,7 @@ ALONE = (
     "mark only after four hours (docs/reconciler.md, Surroundings)."
 )
 FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since 300 s
-# As demo.yaml: GPUs that one hangs and one works at low power on, one with a cause that is not certain, the mended job.
+# As demo.yaml: a GPU whose job hangs, one that works at low power, one with an uncertain cause, the job that is fixed.
 HANGS, WORKS, EXPLAINED, FIXED = 8, 0, 3, "48121"
 FIX_S = 2400.0
 FIXED_LOOK_S = FIX_S + 1020.0  # after the window of the state and its hold
@@ -119,9 +119,8 @@ def _show_first(publisher: Publisher, view: View) -> None:
     by_gpu = {allocation.gpu: allocation for allocation in view.allocations}
     hangs, works = by_gpu[HANGS], by_gpu[WORKS]
     for each in (hangs, works):
-        _say(
-            f"nvidia-smi about GPU {each.gpu}: {each.utilization:.0%} busy, {each.power_w:.0f} W, a process has memory."
-        )
+        seen = f"{each.utilization:.0%}, {each.power_w:.0f} W, memory in use by a process"
+        _say(f"nvidia-smi shows GPU {each.gpu}: {seen}.")
     _say(f"gpu-exporter: GPU {works.gpu} is {works.verdict.state}, GPU {hangs.gpu} is {hangs.verdict.state}:")
     _say(f"  {hangs.verdict.evidence}\n")
     _explain(by_gpu[EXPLAINED])
@@ -131,8 +130,8 @@ def _show_first(publisher: Publisher, view: View) -> None:
 def _show_fixed(view: View) -> None:
     """What the fix has changed."""
     job = next(each for each in view.allocations if each.allocation.holder.job_id == FIXED)
-    found = ", ".join(cause.name for cause in job.causes.found) or "no cause"
-    _say(f"Ten minutes later, job {FIXED} is {job.verdict.state}: {job.verdict.evidence}, {found}.\n")
+    found = ", ".join(cause.name for cause in job.causes.found) or "none"
+    _say(f"Seventeen minutes later, job {FIXED} is {job.verdict.state} ({job.verdict.evidence}), cause: {found}.\n")
 
 
 def _explain(view: AllocationView) -> None:

@@ -234,7 +234,7 @@ def add_waiting_flags(parser: Parser) -> None:
         type=Path,
         default=None,
         is_verb=True,
-        help="write to this file, and rename it into place",
+        help="write to this file, by rename",
     )
     parser.flag(
         "--timeout",

@@ -12,6 +12,7 @@ CHOICES = {  # settings that are words, with their allowed values
     "identity.user": ("auto", "name", "uid", "hmac", "none"),
     "actions.mode": ("none", "shadow", "act"),
     "actions.demand": ("needed", "ignored"),
+    "causes.files": ("none", "trace"),
 }
 ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # actions on a holder (docs/actions.md)
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # PromQL, without escapes

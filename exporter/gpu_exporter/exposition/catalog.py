@@ -291,7 +291,7 @@ ALLOCATION_STATE = Family(
 ALLOCATION_CAUSE = Family(
     "gpu_allocation_cause",
     "gauge",
-    "Cause of the current state, always 1, at most two per allocation, of medium and high confidence (docs/causes.md)",
+    "1 for each cause of the current state with medium or high confidence, at most two per allocation (docs/causes.md)",
     ("cause", "confidence"),
 )
 ALLOCATION_FAMILIES = (

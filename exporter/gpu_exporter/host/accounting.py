@@ -1,7 +1,7 @@
-"""What a cgroup had to wait for: its CPU quota, its memory, its disks. For the causes of low utilization.
+"""Waiting of a cgroup for CPU quota, memory and disks, for the causes of low utilization.
 
-The limits of a pod are often those of its containers, so the cgroups below are read too. Of several limits those count
-that hold back most of the holder's work: a small sidecar at its quota says nothing about the training beside it.
+The limits of a pod are often those of its containers, so the cgroups below are read too. If several have limits, only
+limits on most of the holder's work count: a throttled sidecar is ignored.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class Accounting(NamedTuple):
     """Counters since the cgroups were created, and present values; None is unknown.
 
     `quotas`: of each cgroup that has one. `waited_s`: seconds in which some task waited, by PRESSURES, and in which all
-    tasks waited for memory ("memory full"). `faults`: page faults that read from disk.
+    tasks waited for memory ("memory full"). `memory_cache`: page
+    cache that the kernel can give back. `faults`: page faults that read from disk.
     """
 
     quotas: Mapping[PurePosixPath, QuotaPeriods]
     waited_s: Mapping[str, float]
     memory_bytes: float | None
     memory_limit: float | None
+    memory_cache: float | None
     shm_bytes: float | None
     faults: float | None
     killed: float | None
@@ -60,6 +62,7 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
         waited_s=_read_pressures(files, place) if files.is_v2 else {},
         memory_bytes=used,
         memory_limit=limit,
+        memory_cache=field(stat, f"{prefix}inactive_file"),
         shm_bytes=field(stat, f"{prefix}shmem"),
         faults=field(stat, f"{prefix}pgmajfault"),
         killed=_read_killed(files, places),
@@ -113,7 +116,7 @@ def _read_memory(files: CgroupFiles, places: Sequence[PurePosixPath]) -> tuple[f
 
 
 def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float | None:
-    """Processes that the kernel ended for memory. Version 2 counts those of the cgroups below, version 1 does not."""
+    """Processes that the OOM killer ended. Version 2 counts those of the cgroups below, version 1 does not."""
     if files.is_v2:
         return field(files.text(MEMORY, places[0], "memory.events"), "oom_kill")
     counts = [field(files.text(MEMORY, place, "memory.oom_control"), "oom_kill") for place in places]

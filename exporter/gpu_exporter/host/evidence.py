@@ -25,6 +25,7 @@ from gpu_exporter.host.subject import HostSubject
 from gpu_exporter.model.evidence import HostEvidence
 
 INTERVAL_S = 15.0
+SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
 FILES_OF = 4  # processes whose files are read: reading hundreds would cost more than it tells
 SHM = "/dev/shm"  # noqa: S108  (a mount point that is looked up, not a file that is written)
@@ -65,19 +66,23 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """What each holder did since the last look, nothing before the next look is due and for a first look."""
+        """The evidence of each holder since its last look. Nothing before the next look is due, and at a first look."""
+        wanted = list(subjects)
+        if not wanted:  # all holders are healthy
+            self._watched = {}
+            return
         if self._clock.monotonic() < self._due:
             return
         before, self._watched = self._watched, {}
         began = time.thread_time()
         host_s = self._read_host()
-        for subject in subjects:
+        for subject in wanted:
             if (place := places.get(subject.who)) is not None:
                 found = self._look(subject, place, before.get(subject.who), host_s)
                 if found is not None:
                     yield subject.who, found
         spent_s = time.thread_time() - began
-        self._due = self._clock.monotonic() + max(INTERVAL_S, spent_s / CPU_SHARE)
+        self._due = self._clock.monotonic() + max(INTERVAL_S - SLACK_S, spent_s / CPU_SHARE)
 
     def _look(
         self,
@@ -135,7 +140,7 @@ class EvidenceReader:
 
 
 def _choose(subject: HostSubject, members: Members | None) -> list[int]:
-    """The processes that stand for the holder, ranks first. Only its own: the driver's list may be older."""
+    """Pids of the holder, ranks first. Pids of the driver's list that are not in the cgroup are left out: it may be older."""
     if members is None:
         return []
     ranks = [pid for gpu in subject.gpus or () for pid in gpu.pids if pid in members.pids]
@@ -170,6 +175,7 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         faults=rate(last.accounting.faults, now.accounting.faults),
         killed=None if killed is None else killed * span_s,
         shm_bytes=now.accounting.shm_bytes,
+        memory_cache=now.accounting.memory_cache,
         read=None if moved is None or written is None else max(0.0, moved - written),
         written=written,
     )

@@ -20,7 +20,7 @@ from gpu_exporter.outside import whole
 
 FILES_MAX = 256  # open files of one process
 SPECIAL = frozenset(("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tmpfs", "overlay"))
-"""Mounts whose open files are no data: devices, pipes have no mount here, and the image's own files."""
+"""File systems whose open files are not counted as data: those of the kernel, tmpfs, the image. Pipes have no mount."""
 
 
 class _ReadCounters(NamedTuple):

@@ -1,4 +1,4 @@
-"""NetworkBytes of a holder's own network namespace, and the network file systems that it has mounted.
+"""Bytes over a holder's own network namespace, and the network file systems that it has mounted.
 
 If the namespace is the host's, or may be, the traffic is unknown, not 0. The same holds if the holder has a network
 file system: the kernel of the host moves its data, in the host's namespace.

@@ -1,8 +1,8 @@
 """The processes of a holder from one look to the next: identity and times by psutil, threads by Procfs.
 
 psutil's name(), cmdline(), exe(), environ(), children() and the text of a Process open the command line or search the
-whole host, so nothing here calls them. A process is known by psutil's hash, which covers its pid and its start: a pid
-that is used again is another process.
+whole host, so nothing here calls them. A process is known by psutil's hash, which covers its pid and its start: a
+reused pid counts as another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CPUS_TEXT_MAX = 64  # characters
 LOADER_CORES = 0.05  # of a CPU: less is a launcher that waits
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
 NOTEBOOKS = frozenset(("jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub-sing", "code-server", "rserver"))
-RUNNING, BLOCKED = "R", "D"
+RUNNING = "R"
 FAILURES = (psutil.Error, OSError, ValueError, LookupError)  # it ended, or /proc is not readable
 
 
@@ -73,7 +73,6 @@ class HolderProcesses:
             is_all=members.is_all,
             blocked=sum(each.status == psutil.STATUS_DISK_SLEEP for each in found),
             stopped=sum(stat.state == STOPPED for stat in stats.values()),
-            born=None if before is None else len(self._cpu_s.keys() - before.keys()),
             terminal=any(stat.has_terminal for stat in stats.values()),
             notebook=any(stat.name in NOTEBOOKS for stat in stats.values()),
         )

@@ -15,7 +15,7 @@ class ProcessEvidence(NamedTuple):
     `runnable`: threads that ran or waited for a CPU at the moment of the look; all threads of the two busiest
     processes, one of each other process. `is_all_threads` is false if these two had more threads than were read.
     `blocked`: processes that waited for a disk or a network file system. `stopped`: processes that a signal stopped.
-    `born`: processes that started since the last look, None at the first look. `far`: GPUs by UUID whose ranks may run
+    `far`: GPUs by UUID whose ranks may run
     only on CPUs that are not near the GPU, each with the list of these CPUs. `terminal`, `notebook`: a process has a
     terminal, or the name of a notebook server. `switches`: how often a second the two busiest processes lost their CPU
     to others.
@@ -34,7 +34,6 @@ class ProcessEvidence(NamedTuple):
     is_all_threads: bool = True
     blocked: int = 0
     stopped: int = 0
-    born: int | None = None
     far: tuple[tuple[str, str], ...] = ()
     terminal: bool = False
     notebook: bool = False
@@ -42,10 +41,11 @@ class ProcessEvidence(NamedTuple):
 
 
 class FileEvidence(NamedTuple):
-    """What needs the right to trace processes, over one look, of the two busiest processes and the loaders.
+    """What needs the right to trace processes, over one look, of at most four processes, those on a GPU first.
 
-    `reads`: read calls per second. `read_bytes`: bytes per second that they returned, page cache and network files
-    included. `remote_files`, `local_files`: open regular files on network file systems, and on others.
+    `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that they
+    returned, page cache and network files included. `remote_files`, `local_files`: open files on network file systems,
+    and on others except tmpfs, overlay and the kernel's own.
     """
 
     reads: float
@@ -61,8 +61,9 @@ class HostEvidence(NamedTuple):
     work is under, `throttled`: share of the periods in which this quota ran out. `cores`: CPUs that it used.
     `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the time
     in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
-    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `faults`: page faults that read from disk.
-    `killed`: processes that the kernel killed for memory. `shm_bytes`, `shm_limit`: shared memory in use, and the size
+    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache that
+    the kernel can give back. `faults`: page faults that read from disk.
+    `killed`: processes that the OOM killer ended. `shm_bytes`, `shm_limit`: shared memory in use, and the size
     of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own
     network namespace. `network_files`: types of the network file systems that it has mounted.
     """
@@ -83,6 +84,7 @@ class HostEvidence(NamedTuple):
     memory_limit: float | None = None
     faults: float | None = None
     killed: float | None = None
+    memory_cache: float | None = None
     shm_bytes: float | None = None
     shm_limit: float | None = None
     read: float | None = None

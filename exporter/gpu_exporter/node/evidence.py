@@ -23,7 +23,7 @@ class NodeEvidence:
         self._looks: dict[Who, deque[HostLook]] = {}
 
     def note(self, who: Who, look: HostLook) -> None:
-        """Keep one look. What happened before a gap is forgotten: a holder that was well meanwhile began anew."""
+        """Keep one look. Looks before a gap are dropped: the holder was healthy meanwhile."""
         looks, evidence = self._looks.setdefault(who, deque(maxlen=LOOKS_MAX)), look.evidence
         if looks and evidence.start > looks[-1].evidence.end + 1.0:
             looks.clear()

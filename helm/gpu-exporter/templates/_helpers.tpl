@@ -90,9 +90,9 @@ seccompProfile: {type: RuntimeDefault}
 
 {{/* As above. The right to trace processes only where open files are read for causes (settings.causes.files). */}}
 {{- define "gpu-exporter.agentSecurityContext" -}}
-{{- if dig "causes" "files" false .Values.settings }}
+{{- if eq "trace" (dig "causes" "files" "none" .Values.settings) }}
 {{- if not .Values.agent.processes }}
-{{- fail "settings.causes.files: the agent sees processes only with agent.processes=true" }}
+{{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" }}
 {{- end }}
 {{- include "gpu-exporter.securityContext" . | replace "{drop: [ALL]}" "{drop: [ALL], add: [SYS_PTRACE]}" }}
 {{- else }}

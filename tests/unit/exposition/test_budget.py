@@ -11,7 +11,7 @@ from tests.testbed.simulated_node import SimulatedNode
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import Series, list_series
 
-GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 64, 24, 22
+GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 64, 24, 24
 
 
 def publish(name: str) -> list[Series]:

@@ -125,7 +125,6 @@ def test_the_work_of_ranks_and_loaders_is_told_apart(holder: Holder, children: C
     assert seen.runnable == 1
     assert seen.loader_bytes is not None
     assert seen.loader_bytes > 1e6
-    assert seen.born == 0
 
 
 def test_without_the_driver_s_list_no_process_is_called_a_loader(holder: Holder, children: Children) -> None:
@@ -152,7 +151,7 @@ def test_a_pid_that_is_used_again_is_another_process(children: Children, monkeyp
 
     monkeypatch.setattr(psutil._pslinux.Process, "create_time", later)
     seen = holder.look(members, (), 1.0)
-    assert (seen.born, seen.loader_most) == (1, 0.0)
+    assert (seen.processes, seen.loader_most) == (1, 0.0)
 
 
 def test_a_terminal_and_a_notebook_server_are_seen(holder: Holder, children: Children) -> None:

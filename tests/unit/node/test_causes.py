@@ -60,10 +60,13 @@ def test_a_cause_is_published_with_its_state_and_ends_with_it() -> None:
     ((labels, value),) = series["gpu_allocation_cause"]
     assert (labels[-2:], value) == (("cpu_oversubscribed", "high"), 1.0)
     (row,) = list_rows(view)
-    assert (row.cause, row.advice) == ("cpu_oversubscribed high", "set OMP_NUM_THREADS=4")
+    assert (row.cause, row.advice) == (
+        "cpu_oversubscribed high",
+        "set OMP_NUM_THREADS=4 (and the thread limit of other libraries)",
+    )
     (allocation,) = json.loads(render_json(view))["allocations"]
     (cause,) = allocation["causes"]
-    assert cause["evidence"] == "96 threads want to run on 4 CPUs, which were used up in 71% of the periods"
+    assert cause["evidence"] == "96 threads are runnable on 4 CPUs; the quota ran out in 71% of the periods"
     assert "torchtitan" in cause["gain"]
     view = node.run(1260)
     assert (only(view).verdict.state, named(view)) == ("healthy", [[]])

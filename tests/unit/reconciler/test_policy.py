@@ -75,7 +75,7 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"causes": (PublishedCause("remote_io", "high"),), "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
             "underused",
-            "its one GPU idle for 6.0 h; it is busy elsewhere (cause remote_io), so its GPUs are not taken back",
+            "its one GPU idle for 6.0 h",
         ),
         ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
         ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),

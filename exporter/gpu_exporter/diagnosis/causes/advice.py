@@ -7,6 +7,7 @@ import math
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
 GIB = 2**30
+GAIN_MIN = 0.2
 
 
 def propose_workers(case: CauseCase) -> str:
@@ -21,23 +22,30 @@ def propose_workers(case: CauseCase) -> str:
     workers = math.floor(cpus / ranks) - max(1, math.ceil(busy - 0.5))
     each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
     if workers < 1:
-        return f"ask for more CPUs: {each_has} leave none for a loader"
+        return f"ask for more CPUs: with {each_has}, none remains for a loader"
     text = f"set num_workers of the DataLoader to {workers} ({each_has})"
     newest = case.recent[-1]
     size = max((each.loader_bytes or 0.0 for each in case.seen), default=0.0)
     if newest.memory_limit is None or newest.memory_bytes is None or not size:
         return text
-    fits = math.floor((newest.memory_limit - newest.memory_bytes) / size / ranks)
+    used = newest.memory_bytes - (newest.memory_cache or 0.0)  # the kernel gives the cache back
+    fits = math.floor((newest.memory_limit - used) / size / ranks)
     have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
     if have + fits >= workers:
         return text
     if fits < 1:
-        return f"ask for more memory, {size / GIB:.1f} GiB for each loader: with more CPUs alone, no loader fits"
-    return f"set num_workers of the DataLoader to {have + fits}; more do not fit, since each has {size / GIB:.1f} GiB"
+        return f"ask for more memory: one more loader needs {size / GIB:.1f} GiB"
+    return f"set num_workers of the DataLoader to {have + fits}: more do not fit, since each needs {size / GIB:.1f} GiB"
 
 
 def propose_threads(case: CauseCase) -> str:
     """The advice on the threads of each process."""
     cpus = case.cpus or 1.0
     processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
-    return f"set OMP_NUM_THREADS={max(1, math.floor(cpus / processes))}"
+    return f"set OMP_NUM_THREADS={max(1, math.floor(cpus / processes))} (and the thread limit of other libraries)"
+
+
+def bound_gain(case: CauseCase) -> str:
+    """The most that a remedy can gain. At a very low utilization this bound says nothing."""
+    mean = case.mean or 0.0
+    return f"at most {1.0 / mean:.1f} times, since the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""

@@ -80,7 +80,7 @@ class CauseCase(NamedTuple):
 
     @property
     def cpus(self) -> float | None:
-        """How many CPUs the holder can use: its own limit, or those of the host that are not in use by others."""
+        """CPUs that the holder can use: the smaller of its limit and the CPUs of the host that others leave free."""
         if not self.recent:
             return None
         newest, host = self.recent[-1], self.recent[-1].host_cpus
@@ -126,7 +126,7 @@ class Needs(NamedTuple):
 
 HOST = Needs("the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)")
 PROCESSES = Needs("the host's processes: hostPID, or the host's /proc (--path.procfs)")
-MORE = Needs("a few minutes more of evidence")
+MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node")
 
 
 def need(case: CauseCase) -> Needs:

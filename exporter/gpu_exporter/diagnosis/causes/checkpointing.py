@@ -24,14 +24,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if between < WORKS or within > FALLS * between:
         return None
     always = all((look.utilization or 0.0) < between for look in loud)
+    sent = any((look.evidence.sent or 0.0) >= case.rules.burst_bytes for look in loud)
     rate = sum(_written(look) for look in loud) / len(loud)
     return Cause(
         "checkpointing",
         HIGH if always and len(bursts) > case.rules.bursts_min else MEDIUM,
-        f"{len(bursts)} times it wrote {rate / 1e6:.0f} MB/s while the GPUs fell from {between:.0%} to {within:.0%}",
-        against="" if always else "in some of these times the GPUs worked",
-        advice="write checkpoints in the background (torch.distributed.checkpoint.async_save), less often, or first to "
-        "a local disk",
+        f"in {len(bursts)} bursts it wrote or sent {rate / 1e6:.0f} MB/s, and utilization fell from {between:.0%} to "
+        f"{within:.0%}",
+        against="" if always else "the GPUs worked in some of these bursts",
+        advice="write checkpoints asynchronously (torch.distributed.checkpoint.async_save; a copy needs host memory)"
+        + (", or to a local disk first" if sent else ""),
         gain="1.2 to 1.5 times with asynchronous checkpoints (ICSE'24, BERT); 1.02 to 1.12 times (Swin)",
     )
 
@@ -68,9 +70,10 @@ RULE = Rule(
         "bytes written to block devices and sent over the own network, and the utilization in the same "
         "looks; three bursts in ten minutes"
     ),
-    against="that the GPUs worked in some of the bursts",
+    against="that the GPUs worked in some of the bursts. "
+    "Checkpoints on NFS, Lustre and the like are never seen, since nothing counts their bytes",
     remedy=(
-        "Write checkpoints in the background (`torch.distributed.checkpoint.async_save`), less often, or "
-        "first to a local disk."
+        "Write checkpoints asynchronously (`torch.distributed.checkpoint.async_save`; a copy needs host memory). If they "
+        "go over the network: to a local disk first."
     ),
 )

@@ -28,17 +28,23 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return None
     loaders = case.average_processes(lambda each: None if each.loaders is None else float(each.loaders)) or 0.0
     waits = case.throttled or 0.0
-    said = f", which were used up in {waits:.0%} of the periods" if waits >= case.rules.throttled_min else ""
+    said = f"; the quota ran out in {waits:.0%} of the periods" if waits >= case.rules.throttled_min else ""
     by_loaders = loaders >= runnable / 2
     counted = all(each.is_all_threads for each in case.seen)
     others = case.others or 0.0
+    switches = case.average_processes(lambda each: each.switches) or 0.0
     against = [f"others use {others:.0%} of the host's CPUs"] if others >= OTHERS else []
-    against += [] if counted else ["only its first 256 threads were counted"]
+    against += [] if counted else ["of its two busiest processes, only 256 threads were counted"]
     return Cause(
         "cpu_oversubscribed",
         HIGH if runnable >= case.rules.runnable_high * cpus and others < OTHERS else MEDIUM,
-        f"{runnable:.0f} threads want to run on {cpus:.2g} CPUs{said}"
-        + (f"; {loaders:.0f} of them are loaders" if by_loaders else ""),
+        f"{runnable:.0f} threads are runnable on {cpus:.2g} CPUs{said}"
+        + (f"; it has {loaders:.0f} loaders" if by_loaders else "")
+        + (
+            f"; its two busiest processes had {switches:.0f} involuntary context switches a second"
+            if switches >= 1.0
+            else ""
+        ),
         against="; ".join(against),
         advice=propose_workers(case) if by_loaders else propose_threads(case),
         gain="1.33 to 2 times faster, the GPU from 73 to 87 %, with 8 threads (torchtitan#4038)",
@@ -52,9 +58,9 @@ RULE = Rule(
     judge=judge,
     claims=(42, 59, 70),
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
-    against="more than 256 threads in the two busiest processes: the others are not counted",
+    against="others that use half of the host's CPUs; more than 256 threads in the two busiest processes",
     remedy=(
-        "Set `OMP_NUM_THREADS` to the CPUs of each process, or use fewer workers. This is the opposite of"
+        "Set `OMP_NUM_THREADS` to the number of CPUs per process on a GPU, or use fewer workers. This is the opposite of"
         " too_few_workers."
     ),
 )

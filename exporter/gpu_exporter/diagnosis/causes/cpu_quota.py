@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
@@ -26,7 +27,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         if case.runnable is not None
         else "the number of its threads is not known: too many would look alike",
         advice="ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
-        gain=f"at most {1.0 / case.mean:.1f} times: the GPU is at {case.mean:.0%}" if case.mean else "",
+        gain=bound_gain(case),
     )
 
 

@@ -1,4 +1,4 @@
-"""The processes on the GPU may run only on CPUs of another socket."""
+"""The processes on the GPU may run only on CPUs of another NUMA node."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "far_numa",
         MEDIUM,
         f"its processes may run only on the CPUs {far[-1]}, none of which is near this GPU",
-        against="how much it costs depends on how much is copied",
-        advice="bind the job to CPUs near its GPUs (Slurm: --gres-flags=enforce-binding; Kubernetes: Topology Manager "
-        "policy single-numa-node)",
+        against="the cost depends on the amount of data that is copied to the GPU",
+        advice="bind the job to CPUs near its GPUs (Slurm: --gres-flags=enforce-binding with Cores= in gres.conf; "
+        "Kubernetes, for the site: static CPU manager and Topology Manager)",
     )
 
 
@@ -27,11 +27,11 @@ RULE = Rule(
     title="CPUs far from the GPU",
     states=WORKING,
     judge=judge,
-    claims=(52,),
+    claims=(),
     needs="the CPUs on which the processes may run, and the CPUs near the GPU (NVML)",
-    against="always: what it costs depends on how much is copied",
+    against="always: the cost depends on the amount of data that is copied to the GPU",
     remedy=(
-        "Bind the job to CPUs near its GPUs (Slurm: `--gres-flags=enforce-binding`; Kubernetes: Topology "
-        "Manager, policy single-numa-node)."
+        "Bind the job to CPUs near its GPUs (Slurm: `--gres-flags=enforce-binding`, with `Cores=` in gres.conf; Kubernetes, "
+        "for the site: static CPU manager and Topology Manager)."
     ),
 )

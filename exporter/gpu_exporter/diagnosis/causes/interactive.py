@@ -21,7 +21,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{what}, and the holder uses {cores:.2f} CPUs",
         against="a batch job can be started from a terminal too",
         advice="end the session when nobody works in it; for development, a MIG instance or a shared GPU is enough",
-        gain="interactive jobs held 4 GPUs at below 1 % for hours (ICSE'24)",
     )
 
 

@@ -28,7 +28,9 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH if certain else MEDIUM,
         f"no progress for {describe_duration(run_s)} on {len(spinning)} of its {len(case.members)} GPUs here; "
         + ", ".join(said),
-        advice="look at the rank on that GPU first: its last log line, its stack (py-spy dump), XIDs of the GPU",
+        advice="look at the rank on that GPU first: its last log line, its stack (py-spy dump), XIDs of the GPU"
+        if late
+        else "continue the stopped processes (kill -CONT, scontrol resume), or end the job",
     )
 
 
@@ -42,6 +44,6 @@ RULE = Rule(
         "a [stall](stalls.md) on a GPU of the holder, and another GPU of it on the same node at 0 %, or a"
         " process that a signal stopped"
     ),
-    against="what speaks against the stall",
+    against="see the evidence of the stall",
     remedy=("Look at the rank on that GPU first: its last log line, its stack (`py-spy dump`), XIDs of the GPU."),
 )

@@ -1,4 +1,4 @@
-"""The PCIe link has less than its bandwidth while the GPU works. The site has to mend it, not the owner of the job."""
+"""The PCIe link runs below its maximum bandwidth while the GPU works. The site must repair it; the owner cannot."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "link_degraded",
         MEDIUM,
-        f"the PCIe link of the GPU has {case.link_text} while it works",
-        against="a job that copies little does not notice it",
-        advice="for the site: reseat the GPU or its riser, look for PCIe errors in the kernel's log; the job can move",
+        f"the PCIe link runs at {case.link_text} while the GPU works",
+        against="a job that copies little is not slowed by it",
+        advice="for the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics; for the owner: "
+        "start again on another GPU",
     )
 
 
@@ -27,13 +28,13 @@ RULE = Rule(
     title="a slow PCIe link",
     states=WORKING,
     judge=judge,
-    claims=(5, 52),
+    claims=(),
     needs=(
         "generation and lanes of the PCIe link while the GPU works, and the most that are possible in this slot (NVML)"
     ),
-    against="always: a job that copies little does not notice it",
+    against="always: a job that copies little is not slowed by it",
     remedy=(
-        "For the site: reseat the GPU or its riser, look for PCIe errors in the log of the kernel. The "
-        "job can move to another GPU."
+        "For the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics. For the owner: start "
+        "again on another GPU."
     ),
 )

@@ -1,4 +1,4 @@
-"""The holder waits for memory. A full limit alone is none: the page cache fills every limit."""
+"""The holder waits for memory. A full limit alone is not a cause, because the page cache fills every limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     waits = some is not None and some >= rules.pressure_memory_min
     if not (killed or waits or (some is None and near and faults >= rules.faults_min)):
         return None
-    said = [f"the kernel ended {killed:.0f} of its processes for memory"] if killed else []
+    said = [f"the OOM killer ended {killed:.0f} of its processes"] if killed else []
     said += [f"its tasks waited for memory {some:.0%} of the time"] if some is not None and waits else []
     if newest.memory_limit is not None and newest.memory_bytes is not None:
         said.append(f"it uses {newest.memory_bytes / GIB:.1f} of {newest.memory_limit / GIB:.1f} GiB")
@@ -46,7 +46,7 @@ RULE = Rule(
     claims=(7, 72),
     needs=(
         "how long tasks waited for memory (PSI), or, without PSI, page faults that read from disk while "
-        "the limit is nearly reached; processes that the kernel ended"
+        "the limit is nearly reached; processes that the OOM killer ended"
     ),
     against="a kernel without PSI",
     remedy=(

@@ -12,12 +12,15 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0
     works = is_at_work(case)
     run_s = case.idle_run_s or 0.0
+    against = "" if case.recent else "what it does on its host is not known"
+    if works:
+        against = f"it uses {cores:.1f} CPUs or moves data: it may prepare its work"
     evidence = f"no process of the holder is on the GPU, which has been idle for {describe_duration(run_s)}"
     return Cause(
         "no_process",
-        (LOW if is_new(case) else MEDIUM) if works else HIGH,
+        (LOW if is_new(case) else MEDIUM) if works else HIGH if case.recent else MEDIUM,
         evidence,
-        against=f"its host works ({cores:.1f} CPUs): it may prepare" if works else "",
+        against=against,
         advice="end the job if its work is done; if it computes on CPUs, ask for a GPU only in the step that uses it",
     )
 
@@ -29,6 +32,6 @@ RULE = Rule(
     judge=judge,
     claims=(81,),
     needs="that the driver lists no process on the GPU, which is proven once it has listed any process",
-    against="processes of the holder that use CPUs: then it may prepare",
+    against="work of the holder on its host: it may prepare; or a host that is not known",
     remedy=("End the job if its work is done. If it computes on CPUs, ask for a GPU only in the step that uses it."),
 )

@@ -19,7 +19,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"{used / MIB:.0f} MiB of shared memory are in use, /dev/shm has {limit / MIB:.0f} MiB",
         against="shared memory outside of /dev/shm is counted too",
-        advice="mount a larger /dev/shm (Kubernetes: emptyDir in memory; Docker: --shm-size), or fewer workers",
+        advice="mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; "
+        "Docker: --shm-size), or use fewer workers",
     )
 
 
@@ -31,5 +32,7 @@ RULE = Rule(
     claims=(),
     needs="shared memory of the cgroup, and the size of /dev/shm",
     against="always: shared memory outside of /dev/shm is counted too",
-    remedy=("Mount a larger /dev/shm (Kubernetes: emptyDir in memory; Docker: `--shm-size`), or use fewer workers."),
+    remedy=(
+        "Mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; Docker: `--shm-size`), or use fewer workers."
+    ),
 )

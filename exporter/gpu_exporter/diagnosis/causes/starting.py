@@ -37,11 +37,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "starting",
         MEDIUM if long else HIGH,
-        f"held for {describe_duration(case.held_s)}, the GPU has not worked yet, its host uses {cores:.1f} CPUs and "
-        f"moves {moved / 1e6:.0f} MB/s",
+        f"held for {describe_duration(case.held_s)}, the GPU has not worked yet, it uses {cores:.1f} CPUs and moves "
+        f"{moved / 1e6:.0f} MB/s",
         against="starts of jobs are rarely longer than 20 min" if long else "",
-        advice="put packages and data into the image or onto a local disk before the job holds a GPU",
-        gain="1.7 % of the faults of 400 jobs were installations of 10 min and more (ICSE'24)",
+        advice="put packages into the image, and copy data to the node in a job without a GPU",
     )
 
 
@@ -53,5 +52,5 @@ RULE = Rule(
     claims=(18,),
     needs=("the start of the holder, that its GPU has never worked, and the CPUs, disks and network of its host"),
     against="more than 20 minutes",
-    remedy="Put packages and data into the image or onto a local disk before the job holds a GPU.",
+    remedy="Put packages into the image, and copy data to the node in a job without a GPU.",
 )

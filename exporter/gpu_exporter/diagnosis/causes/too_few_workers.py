@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.causes.advice import propose_workers
+from gpu_exporter.diagnosis.causes.advice import bound_gain, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
@@ -47,7 +47,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{what}, {free:.1f} of its {cpus:.3g} CPUs are free",
         against,
         propose_workers(case),
-        gain="up to 5 times, where the input was the limit (VLDB'21)",
+        gain=bound_gain(case),
     )
 
 

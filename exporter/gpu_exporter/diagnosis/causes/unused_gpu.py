@@ -14,10 +14,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "unused_gpu",
         HIGH if is_proven else MEDIUM,
-        f"{len(used)} of its {len(case.members)} GPUs here work, this one has no process",
+        f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
+        + (" and has no process" if is_proven else ""),
         against="" if is_proven else "processes on GPUs are not visible, so it may have one",
         advice="start one process for each GPU that the job holds (torchrun --nproc_per_node), or ask for fewer GPUs",
-        gain="half of the GPUs of such jobs were unused, their work was not slower without them (ICSE'24)",
     )
 
 

@@ -236,7 +236,7 @@ def _judge_idle(
     """
     if not shortest >= windows.underused_s:
         return "candidate", f"{_all(held)} idle for {_minutes(shortest)}"
-    if shortest < policy.host_delay_max and (work := _host_work(units, policy)):
+    if shortest < policy.host_delay_max and (work := _host_work(units, policy) or _other_work(units)):
         until = _minutes(policy.host_delay_max)
         return (
             "candidate",
@@ -261,7 +261,7 @@ def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
     return NOT_RUNNING, HALTS.get(word, f"the job is {word.upper()}")
 
 
-# Causes that say what a holder does while its GPUs rest: they delay a mark as work on its host does.
+# Causes that say what a holder does while its GPUs are idle: they delay a mark as work on its host does.
 WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io"))
 
 
@@ -273,6 +273,11 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
         return f"uses {cpu:.0%} of its CPUs"
     if io > policy.host_busy_io:
         return f"moves {io / 1e6:.0f} MB/s to and from disks"
+    return ""
+
+
+def _other_work(units: Sequence[UnitEvidence]) -> str:
+    """What a holder does while its GPUs are idle, by its published causes; "" if they do not say."""
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
     return f"is busy elsewhere (cause {works})" if works else ""
 

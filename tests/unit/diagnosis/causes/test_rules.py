@@ -36,7 +36,7 @@ def test_a_holder_whose_host_is_quiet_has_no_cause_but_the_inside_of_its_loop() 
         (case("held_no_process", cores=0.0), "high"),
         (case("held_no_process", cores=3.0), "medium"),
         (case("held_no_process", cores=3.0, about={**YOUNG}), "low"),
-        (case("held_no_process", looks=0), "high"),
+        (case("held_no_process", looks=0), "medium"),
         (case("held_idle"), None),
     ],
 )
@@ -152,8 +152,8 @@ def test_cpu_oversubscribed(changes: dict[str, Any], processes: dict[str, Any], 
 
 def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
     threads = the(case(processes=CROWD, **FOUR, throttled=0.71), "cpu_oversubscribed")
-    assert threads.advice == "set OMP_NUM_THREADS=4"
-    assert threads.evidence == "96 threads want to run on 4 CPUs, which were used up in 71% of the periods"
+    assert threads.advice == "set OMP_NUM_THREADS=4 (and the thread limit of other libraries)"
+    assert threads.evidence == "96 threads are runnable on 4 CPUs; the quota ran out in 71% of the periods"
     loaders = the(case(processes={**CROWD, "loaders": 90}, **FOUR, throttled=0.71), "cpu_oversubscribed")
     assert loaders.advice.startswith("ask for more CPUs") or "num_workers" in loaders.advice
 
@@ -200,17 +200,26 @@ def test_too_few_workers(changes: dict[str, Any], processes: dict[str, Any], con
     [
         ({}, LOADER, "set num_workers of the DataLoader to 7 (8 CPUs)"),
         ({}, {**LOADER, "ranks": 2}, "set num_workers of the DataLoader to 3 (8 CPUs for 2 processes on GPUs)"),
-        ({}, {**LOADER, "ranks": 8}, "ask for more CPUs: 8 CPUs for 8 processes on GPUs leave none for a loader"),
+        (
+            {},
+            {**LOADER, "ranks": 8},
+            "ask for more CPUs: with 8 CPUs for 8 processes on GPUs, none remains for a loader",
+        ),
         ({}, {**LOADER, "rank_cores": 0.8}, "set num_workers of the DataLoader to 7 (8 CPUs)"),
         (
             {"memory_limit": 1000 * MIB, "memory_bytes": 700 * MIB},
             {**LOADER, "loader_bytes": 100 * MIB},
-            "set num_workers of the DataLoader to 4; more do not fit, since each has 0.1 GiB",
+            "set num_workers of the DataLoader to 4: more do not fit, since each needs 0.1 GiB",
+        ),
+        (
+            {"memory_limit": 1000 * MIB, "memory_bytes": 1000 * MIB, "memory_cache": 900 * MIB},
+            {**LOADER, "loader_bytes": 100 * MIB},
+            "set num_workers of the DataLoader to 7 (8 CPUs)",
         ),
         (
             {"memory_limit": 1000 * MIB, "memory_bytes": 950 * MIB},
             {**LOADER, "loader_bytes": 100 * MIB},
-            "ask for more memory, 0.1 GiB for each loader: with more CPUs alone, no loader fits",
+            "ask for more memory: one more loader needs 0.1 GiB",
         ),
     ],
 )
@@ -295,10 +304,13 @@ NFS = {"network_files": ("nfs4",)}
     ("changes", "processes", "confidence"),
     [
         ({**NFS, "files": FileEvidence(10.0, 5e6, 4, 0)}, {"blocked": 2}, "high"),
-        ({**NFS, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, "medium"),
+        ({**NFS, "files": FileEvidence(10.0, 5e5, 4, 0)}, {"blocked": 2}, "medium"),
+        ({**NFS, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, None),  # the log of a job, and no process waits
+        ({**NFS, "pressure_io": 0.4, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, "high"),
         ({**NFS, "files": FileEvidence(10.0, 5e6, 0, 4)}, {}, None),  # its files are local
         ({**NFS, "files": FileEvidence(0.0, 0.0, 4, 0)}, {}, None),  # it reads nothing
         (NFS, {"blocked": 2}, "low"),  # without the right to trace
+        ({**NFS, "pressure_io": 0.4}, {}, "low"),
         (NFS, {}, None),
         ({"files": FileEvidence(10.0, 5e6, 4, 0)}, {"blocked": 2}, None),
         ({**NFS, "cores": 7.9, "files": FileEvidence(10.0, 5e6, 4, 0)}, {}, None),  # its CPUs are full
@@ -312,7 +324,7 @@ def test_remote_io(changes: dict[str, Any], processes: dict[str, Any], confidenc
     ("files", "blocked", "confidence"),
     [
         (FileEvidence(2000.0, 2000 * 4096.0, 0, 9), 2, "high"),
-        (FileEvidence(2000.0, 2000 * 4096.0, 0, 9), 0, "medium"),
+        (FileEvidence(2000.0, 2000 * 4096.0, 0, 9), 0, "low"),
         (FileEvidence(2000.0, 2000 * 30_000.0, 0, 9), 2, "medium"),
         (FileEvidence(2000.0, 2000 * 200_000.0, 0, 9), 0, None),
         (FileEvidence(100.0, 100 * 4096.0, 0, 9), 2, None),
