@@ -140,7 +140,7 @@ class EvidenceReader:
 
 
 def _choose(subject: HostSubject, members: Members | None) -> list[int]:
-    """Pids of the holder, ranks first. Pids of the driver's list that are not in the cgroup are left out: it may be older."""
+    """Pids of the holder, ranks first. Pids of the driver that are not in the cgroup are left out: they may be old."""
     if members is None:
         return []
     ranks = [pid for gpu in subject.gpus or () for pid in gpu.pids if pid in members.pids]

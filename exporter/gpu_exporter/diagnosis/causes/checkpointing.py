@@ -70,10 +70,12 @@ RULE = Rule(
         "bytes written to block devices and sent over the own network, and the utilization in the same "
         "looks; three bursts in ten minutes"
     ),
-    against="that the GPUs worked in some of the bursts. "
-    "Checkpoints on NFS, Lustre and the like are never seen, since nothing counts their bytes",
+    against=(
+        "that the GPUs worked in some of the bursts. Checkpoints on NFS, Lustre and the like are never seen, since "
+        "nothing counts their bytes"
+    ),
     remedy=(
-        "Write checkpoints asynchronously (`torch.distributed.checkpoint.async_save`; a copy needs host memory). If they "
-        "go over the network: to a local disk first."
+        "Write checkpoints asynchronously (`torch.distributed.checkpoint.async_save`; a copy needs host memory). If "
+        "they go over the network: to a local disk first."
     ),
 )

@@ -60,7 +60,7 @@ RULE = Rule(
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
     against="others that use half of the host's CPUs; more than 256 threads in the two busiest processes",
     remedy=(
-        "Set `OMP_NUM_THREADS` to the number of CPUs per process on a GPU, or use fewer workers. This is the opposite of"
-        " too_few_workers."
+        "Set `OMP_NUM_THREADS` to the number of CPUs per process on a GPU, or use fewer workers. This is the "
+        "opposite of too_few_workers."
     ),
 )

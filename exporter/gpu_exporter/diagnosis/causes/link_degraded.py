@@ -18,8 +18,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"the PCIe link runs at {case.link_text} while the GPU works",
         against="a job that copies little is not slowed by it",
-        advice="for the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics; for the owner: "
-        "start again on another GPU",
+        advice="for the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics; for the "
+        "owner: start again on another GPU",
     )
 
 
@@ -34,7 +34,7 @@ RULE = Rule(
     ),
     against="always: a job that copies little is not slowed by it",
     remedy=(
-        "For the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics. For the owner: start "
-        "again on another GPU."
+        "For the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics. For the owner: "
+        "start again on another GPU."
     ),
 )

@@ -33,6 +33,7 @@ RULE = Rule(
     needs="shared memory of the cgroup, and the size of /dev/shm",
     against="always: shared memory outside of /dev/shm is counted too",
     remedy=(
-        "Mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; Docker: `--shm-size`), or use fewer workers."
+        "Mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; Docker: "
+        "`--shm-size`), or use fewer workers."
     ),
 )
