@@ -180,8 +180,8 @@ class CausesDefaults(NamedTuple):
     """share of the time in which all tasks waited for memory; datapath-doctor warns from 5 %"""
     memory_near: float = 0.95
     """memory in use, as a share of the limit, where there is no PSI ..."""
-    faults_min: int = 20
-    """... and then page faults a second that read from disk"""
+    refaults_min: int = 20
+    """... and then pages a second that were evicted and read again"""
     shm_ratio: float = 0.9
     """share of /dev/shm in use"""
     link_ratio: float = 0.75

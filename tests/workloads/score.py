@@ -103,7 +103,7 @@ def _evidence(values: dict[str, Any]) -> HostEvidence:
     kinds = values["network_files"]
     return HostEvidence(
         **{
-            **values,
+            **{name: value for name, value in values.items() if name in HostEvidence._fields},
             "processes": processes,
             "files": FileEvidence(**files) if files is not None else None,
             "network_files": None if kinds is None else tuple(kinds),

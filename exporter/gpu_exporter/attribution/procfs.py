@@ -83,20 +83,24 @@ class Procfs:
         text = self.text(pid, "stat")
         return None if text is None else parse_stat(text)
 
-    def text(self, pid: int, name: str) -> str | None:
-        """The text of one file. None if the process has ended, or if hidepid or missing rights hide it."""
+    def text(self, pid: int, name: str, most: int = READ_MAX) -> str | None:
+        """The text of one file of less than `most` bytes. None if it is longer, if the process has ended, or if hidepid
+        or missing rights hide it.
+        """
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
+        data = b""
         try:
-            data = os.read(descriptor, READ_MAX)
-            # in a truncated text, 4217 may look like 42
-            return data.decode("utf-8", "replace") if len(data) < READ_MAX else None
+            # One read returns about a page of a longer file. In a truncated text, 4217 may look like 42.
+            while len(data) < most and (part := os.read(descriptor, most - len(data))):
+                data += part
         except OSError:
             return None
         finally:
             os.close(descriptor)
+        return data.decode("utf-8", "replace") if len(data) < most else None
 
 
 class NewestProcess:

@@ -47,7 +47,7 @@ PARTS = (
 HOST_NUMBERS = tuple(
     name for name in HostEvidence._fields if name not in ("start", "end", "network_files", "processes", "files")
 )
-PROCESS_COUNTS = ("ranks", "loaders", "named_loaders", "runnable", "blocked", "stopped")
+PROCESS_COUNTS = ("ranks", "loaders", "named_loaders", "busy_loaders", "full_loaders", "runnable", "blocked", "stopped")
 PROCESS_NUMBERS = (*PROCESS_COUNTS, "rank_cores", "loader_cores", "loader_most", "loader_bytes", "terminal", "notebook")
 HEALTH = (
     "ecc_corrected",

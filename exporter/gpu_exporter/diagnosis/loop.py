@@ -103,7 +103,11 @@ class DiagnosisLoop:
     def _find_causes(self, case: CauseCase, verdict: Verdict) -> Causes:
         history = self._links.get(case.uuid)
         link, text = (history.best() if history is not None else None) or (None, "")
-        return find_causes(case._replace(state=verdict.state, link=link, link_text=text, rules=self._cause_rules))
+        try:
+            return find_causes(case._replace(state=verdict.state, link=link, link_text=text, rules=self._cause_rules))
+        except Exception:  # a bug in one rule must not cost the states of all holders
+            log.exception("cannot find the causes of a state")
+            return Causes()
 
     def _judge(self, subject: Subject, throttling: Mapping[str, Throttling]) -> Verdict:
         if subject.unknown:

@@ -5,6 +5,7 @@ The time between two looks is at least INTERVAL_S, and so long that the looks co
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,8 @@ import psutil
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
-from gpu_exporter.host.accounting import PRESSURES, Accounting, find_quota, read_accounting
+from gpu_exporter.host.accounting import PRESSURES, Accounting, find_cpu_limit, read_accounting
+from gpu_exporter.host.cgroup_files import least
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups, Members
 from gpu_exporter.host.files import HolderFiles
 from gpu_exporter.host.network import NetworkBytes, list_mounts, read_network
@@ -24,6 +26,7 @@ from gpu_exporter.host.processes import HolderProcesses
 from gpu_exporter.host.subject import HostSubject
 from gpu_exporter.model.evidence import HostEvidence
 
+log = logging.getLogger(__name__)
 INTERVAL_S = 15.0
 SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
@@ -76,13 +79,29 @@ class EvidenceReader:
         before, self._watched = self._watched, {}
         began = time.thread_time()
         host_s = self._read_host()
-        for subject in wanted:
-            if (place := places.get(subject.who)) is not None:
-                found = self._look(subject, place, before.get(subject.who), host_s)
-                if found is not None:
+        try:
+            for subject in wanted:
+                if (found := self._try(subject, places, before, host_s)) is not None:
                     yield subject.who, found
-        spent_s = time.thread_time() - began
-        self._due = self._clock.monotonic() + max(INTERVAL_S - SLACK_S, spent_s / CPU_SHARE)
+        finally:
+            spent_s = time.thread_time() - began
+            self._due = self._clock.monotonic() + max(INTERVAL_S - SLACK_S, spent_s / CPU_SHARE)
+
+    def _try(
+        self,
+        subject: HostSubject,
+        places: Mapping[Who, PurePosixPath],
+        before: Mapping[Who, _WatchedHolder],
+        host_s: tuple[float, float] | None,
+    ) -> HostEvidence | None:
+        place = places.get(subject.who)
+        if place is None:
+            return None
+        try:
+            return self._look(subject, place, before.get(subject.who), host_s)
+        except Exception:  # a bug that one holder shows must not cost the others
+            log.exception("cannot look at the host of a holder")
+            return None
 
     def _look(
         self,
@@ -111,7 +130,7 @@ class EvidenceReader:
         mounts = list_mounts(self._procfs, pids[0]) if self._procfs is not None and pids else None
         return _compare(watched.look, look)._replace(
             host_cpus=float(self._host_cpus),
-            network_files=None if mounts is None else tuple(sorted({each.kind for each in mounts if each.is_remote})),
+            network_files=None if mounts is None else tuple(sorted({each.name for each in mounts if each.is_remote})),
             shm_limit=next(
                 (_size(each.options) for each in reversed(mounts or ()) if each.point == SHM), None
             ),  # the topmost
@@ -157,22 +176,22 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         found = rate(last.accounting.waited_s.get(name), now.accounting.waited_s.get(name))
         return None if found is None else min(1.0, found)
 
-    quota, throttled = find_quota(last.accounting, now.accounting, now.reading.cpu_s - last.reading.cpu_s)
+    limit = find_cpu_limit(last.accounting, now.accounting, now.reading.cpu_s - last.reading.cpu_s, span_s)
     written = rate(last.accounting.written, now.accounting.written)
     moved = rate(last.reading.io_bytes, now.reading.io_bytes)
     killed = rate(last.accounting.killed, now.accounting.killed)
     evidence = HostEvidence(
         last.at,
         now.at,
-        cpus=now.reading.cpus,
-        quota=quota,
+        cpus=least(now.reading.cpus, limit.cpus),
+        quota=limit.quota,
         cores=rate(last.reading.cpu_s, now.reading.cpu_s),
-        throttled=throttled,
+        throttled=limit.throttled,
         host_busy=_find_busy(last.host_s, now.host_s),
         memory_bytes=now.accounting.memory_bytes,
         memory_limit=now.accounting.memory_limit,
         memory_full=waited("memory full"),
-        faults=rate(last.accounting.faults, now.accounting.faults),
+        refaults=rate(last.accounting.refaults, now.accounting.refaults),
         killed=None if killed is None else killed * span_s,
         shm_bytes=now.accounting.shm_bytes,
         memory_cache=now.accounting.memory_cache,

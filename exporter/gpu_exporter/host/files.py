@@ -28,6 +28,11 @@ class _ReadCounters(NamedTuple):
     read_bytes: float
 
 
+def _is_log(name: str, flags: str) -> bool:
+    """Whether an open file is a standard stream, or open only for writing. `flags`: octal (proc_pid_fdinfo(5))."""
+    return name in ("0", "1", "2") or (flags[-1:].isdecimal() and int(flags[-1], 8) & os.O_ACCMODE == os.O_WRONLY)
+
+
 class HolderFiles:
     """The reading of one holder. Keeps the counters of each process at the last look."""
 
@@ -70,9 +75,10 @@ class HolderFiles:
             return ()
         for name in names:
             text = self._procfs.text(pid, f"fdinfo/{name}") if whole(name) is not None else None
-            for line in (text or "").splitlines():
-                key, _, value = line.partition(":")
-                mount = mounts.get(value.strip()) if key == "mnt_id" else None
-                if mount is not None and mount.kind not in SPECIAL:
-                    found.append(mount)
+            fields = {
+                key: value.strip() for key, _, value in (line.partition(":") for line in (text or "").splitlines())
+            }
+            mount = mounts.get(fields.get("mnt_id", ""))
+            if mount is not None and mount.kind not in SPECIAL and not _is_log(name, fields.get("flags", "")):
+                found.append(mount)
         return found

@@ -14,6 +14,7 @@ from gpu_exporter.outside import WHOLE_MAX, whole
 
 HOST_PID = 1
 INTERFACES_MAX = 256
+NETWORK_MAX, MOUNTS_MAX = 65_536, 262_144  # bytes: 256 interfaces, some 1,000 mounts
 NETWORK_FILES = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "wekafs", "virtiofs")
 )
@@ -40,10 +41,15 @@ class Mount(NamedTuple):
         """Whether its data come over the network, or may: a FUSE file system does not say."""
         return self.kind in NETWORK_FILES or self.kind.startswith("fuse")
 
+    @property
+    def name(self) -> str:
+        """The type for people. What follows `fuse.` is a text of the user who mounted it."""
+        return self.kind if self.kind in NETWORK_FILES else "fuse"
+
 
 def list_mounts(procfs: Procfs, pid: int) -> list[Mount] | None:
     """The mounts that a process sees; None if they cannot be read."""
-    text = procfs.text(pid, "mountinfo")
+    text = procfs.text(pid, "mountinfo", MOUNTS_MAX)
     if text is None:
         return None
     found = []
@@ -61,9 +67,9 @@ def read_network(procfs: Procfs, pid: int) -> NetworkBytes | None:
     Whether two processes share a namespace cannot be read without the right to trace them. So the counters of the
     process are read between two readings of the host's: in the same namespace they lie between them.
     """
-    first = _parse_interfaces(procfs.text(HOST_PID, "net/dev"))
-    own = _parse_interfaces(procfs.text(pid, "net/dev"))
-    second = _parse_interfaces(procfs.text(HOST_PID, "net/dev"))
+    first, own, second = (
+        _parse_interfaces(procfs.text(each, "net/dev", NETWORK_MAX)) for each in (HOST_PID, pid, HOST_PID)
+    )
     if first is None or own is None or second is None or not own:
         return None
     mounts = list_mounts(procfs, pid)

@@ -23,9 +23,10 @@ from gpu_exporter.slurm.hostlist import parse_ranges
 
 THREADS_MAX = 256  # threads of the two busiest processes together
 BUSIEST = 2
-DETAILS_MAX = 24  # processes whose name, terminal and memory are read: the busiest and the ranks
+DETAILS_MAX = 40  # processes whose name, terminal and memory are read: the busiest and the ranks
 CPUS_TEXT_MAX = 64  # characters
 LOADER_CORES = 0.05  # of a CPU: less is a launcher that waits
+BUSY_CORES, FULL_CORES = 0.3, 0.85  # of a CPU: a loader that matters, and one that never waits
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
 NOTEBOOKS = frozenset(("jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub-sing", "code-server", "rserver"))
 RUNNING = "R"
@@ -72,7 +73,7 @@ class HolderProcesses:
             processes=len(found),
             is_all=members.is_all,
             blocked=sum(each.status == psutil.STATUS_DISK_SLEEP for each in found),
-            stopped=sum(stat.state == STOPPED for stat in stats.values()),
+            stopped=sum(stats[each.key].state == STOPPED for each in ours if each.key in stats),
             terminal=any(stat.has_terminal for stat in stats.values()),
             notebook=any(stat.name in NOTEBOOKS for stat in stats.values()),
         )
@@ -135,14 +136,17 @@ class HolderProcesses:
 
 
 def _divide(evidence: ProcessEvidence, others: Collection[_Process], stats: Mapping[int, Stat]) -> ProcessEvidence:
-    """Add the loaders: all processes without a context that work, or that have a loader's name."""
-    named = {each.key for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES}
-    loaders = [each for each in others if each.key in named or (each.cores or 0.0) >= LOADER_CORES]
+    """Add the loaders: those that have a loader's name, or if none has, all processes without a context that work."""
+    loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
+    named = len(loaders)
+    loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
     cores = [each.cores or 0.0 for each in loaders]
     sizes = [size for each in loaders[:DETAILS_MAX] if (size := _resident(each.pid)) is not None]
     return evidence._replace(
         loaders=len(loaders),
-        named_loaders=len(named),
+        named_loaders=named,
+        busy_loaders=sum(each >= BUSY_CORES for each in cores),
+        full_loaders=sum(each >= FULL_CORES for each in cores),
         loader_cores=sum(cores),
         loader_most=max(cores, default=0.0),
         loader_bytes=max(sizes, default=None),

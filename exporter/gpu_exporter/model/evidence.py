@@ -9,16 +9,16 @@ class ProcessEvidence(NamedTuple):
     """The processes of a holder over one look. Nothing here names a process: no pid, no command line, no path.
 
     `processes`: how many were looked at; `is_all` is false if there were more. `ranks`: those with a context on the
-    holder's GPUs. `rank_cores`: CPUs used by the busiest of them. `loaders`: other processes that used some CPU time,
-    or that PyTorch names as loaders (`named_loaders`). `loader_cores`: CPUs used by all of them, `loader_most`: by the
-    busiest. `loader_bytes`: resident memory of the largest.
-    `runnable`: threads that ran or waited for a CPU at the moment of the look; all threads of the two busiest
-    processes, one of each other process. `is_all_threads` is false if these two had more threads than were read.
-    `blocked`: processes that waited for a disk or a network file system. `stopped`: processes that a signal stopped.
-    `far`: GPUs by UUID whose ranks may run
-    only on CPUs that are not near the GPU, each with the list of these CPUs. `terminal`, `notebook`: a process has a
-    terminal, or the name of a notebook server. `switches`: how often a second the two busiest processes lost their CPU
-    to others.
+    holder's GPUs. `rank_cores`: CPUs used by the busiest of them. `loaders`: those that PyTorch names as loaders
+    (`named_loaders`), or if it names none, other processes that used some CPU time. `busy_loaders`, `full_loaders`:
+    those that used at least 0.3 and 0.85 of a CPU. `loader_cores`: CPUs used by all of them, `loader_most`: by the
+    busiest. `loader_bytes`: resident memory of the largest, shared pages included. `runnable`: threads that ran or
+    waited for a CPU at the moment of the look; all threads of the two busiest processes, one of each other process.
+    `is_all_threads` is false if these two had more threads than were read. `blocked`: processes that waited for a disk
+    or a network file system. `stopped`: ranks that a signal stopped. `far`: GPUs by UUID whose ranks may run only on
+    CPUs that are not near the GPU, each with the list of these CPUs. `terminal`, `notebook`: a process has a terminal,
+    or the name of a notebook server. `switches`: how often a second the main threads of the two busiest processes lost
+    their CPU to others.
     """
 
     processes: int
@@ -27,6 +27,8 @@ class ProcessEvidence(NamedTuple):
     rank_cores: float | None = None
     loaders: int | None = None
     named_loaders: int = 0
+    busy_loaders: int = 0
+    full_loaders: int = 0
     loader_cores: float = 0.0
     loader_most: float = 0.0
     loader_bytes: float | None = None
@@ -57,12 +59,12 @@ class FileEvidence(NamedTuple):
 class HostEvidence(NamedTuple):
     """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
 
-    `cpus`: how many CPUs the holder may use at once, None without a limit. `quota`: by the CFS quota that most of its
-    work is under, `throttled`: share of the periods in which this quota ran out. `cores`: CPUs that it used.
+    `cpus`: how many CPUs most of its work may use at once, None without a limit. `quota`: by the CFS quota alone,
+    `throttled`: share of the periods in which this quota ran out. `cores`: CPUs that it used.
     `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the time
     in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
-    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache that
-    the kernel can give back. `faults`: page faults that read from disk.
+    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it.
+    `refaults`: pages of files that were evicted and read again.
     `killed`: processes that the OOM killer ended. `shm_bytes`, `shm_limit`: shared memory in use, and the size
     of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own
     network namespace. `network_files`: types of the network file systems that it has mounted.
@@ -82,7 +84,7 @@ class HostEvidence(NamedTuple):
     memory_full: float | None = None
     memory_bytes: float | None = None
     memory_limit: float | None = None
-    faults: float | None = None
+    refaults: float | None = None
     killed: float | None = None
     memory_cache: float | None = None
     shm_bytes: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
@@ -10,7 +10,9 @@ from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.node.view import HolderRecord, NodeRecords
 
-FIRST_S = 60.0  # a holder that was seen within this time after the exporter's start may be much older
+FIRST_S = 60.0  # a holder that was seen within this time after the first complete poll may be much older
+STALE_S = 300.0  # no look for so long: its cgroup is gone, or the looks fail
+KNOWN_MIN = 0.9  # share of the held time that must be known to say that a GPU has never worked
 
 
 class NodeCases:
@@ -22,9 +24,13 @@ class NodeCases:
         windows: Mapping[AllocationId, Window],
         looks: Callable[[Who | None], tuple[HostLook, ...]],
         running_s: float,
+        gpus: int,
     ) -> None:
-        """`looks`: those at a holder. `running_s`: how long the exporter has been running."""
-        self._records, self._windows, self._looks, self._running_s = records, windows, looks, running_s
+        """`looks`: those at a holder. `running_s`: seconds since every source of holders had answered for the first
+        time. `gpus`: of the node.
+        """
+        self._records, self._windows, self._looks = records, windows, looks
+        self._running_s, self._gpus = running_s, gpus
         self._of: dict[Who | None, list[HolderRecord]] = {}
         self._by_id: dict[AllocationId, HolderRecord] = {}
         for record in records.holders:
@@ -42,13 +48,14 @@ class NodeCases:
             state="",
             uuid=record.allocation.unit.uuid,
             held_s=self._records.wall - record.totals.start_wall,
-            worked=self._has_worked(record),
+            worked=self._have_worked(own),
             idle_run_s=window.idle_run_s,
             mean=_mean(window),
             processes=window.processes,
             spin=window.spin,
             members=tuple(member for each in own if (member := self._describe_member(each)) is not None),
-            looks=self._looks(who),
+            looks=self._fresh(self._looks(who)),
+            share=min(1.0, sum(each.allocation.share_ratio for each in own) / max(1, self._gpus)),
         )
 
     def _describe_member(self, record: HolderRecord) -> HeldGpu | None:
@@ -58,12 +65,24 @@ class NodeCases:
         index = self._records.gpus[unit.uuid].snapshot.identity.index
         return HeldGpu(unit.uuid, str(index), _mean(window), window.processes, window.idle_run_s, window.spin)
 
+    def _fresh(self, looks: tuple[HostLook, ...]) -> tuple[HostLook, ...]:
+        """No looks if the newest one is too old to say something about now."""
+        is_old = bool(looks) and self._records.monotonic - looks[-1].evidence.end > STALE_S
+        return () if is_old else looks
+
+    def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
+        """Whether a GPU has ever worked for this holder; None if that is not known of all of them."""
+        found = [self._has_worked(record) for record in records]
+        return True if True in found else None if None in found else False
+
     def _has_worked(self, record: HolderRecord) -> bool | None:
-        """Whether its GPU has ever worked for this holder; None if the holder may be older than the exporter."""
+        """Whether this GPU has ever worked for its holder; None if unknown, or if the holder may be older."""
         totals = record.totals
         if totals.busy_s > 0.0 or (totals.last_active_wall or 0.0) > totals.start_wall + 1.0:
             return True
-        return None if abs(self._running_s - totals.held_s) < FIRST_S else False
+        if not totals.known or totals.observed_s < KNOWN_MIN * totals.held_s:
+            return None
+        return None if self._running_s - totals.held_s < FIRST_S else False
 
 
 def _mean(window: Window) -> float | None:

@@ -28,7 +28,7 @@ class NodeEvidence:
         if looks and evidence.start > looks[-1].evidence.end + 1.0:
             looks.clear()
         looks.append(look)
-        while evidence.end - looks[0].evidence.start > KEEP_S:
+        while len(looks) > 1 and evidence.end - looks[0].evidence.start > KEEP_S:
             looks.popleft()
 
     def keep(self, present: Iterable[Allocation]) -> None:

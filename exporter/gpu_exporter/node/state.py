@@ -89,7 +89,7 @@ class NodeState:
             ),
             clock.monotonic(),
         )
-        self._began = clock.monotonic()
+        self._polled: float | None = None  # when every source of holders had answered for the first time
         self._spins = NodeSpins(settings.stalls, self.ledger)
         self._evidence = NodeEvidence()
         self._view_rules = ViewRules(
@@ -194,6 +194,8 @@ class NodeState:
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
+            if is_complete and self._polled is None:
+                self._polled = now
             self._held, self._numbers = held, self._tracker.numbers()
             present = [_confirm(allocation, grant, now, wall) for allocation, grant in held.resolution.allocations]
             gone = [_confirm(allocation, grant, now, wall) for allocation, grant in held.past]
@@ -220,7 +222,8 @@ class NodeState:
     def note_evidence(self, who: Who, evidence: HostEvidence) -> None:
         """Keep one look at a holder's host, with the mean utilization of its GPUs here in the same time."""
         with self._lock:
-            units = [each.unit for each, _ in self._held.resolution.allocations if identify(each.holder) == who]
+            held = [each for each, _ in self._held.resolution.allocations if identify(each.holder) == who]
+            units = [] if any(each.is_shared for each in held) else [each.unit for each in held]
             means = [self._mean_between(unit, evidence.start, evidence.end) for unit in units]
             known = [mean for mean in means if mean is not None]
             self._evidence.note(who, HostLook(evidence, sum(known) / len(known) if known else None))
@@ -368,7 +371,8 @@ class NodeState:
             for record, gpu, unknown in list_standings(records, self._view_rules)
         ]
         windows = {subject.id: subject.window for subject in subjects}
-        cases = NodeCases(records, windows, self._list_looks, records.monotonic - self._began)
+        running_s = 0.0 if self._polled is None else records.monotonic - self._polled
+        cases = NodeCases(records, windows, self._list_looks, running_s, len(records.gpus))
         snapshots = [gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up]
         return DiagnosisInput(snapshots, subjects, cases.describe)
 

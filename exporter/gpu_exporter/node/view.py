@@ -163,11 +163,6 @@ def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float)
     return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
 
 
-def _causes_of(verdict: Verdict, found: Causes | None, judged: str) -> Causes:
-    """The causes of a state, none if the state has changed since it was judged: they explain another state."""
-    return found if found is not None and verdict.state == judged else Causes()
-
-
 def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wall: float) -> AllocationView:
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
@@ -175,7 +170,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
         totals = totals._replace(idle_run_s=None)  # 0 would mean that the holder works
     why, obstacle = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else findings.verdicts.get(record.id, NOT_JUDGED)
-    judged = verdict.state
+    judged = verdict
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
         whole = gpu.instance_totals.get(unit.mig_uuid) if unit.mig_uuid else gpu.totals
         verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
@@ -204,5 +199,5 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
         processes=use.processes if use is not None else None,
         host=record.host if record.is_confirmed else None,
         spin=spin,
-        causes=_causes_of(verdict, findings.causes.get(record.id), judged),
+        causes=findings.causes.get(record.id, Causes()) if verdict is judged and not why else Causes(),
     )

@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderEvidence,
     HolderName,
     OtherActivity,
+    UnitEvidence,
     named_holder,
     title,
 )
@@ -53,7 +54,7 @@ class Source:
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         return [each.name for each in (*self.suspects, *self.others) if uuid in {unit.uuid for unit in each.units}]
 
-    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         return {}
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:

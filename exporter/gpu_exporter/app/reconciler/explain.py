@@ -96,7 +96,7 @@ def explain_once(
     for decision in chosen:
         other = _other_activity(source, decision)
         outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
-        causes = source.read_causes({unit.uuid for unit in decision.units})
+        causes = source.read_causes(decision.name, decision.units)
         sys.stdout.write(explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes))
     sys.stdout.writelines(f"  {line}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE

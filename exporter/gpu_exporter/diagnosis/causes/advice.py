@@ -28,7 +28,7 @@ def propose_workers(case: CauseCase) -> str:
     size = max((each.loader_bytes or 0.0 for each in case.seen), default=0.0)
     if newest.memory_limit is None or newest.memory_bytes is None or not size:
         return text
-    used = newest.memory_bytes - (newest.memory_cache or 0.0)  # the kernel gives the cache back
+    used = newest.memory_bytes - (newest.memory_cache or 0.0)  # the kernel gives the page cache back
     fits = math.floor((newest.memory_limit - used) / size / ranks)
     have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
     if have + fits >= workers:

@@ -12,6 +12,7 @@ from gpu_exporter.model.views import Spin
 
 IDLE = frozenset(("held_idle", "held_no_process"))
 WORKING = frozenset(("low", "bursty", "busy_inefficient"))
+WITH_PROCESS = WORKING | {"held_idle"}
 KNOWN_MIN = 0.5  # share of the looks in which a value must be known
 
 
@@ -36,10 +37,10 @@ class HeldGpu(NamedTuple):
 
 
 class CauseCase(NamedTuple):
-    """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: it was busy at some time, None
-    if that is not known. `members`: all
-    GPUs of the holder on this node. `looks`: oldest first. `link`: share of the PCIe link's bandwidth that the GPU has
-    while it works, `link_text` the two bandwidths; None while unknown.
+    """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: a GPU of the holder was busy at some
+    time, None if that is not known. `members`: all GPUs of the holder on this node. `looks`: oldest first. `share`: of
+    the node's GPUs that it holds. `link`: share of the PCIe link's bandwidth that the GPU has while it works,
+    `link_text` the two bandwidths; None while unknown.
     """
 
     state: str
@@ -52,6 +53,7 @@ class CauseCase(NamedTuple):
     spin: Spin | None = None
     members: tuple[HeldGpu, ...] = ()
     looks: tuple[HostLook, ...] = ()
+    share: float = 1.0
     link: float | None = None
     link_text: str = ""
     rules: CausesDefaults = CausesDefaults()
@@ -63,6 +65,8 @@ class CauseCase(NamedTuple):
             return ()
         since = self.looks[-1].evidence.end - self.rules.window
         found = [look.evidence for look in self.looks if look.evidence.end > since]
+        if len(found) < self.rules.looks_min:  # on a crowded node, looks are rare
+            found = [look.evidence for look in self.looks[-self.rules.looks_min :]]
         return found if len(found) >= self.rules.looks_min else ()
 
     @property
@@ -79,28 +83,32 @@ class CauseCase(NamedTuple):
         return _average([None if each.processes is None else read(each.processes) for each in self.recent])
 
     @property
+    def limit(self) -> float | None:
+        """CPUs that the holder may use by its own limits; None without a limit, which is also one of all CPUs."""
+        newest = self.recent[-1]
+        found = min((each for each in (newest.cpus, newest.quota) if each is not None), default=None)
+        return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else found
+
+    @property
     def cpus(self) -> float | None:
-        """CPUs that the holder can use: the smaller of its limit and the CPUs of the host that others leave free."""
+        """CPUs that the holder can use: its limit, else its share of the host; and no more than others leave free."""
         if not self.recent:
             return None
-        newest, host = self.recent[-1], self.recent[-1].host_cpus
-        limit = min((each for each in (newest.cpus, newest.quota) if each is not None), default=None)
+        limit, host = self.limit, self.recent[-1].host_cpus
         cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
         if host is None or cores is None or busy is None:
             return limit
-        free = max(cores, host * (1.0 - busy) + cores)
-        return free if limit is None else min(limit, free)
+        fair = limit if limit is not None else max(1.0, host * self.share)
+        return min(max(fair, cores), max(cores, host * (1.0 - busy) + cores))
 
     @property
     def others(self) -> float | None:
         """Share of the host's CPUs that others use; None if it is not known, or if the holder has its own limit."""
-        newest = self.recent[-1]
+        host = self.recent[-1].host_cpus
         cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
-        if newest.cpus is not None and newest.host_cpus is not None and newest.cpus < newest.host_cpus:
+        if self.limit is not None or not host or cores is None or busy is None:
             return None
-        if newest.quota is not None or not newest.host_cpus or cores is None or busy is None:
-            return None
-        return max(0.0, busy - cores / newest.host_cpus)
+        return max(0.0, busy - cores / host)
 
     @property
     def runnable(self) -> float | None:
@@ -133,7 +141,7 @@ def need(case: CauseCase) -> Needs:
     """Why there are too few looks, or looks without processes."""
     if not case.looks:
         return HOST if case.held_s > case.rules.window else MORE
-    return PROCESSES if case.recent else MORE
+    return PROCESSES if case.recent and not case.seen else MORE
 
 
 class Rule(NamedTuple):

@@ -8,6 +8,7 @@ from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule,
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 WORKS = 0.3  # mean utilization between the bursts
+COPY = 0.5  # received or read bytes, as a share of the written and sent ones
 FALLS = 0.5  # utilization in a burst, as a share of that: less is a pause
 
 
@@ -15,7 +16,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     known = [look for look in case.looks if look.utilization is not None]
     if len(known) < case.rules.looks_min:
         return need(case)
-    bursts = _find_bursts(known, case.rules.burst_bytes)
+    bursts = _find_bursts([look for look in known if not _is_copy(look)], case.rules.burst_bytes)
     loud = [look for burst in bursts for look in burst]
     quiet = [look for look in known if _written(look) < case.rules.burst_bytes]
     if len(bursts) < case.rules.bursts_min or not quiet:
@@ -40,6 +41,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 def _written(look: HostLook) -> float:
     return (look.evidence.written or 0.0) + (look.evidence.sent or 0.0)
+
+
+def _is_copy(look: HostLook) -> bool:
+    """Whether it received or read as much as it wrote: then it stages data, or exchanges gradients."""
+    taken = (look.evidence.received or 0.0) + (look.evidence.read or 0.0)
+    return taken >= COPY * _written(look) > 0.0
 
 
 def _mean(looks: Sequence[HostLook]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.diagnosis.causes.advice import propose_threads, propose_workers
-from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 OTHERS = 0.5  # share of the host: then its neighbours take the CPUs, not its own threads
@@ -54,7 +54,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 RULE = Rule(
     name="cpu_oversubscribed",
     title="too many threads on few CPUs",
-    states=IDLE | WORKING,
+    states=WITH_PROCESS,
     judge=judge,
     claims=(42, 59, 70),
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),

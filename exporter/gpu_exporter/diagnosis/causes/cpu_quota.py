@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
@@ -34,7 +34,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 RULE = Rule(
     name="cpu_quota",
     title="the CPU quota runs out",
-    states=IDLE | WORKING,
+    states=WORKING,
     judge=judge,
     claims=(7, 42),
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, Rule
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
+AROUND_S = 900.0  # the late rank may have come to rest long before its last collective was due
 OTHERS = Needs("the job's other nodes: the rank that the others wait for is not on this one")
 
 
@@ -13,13 +14,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     spinning = [each for each in case.members if each.spin is not None and each.spin.is_stall]
     if not spinning:
         return None
-    late = [each for each in case.members if each.utilization == 0.0 and (each.idle_run_s or 0.0) > 0.0]
+    run_s = max(each.spin.run_s for each in spinning if each.spin is not None)
+    late = [each for each in case.members if _is_late(each, run_s)]
     stopped = case.seen[-1].stopped if case.seen else 0
     if case.uuid not in {each.uuid for each in (*spinning, *late)}:
         return None
     if not late and not stopped:
         return OTHERS if case.state == "stalled" else None
-    run_s = max(each.spin.run_s for each in spinning if each.spin is not None)
     certain = any(each.spin is not None and each.spin.confidence == "high" for each in spinning)
     said = [f"gpu {each.label} has been at 0 % for {describe_duration(each.idle_run_s or 0)}" for each in late[:4]]
     said += [f"{stopped} of its processes are stopped by a signal"] if stopped else []
@@ -32,6 +33,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         if late
         else "continue the stopped processes (kill -CONT, scontrol resume), or end the job",
     )
+
+
+def _is_late(gpu: HeldGpu, run_s: float) -> bool:
+    """Whether a GPU came to rest about when the others began to spin. One without a process was never part of it."""
+    idle_s = gpu.idle_run_s or 0.0
+    return gpu.utilization == 0.0 and gpu.processes != 0.0 and 0.0 < idle_s <= run_s + AROUND_S
 
 
 RULE = Rule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 FILES = Needs("the right to trace processes, for their open files (causes.files)")
@@ -29,7 +29,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against = "whether they wait for the network file system cannot be seen without the right to trace them"
         return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against, advice)
     remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
-    if not remote or not waits:
+    if not remote or remote < files[-1].local_files or not waits:
         return None
     return Cause(
         "remote_io",
@@ -43,7 +43,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 RULE = Rule(
     name="remote_io",
     title="waits for a network file system",
-    states=IDLE | WORKING,
+    states=WITH_PROCESS,
     judge=judge,
     claims=(46, 47),
     needs=(

@@ -45,6 +45,16 @@ STATES = frozenset().union(*(rule.states for rule in RULES))
 INSIDE = "facts from inside the training loop: batch size, precision, launches of kernels"
 
 
+PARTLY = "only 512 of its processes were looked at"
+NOT_BY_PROCESSES = frozenset(("link_degraded", "no_process", "unused_gpu", "late_rank", "shm_full", "checkpointing"))
+
+
+def _with_limits(case: CauseCase, cause: Cause) -> Cause:
+    if cause.name in NOT_BY_PROCESSES or all(each.is_all for each in case.seen):
+        return cause
+    return cause._replace(against="; ".join(filter(None, (cause.against, PARTLY))))
+
+
 def find_causes(case: CauseCase) -> Causes:
     """The causes of the state of one allocation, and what could not be judged."""
     found: list[Cause] = []
@@ -54,7 +64,7 @@ def find_causes(case: CauseCase) -> Causes:
             continue
         answer = rule.judge(case)
         if isinstance(answer, Cause):
-            found.append(answer)
+            found.append(_with_limits(case, answer))
         elif isinstance(answer, Needs):
             needs[answer.text] = None
     if not found and case.state in WORKING:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from gpu_exporter.diagnosis.causes.case import IDLE, WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import MEDIUM, Cause
 
 MIB = 2**20
+ELSEWHERE = 1.05  # more shared memory than /dev/shm can hold lies elsewhere, and says nothing about it
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent:
         return need(case)
     used, limit = case.average(lambda each: each.shm_bytes), case.recent[-1].shm_limit
-    if used is None or not limit or used < case.rules.shm_ratio * limit:
+    if used is None or not limit or not case.rules.shm_ratio * limit <= used <= ELSEWHERE * limit:
         return None
     return Cause(
         "shm_full",
@@ -27,7 +28,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 RULE = Rule(
     name="shm_full",
     title="the shared memory is full",
-    states=IDLE | WORKING,
+    states=WITH_PROCESS,
     judge=judge,
     claims=(),
     needs="shared memory of the cgroup, and the size of /dev/shm",

@@ -6,7 +6,7 @@ from gpu_exporter.diagnosis.causes.advice import bound_gain, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
-BUSY = 0.3  # CPUs: a loader that uses less does not limit anything
+MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
 
 
@@ -15,27 +15,20 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores)
     if rank is None or cpus is None or cores is None:
         return need(case)
-    full, free = case.rules.full_ratio, cpus - cores
+    free = cpus - cores
     if free < case.rules.free_cpus:
         return None
-    most = case.average_processes(lambda each: each.loader_most) or 0.0
-    loaders = case.average_processes(lambda each: None if each.loaders is None else float(each.loaders)) or 0.0
-    total = case.average_processes(lambda each: each.loader_cores) or 0.0
-    if most >= full and rank < full:
-        working = max(1, round(total / most))  # launchers and helpers use little
-        if total < full * working:
-            return None
+    full = case.average_processes(lambda each: float(each.full_loaders)) or 0.0
+    busy = case.average_processes(lambda each: float(each.busy_loaders)) or 0.0
+    if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
+        number = max(each.loaders or 0 for each in case.seen)
         named = case.seen[-1].named_loaders
-        confidence, against = (
-            (HIGH, "")
-            if named
-            else (MEDIUM, "PyTorch does not name these processes as loaders; only their work shows it")
-        )
-        what = f"{working} loader{'s' if working > 1 else ''} at {most:.0%} of a CPU"
-    elif rank >= full and loaders * most < BUSY:
-        moved = sum(case.average(read) or 0.0 for read in (lambda each: each.read, lambda each: each.received))
+        confidence = HIGH if named else MEDIUM
+        against = "" if named else "PyTorch does not name these processes as loaders; only their work shows it"
+        what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
+    elif rank >= case.rules.full_ratio and busy < MOST:
         files = case.recent[-1].files
-        moved = max(moved, files.read_bytes if files is not None else 0.0)
+        moved = max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
         confidence = MEDIUM if moved >= READS else LOW
         against = "a loop that starts many small kernels, or waits for each of them, looks the same from outside"
         what = f"no loader, the process on the GPU uses {rank:.0%} of a CPU and reads {moved / 1e6:.0f} MB/s"
@@ -44,7 +37,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "too_few_workers",
         confidence,
-        f"{what}, {free:.1f} of its {cpus:.3g} CPUs are free",
+        f"{what}; {free:.1f} of {cpus:.3g} CPUs are free",
         against,
         propose_workers(case),
         gain=bound_gain(case),

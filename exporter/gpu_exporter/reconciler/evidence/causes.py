@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gpu_exporter.plain import one_line, shorten
-from gpu_exporter.reconciler.evidence.records import CauseTexts, PublishedCause
+from gpu_exporter.reconciler.evidence.records import CauseTexts, HolderName, PublishedCause, holder_name
 
 STATUS = "/api/v1/status"
 TEXT_MAX = 400  # characters
@@ -20,16 +20,20 @@ def status_url(metrics_url: str) -> str:
     return urlunsplit(urlsplit(metrics_url)._replace(path=STATUS, query="", fragment=""))
 
 
-def parse_causes(text: str, uuids: Collection[str]) -> CauseTexts:
-    """The causes of these GPUs and of their MIG instances; empty where the text is no such status."""
+def parse_causes(text: str, name: HolderName, uuids: Collection[str]) -> CauseTexts:
+    """The causes of a holder on these GPUs and their MIG instances; empty where the text is no such status."""
     found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
     try:
-        for allocation in json.loads(text)["allocations"]:
-            unit = str(allocation["uuid"]), str(allocation["mig"])
-            if unit[0] in uuids:
-                found[unit] = [_cause(each) for each in allocation.get("causes", [])[:CAUSES_MAX]]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        allocations = list(json.loads(text)["allocations"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         return {}
+    for allocation in allocations:
+        try:
+            unit = str(allocation["uuid"]), str(allocation["mig"])
+            if unit[0] in uuids and holder_name(allocation) == name:
+                found[unit] = [_cause(each) for each in allocation.get("causes", [])[:CAUSES_MAX]]
+        except (LookupError, TypeError, AttributeError):  # one odd allocation costs itself
+            continue
     return found
 
 

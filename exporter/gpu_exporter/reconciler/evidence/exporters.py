@@ -25,6 +25,7 @@ from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
+    CAUSES_MAX,
     EVIDENCE_S,
     HOST_KEEP_S,
     CauseTexts,
@@ -41,10 +42,9 @@ from gpu_exporter.reconciler.evidence.records import (
     obstacle_of,
     refuse_renamed,
 )
-from gpu_exporter.threads import NoThread, start
+from gpu_exporter.threads import NoThread, run_ahead, start
 
 MAX_EXPORTERS = 200
-CAUSES_MAX = 8  # of one allocation; an exporter publishes two
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
 Key: TypeAlias = tuple[str, ...]
 # If two rows describe one allocation, the more careful value counts: less idleness, less observed, a later start.
@@ -144,12 +144,20 @@ class ExporterSource:
         """As ExplainingSource: empty, since the counters of an exporter have no past."""
         return {}
 
-    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
-        """As ExplainingSource, from the status of each exporter. An exporter without a status has no texts."""
-        found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
-        for url in self._urls:
+    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
+        """As ExplainingSource, from the status of the exporters of these units. One without a status has no texts."""
+        nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
+        urls = [url for url in self._urls if urlsplit(url).netloc in nodes]
+
+        def read(url: str) -> CauseTexts:
             with contextlib.suppress(EvidenceError):
-                found |= parse_causes(self._fetch(status_url(url)), uuids)
+                return parse_causes(self._fetch(status_url(url)), name, uuids)
+            return {}
+
+        found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
+        with contextlib.suppress(NoThread):
+            for texts in run_ahead(read, urls, FETCHES, "causes"):
+                found |= texts
         return found
 
     def _read_pages(self) -> dict[str, _Page | EvidenceError]:

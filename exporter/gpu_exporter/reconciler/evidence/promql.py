@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.evidence.coverage import coverage
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.records import (
+    CAUSES_MAX,
     EVIDENCE_S,
     HOST_KEEP_S,
     CauseTexts,
@@ -187,7 +188,8 @@ class PromQLSource:
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
             causes: dict[UnitKey, tuple[PublishedCause, ...]] = {}
             for row in facts["cause"]:
-                causes[_unit_key(row.labels)] = (*causes.get(_unit_key(row.labels), ()), *cause_of(row.labels))
+                key = _unit_key(row.labels)
+                causes[key] = (*causes.get(key, ()), *cause_of(row.labels))[:CAUSES_MAX]
             # Some sources drop metric names. A row without a name counts as CPU work.
             io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
             cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
@@ -232,7 +234,7 @@ class PromQLSource:
         rows = self.query(" or ".join(chosen))
         return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
 
-    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
+    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """As ExplainingSource: empty, since the texts are no metrics."""
         return {}
 

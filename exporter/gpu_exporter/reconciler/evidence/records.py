@@ -22,6 +22,7 @@ START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
 HOST_KEEP_S = 900.0
 OBSTACLE = re.compile(r"[a-z_]{1,40}")  # the reason is printed
 CONFIDENCES = ("medium", "high")
+CAUSES_MAX = 8  # of one allocation; an exporter publishes two
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -182,8 +183,8 @@ class ExplainingSource(EvidenceSource, Protocol):
         Raises EvidenceError.
         """
 
-    def read_causes(self, uuids: Collection[str]) -> CauseTexts:
-        """The causes of these GPUs with their texts; empty where only metrics are read."""
+    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
+        """The causes of a holder on these units with their texts; empty where only metrics are read."""
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
