@@ -33,6 +33,17 @@ WHO = (
 )
 
 
+# The causes of a holder's low utilization, at most three, in the one query of an annotation.
+CAUSE_QUERY = (
+    'label_replace(topk(3, count by (cause, confidence) (allocation:gpu_cause:info{%[1]s})), "what", "cause", "", "")'
+)
+CAUSE_ADD = (
+    "{{ $cause := printf `%s (%s confidence)` .Labels.cause .Labels.confidence }}"
+    "{{ $causes = printf `%s%s%s` $causes (or (and $causes `, `) ``) $cause }}"
+)
+CAUSE_TEXT = f"{{{{ with $causes }}}} Likely cause: {{{{ . }}}}. Advice: {CAUSES}.{{{{ end }}}}"
+
+
 def gpus_text(recording: str, hours: str) -> str:
     """Template of an annotation: a holder's GPUs in `recording`, their `hours` if not empty, and their memory use.
 
@@ -44,13 +55,14 @@ def gpus_text(recording: str, hours: str) -> str:
     if hours:
         parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
     peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
-    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
+    parts += [f'label_replace({peak}, "what", "peak", "", "")', CAUSE_QUERY]
     return (
         f"{WHO}"
-        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}"
+        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}{{ $causes := `` }}"
         f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
         "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
         "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
+        f"{{{{ else if eq .Labels.what `cause` }}}}{CAUSE_ADD}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
         "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
         "{{ $gpus = printf `%s%s on %s` $gpus (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
@@ -58,6 +70,7 @@ def gpus_text(recording: str, hours: str) -> str:
         "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
         f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
         "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
+        f"{CAUSE_TEXT}"
     )
 
 
@@ -65,26 +78,17 @@ def stalled_text() -> str:
     """As gpus_text: the GPUs of a stalled holder, those at rest first, at most ten of each kind."""
     return (
         f"{WHO}{{{{ $late := `` }}}}{{{{ $lates := `` }}}}{{{{ $spin := `` }}}}{{{{ $spins := `` }}}}"
-        "{{ range sortByLabel `uuid` (query (printf `allocation:gpu_stalled_member:info{%s}` $who)) }}"
+        "{{ $causes := `` }}{{ range sortByLabel `uuid` (query (printf "
+        f"`allocation:gpu_stalled_member:info{{%[1]s}} or {CAUSE_QUERY}` $who)) }}}}"
+        f"{{{{ if eq .Labels.what `cause` }}}}{CAUSE_ADD}{{{{ else }}}}"
         "{{ $gpu := printf `%s on %s` .Labels.uuid .Labels.node }}"
         "{{ if and (eq .Labels.part `late`) (lt (len $lates) 10) }}"
         "{{ $late = printf `%s%s%s` $late (or (and $late `, `) ``) $gpu }}{{ $lates = printf `%s.` $lates }}"
         "{{ else if and (ne .Labels.part `late`) (lt (len $spins) 10) }}"
         "{{ $spin = printf `%s%s%s` $spin (or (and $spin `, `) ``) $gpu }}{{ $spins = printf `%s.` $spins }}"
-        "{{ end }}{{ end }}"
+        "{{ end }}{{ end }}{{ end }}"
         "{{ with $late }}At 0 %, likely late or dead: {{ . }}. {{ end }}{{ with $spin }}Stalled: {{ . }}.{{ end }}"
-    )
-
-
-def causes_text() -> str:
-    """As gpus_text: the causes of the holder's low utilization, at most three, those of most GPUs first."""
-    return (
-        f"{WHO}{{{{ $causes := `` }}}}"
-        "{{ range query (printf `topk(3, count by (cause, confidence) (allocation:gpu_cause:info{%[1]s}))` $who) }}"
-        "{{ $cause := printf `%s (%s confidence)` .Labels.cause .Labels.confidence }}"
-        "{{ $causes = printf `%s%s%s` $causes (or (and $causes `, `) ``) $cause }}"
-        "{{ end }}{{ with $causes }}Likely cause: {{ . }}. Advice: "
-        f"{CAUSES}.{{{{ end }}}}"
+        f"{CAUSE_TEXT}"
     )
 
 
@@ -99,7 +103,6 @@ FIXED = {
     "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
     "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
     "stalled_gpus": stalled_text(),
-    "causes": causes_text(),
     "holder_name": "{{ if $labels.job_id }}Job {{ $labels.job_id }}{{ else }}"
     "Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
     # The holder's name as its owner knows it.

@@ -21,7 +21,7 @@ QUIET: dict[str, Any] = {
     "written": 0.0,
     "received": 0.0,
     "sent": 0.0,
-    "faults": 0.0,
+    "refaults": 0.0,
     "killed": 0.0,
     "network_files": (),
 }

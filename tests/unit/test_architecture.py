@@ -328,7 +328,7 @@ def test_a_function_fits_on_a_screen_and_its_parameters_in_a_head(path: Path) ->
 
 ROOM_MAX = 2500
 # `app` puts rooms together, and its commands grow with their number: the reconciler's are a room of their own.
-ROOMS_MAX = {"app": 1300, "app/reconciler": 700}
+ROOMS_MAX = {"app": 1400, "app/reconciler": 700}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.node.view import HolderRecord, NodeRecords
 
 FIRST_S = 60.0  # a holder that was seen within this time after the first complete poll may be much older
-STALE_S = 300.0  # no look for so long: its cgroup is gone, or the looks fail
+STALE_S = 300.0  # without a look for this time, its cgroup is gone, or the looks fail
 KNOWN_MIN = 0.9  # share of the held time that must be known to say that a GPU has never worked
 
 

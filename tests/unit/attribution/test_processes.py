@@ -216,7 +216,7 @@ def test_a_process_name_may_contain_any_character(name: str, parsed: str) -> Non
         + "0 " * 6
         + f"{5 * TICKS_PER_S} 0 0"
     )
-    assert stat == (parsed, "R", 64, 5.0, 3.0)
+    assert stat == (parsed, "R", 64, 5.0, 3.0, False)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.host import evidence as module
 from gpu_exporter.host.cgroups import PIDS_MAX, Cgroups, Members
 from gpu_exporter.host.evidence import CPU_SHARE, INTERVAL_S, EvidenceReader, _size
+from gpu_exporter.host.network import Mount, list_mounts
 from gpu_exporter.host.processes import THREADS_MAX, HolderProcesses
 from gpu_exporter.host.subject import HostSubject, RankedGpu
 from gpu_exporter.model.evidence import HostEvidence
@@ -198,7 +199,7 @@ def test_processes_on_the_other_socket_are_far_and_those_on_any_cpu_are_not(hold
     assert holder.look().processes.far == ()  # type: ignore[union-attr]
 
 
-def test_a_fork_bomb_costs_a_bounded_look_that_says_so(holder: Holder, children: Children) -> None:
+def test_a_fork_bomb_costs_a_bounded_look_that_is_marked_as_partial(holder: Holder, children: Children) -> None:
     real = children.start(SLEEP)
     holder.pids = [real, *range(4_000_000, 4_000_000 + 20_000)]  # above every pid: they have ended already
     seen = after_work(holder, 0.0).processes
@@ -221,7 +222,7 @@ def test_processes_of_another_pid_namespace_are_unknown(holder: Holder) -> None:
     assert after_work(holder, 0.0).processes is None
 
 
-def test_more_threads_than_are_read_are_said_not_guessed(holder: Holder, children: Children) -> None:
+def test_more_threads_than_are_read_are_reported_as_such(holder: Holder, children: Children) -> None:
     pid = children.start(THREADS.format(THREADS_MAX + 40))
     holder.pids = [pid]
     seen = after_work(holder, 0.0).processes
@@ -276,7 +277,7 @@ def test_throttling_pressure_memory_and_traffic_are_rates_between_two_looks(hold
         memory__pressure="some avg10=0 avg60=0 avg300=0 total=0\nfull avg10=0 avg60=0 avg300=0 total=0\n",
         memory__current="900\n",
         memory__max="1000\n",
-        memory__stat="shmem 70\npgmajfault 10\n",
+        memory__stat="shmem 70\nworkingset_refault_file 10\nactive_file 5\ninactive_file 6\n",
         memory__events="oom 0\noom_kill 2\n",
         io__stat="8:0 rbytes=100 wbytes=50\n",
     )
@@ -285,7 +286,7 @@ def test_throttling_pressure_memory_and_traffic_are_rates_between_two_looks(hold
         cpu__stat="usage_usec 60000000\nnr_periods 250\nnr_throttled 85\n",
         cpu__pressure="some avg10=0.00 avg60=0.00 avg300=0.00 total=7000000\n",
         memory__pressure="some avg10=0 avg60=0 avg300=0 total=3000000\nfull avg10=0 avg60=0 avg300=0 total=1500000\n",
-        memory__stat="shmem 70\npgmajfault 310\n",
+        memory__stat="shmem 70\nworkingset_refault_file 310\nactive_file 5\ninactive_file 6\n",
         memory__events="oom 0\noom_kill 3\n",
         io__stat="8:0 rbytes=1600 wbytes=350\n",
     )
@@ -295,7 +296,7 @@ def test_throttling_pressure_memory_and_traffic_are_rates_between_two_looks(hold
     assert found.pressure_cpu == pytest.approx(0.4)
     assert (found.pressure_memory, found.memory_full) == (pytest.approx(0.2), pytest.approx(0.1))
     assert (found.memory_bytes, found.memory_limit, found.shm_bytes) == (900.0, 1000.0, 70.0)
-    assert (found.faults, found.killed) == (20.0, 1.0)
+    assert (found.refaults, found.killed, found.memory_cache) == (20.0, 1.0, 11.0)
     assert (found.read, found.written) == (100.0, 20.0)
 
 
@@ -321,12 +322,62 @@ def test_the_limits_of_a_pod_are_those_of_the_container_that_works(holder: Holde
     assert (found.quota, found.throttled, found.memory_bytes, found.memory_limit) == (0.5, 0.6, 970.0, 1000.0)
 
 
-def test_a_counter_that_falls_is_unknown_for_one_look(holder: Holder) -> None:
-    for number in (1000, 5):
-        holder.write(memory__stat=f"pgmajfault {number}\n", io__stat=f"8:0 rbytes={number} wbytes={number}\n")
+def test_the_quota_of_a_sidecar_is_none_of_a_training_at_rest(holder: Holder) -> None:
+    found = None
+    for seconds in (0, 15):
+        inner = holder.root / PLACE / "sidecar"
+        inner.mkdir(exist_ok=True)
+        (inner / "cpu.max").write_text("10000 100000\n")
+        usage = f"usage_usec {seconds * 0.095 * 1e6:.0f}\n"
+        (inner / "cpu.stat").write_text(f"{usage}nr_periods {10 * seconds}\nnr_throttled {7 * seconds}\n")
+        holder.write(cpu__stat=usage)
         found = holder.look()
     assert found is not None
-    assert (found.faults, found.read, found.written) == (None, None, None)
+    assert (found.quota, found.throttled, found.cpus) == (None, 0.0, None)
+
+
+def test_the_cpus_of_a_container_are_those_of_its_own_cpuset(holder: Holder) -> None:
+    """The static CPU manager of the kubelet sets them for the container, not for the pod."""
+    found = None
+    holder.write(cpuset__cpus__effective="0-63\n")
+    for seconds in (0, 15):
+        inner = holder.root / PLACE / "main"
+        inner.mkdir(exist_ok=True)
+        (inner / "cpuset.cpus.effective").write_text("8-11\n")
+        (inner / "cpu.stat").write_text(f"usage_usec {seconds * 3 * 1e6:.0f}\n")
+        holder.write(cpu__stat=f"usage_usec {seconds * 3 * 1e6:.0f}\n")
+        found = holder.look()
+    assert found is not None
+    assert found.cpus == 4.0
+
+
+def test_a_file_of_proc_that_comes_in_parts_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives about a page of mountinfo for each read."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "mountinfo").write_text(
+        "".join(f"{n} 1 0:1 / /m{n} rw - tmpfs t rw,size=4k\n" for n in range(500))
+    )
+    real = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, most: real(descriptor, min(most, 4096)))
+    mounts = list_mounts(Procfs(tmp_path), 7)
+    assert mounts is not None
+    assert (len(mounts), mounts[-1].point) == (500, "/m499")
+    assert Procfs(tmp_path).text(7, "mountinfo") is None  # above the limit of other files
+
+
+def test_what_a_user_calls_a_fuse_file_system_is_not_shown() -> None:
+    assert Mount("1", "/x", "fuse./home/ada/secret", "rw").name == "fuse"
+    assert Mount("1", "/x", "nfs4", "rw").name == "nfs4"
+
+
+def test_a_counter_that_falls_is_unknown_for_one_look(holder: Holder) -> None:
+    for number in (1000, 5):
+        holder.write(
+            memory__stat=f"workingset_refault_file {number}\n", io__stat=f"8:0 rbytes={number} wbytes={number}\n"
+        )
+        found = holder.look()
+    assert found is not None
+    assert (found.refaults, found.read, found.written) == (None, None, None)
 
 
 def test_a_cgroup_that_begins_again_gives_no_look(holder: Holder) -> None:
@@ -352,7 +403,7 @@ def test_version_1_has_the_same_values_without_pressure(tmp_path: Path) -> None:
         (tmp_path / "memory" / PLACE / "memory.usage_in_bytes").write_text("50\n")
         (tmp_path / "memory" / PLACE / "memory.limit_in_bytes").write_text("100\n")
         (tmp_path / "memory" / PLACE / "memory.stat").write_text(
-            f"shmem 1\ntotal_shmem 7\ntotal_pgmajfault {seconds}\n"
+            f"shmem 1\ntotal_shmem 7\ntotal_workingset_refault_file {seconds}\n"
         )
         (tmp_path / "memory" / PLACE / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
         (tmp_path / "blkio" / PLACE / "blkio.throttle.io_service_bytes").write_text("Total 1\n")
@@ -369,7 +420,7 @@ def test_version_1_has_the_same_values_without_pressure(tmp_path: Path) -> None:
         clock.advance(15.0)
     assert found is not None
     assert (found.cores, found.quota, found.throttled) == (pytest.approx(2.0), 2.0, 0.25)
-    assert (found.memory_bytes, found.memory_limit, found.shm_bytes, found.faults, found.killed) == (50, 100, 7, 2, 0)
+    assert (found.memory_bytes, found.memory_limit, found.shm_bytes, found.refaults, found.killed) == (50, 100, 7, 2, 0)
     assert found.written == 20.0
     assert (found.pressure_cpu, found.pressure_memory, found.processes) == (None, None, None)
 
@@ -395,10 +446,12 @@ def test_the_files_of_processes_are_read_only_with_the_right_to_trace(tmp_path: 
     data.write_bytes(bytes(4096))
     code = f"""
     print("ready", flush=True)
+    log = open({str(tmp_path / "log")!r}, "w")
+    file = open({str(data)!r}, "rb", buffering=0)
     while True:
-        with open({str(data)!r}, "rb", buffering=0) as file:
-            file.read(4096)
-            file.read(4096)
+        file.seek(0)
+        file.read(4096)
+        file.read(4096)
     """
     root = tmp_path / "cgroup"
     root.mkdir()
@@ -409,6 +462,7 @@ def test_the_files_of_processes_are_read_only_with_the_right_to_trace(tmp_path: 
     assert found.files is not None
     assert found.files.reads > 1.0
     assert 0.0 < found.files.read_bytes / found.files.reads < 4096.0
+    assert (found.files.remote_files, found.files.local_files) == (0, 1)  # without the log
     without = tmp_path / "without"
     without.mkdir()
     quiet = Holder(without)

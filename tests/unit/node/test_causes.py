@@ -81,7 +81,7 @@ def test_a_holder_that_mends_itself_loses_the_cause_before_the_state() -> None:
     assert named(view) == [[]]
 
 
-def test_advice_is_said_once_for_all_gpus_of_a_holder() -> None:
+def test_the_first_row_of_a_holder_has_the_advice() -> None:
     entries = [{"gpu": gpu, "host": [{"at": 0, **CROWD}]} for gpu in (0, 1, 2)]
     rows = list_rows(start([constant(0.3)] * 3, *entries).run(1200))
     assert [bool(row.advice) for row in rows] == [True, False, False]
@@ -141,6 +141,40 @@ def test_a_gpu_at_rest_has_no_slow_link() -> None:
     """It lowers the generation of its link to save power."""
     view = start([constant(0.0)], {"gpu": 0, "processes": 0, "host": [{"at": 0, **CALM}]}).run(1200)
     assert "link_degraded" not in [name for name, _ in named(view)[0]]
+
+
+def test_a_gpu_without_a_source_of_activity_is_never_called_starting() -> None:
+    """An instance of an A100 has none: whether it has worked is unknown."""
+    gpu = {"model": "A100", "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.9}}]}
+    view = start([gpu], {"gpu": 0, "mig": 0, "from": 120, "host": [{"at": 0, "cores": 4}]}).run(900)
+    assert (only(view).verdict.state, named(view)) == ("unknown", [[]])
+
+
+def test_a_holder_one_of_whose_gpus_works_is_not_starting() -> None:
+    host = [{"at": 0, "cpus": 8, "cores": 3, "throttled": 0}]
+    entries = [{"gpu": gpu, "from": 120, "host": host, "processes": gpu} for gpu in (0, 1)]
+    view = start([constant(0.0), constant(0.9)], *entries).run(1000)
+    assert "starting" not in [name for name, _ in named(view)[0]]
+
+
+def test_a_gpu_that_does_not_answer_has_no_cause() -> None:
+    node = start([constant(0.31)], {"gpu": 0, "host": [{"at": 0, **CROWD}]})
+    assert named(node.run(1200)) == [[("cpu_oversubscribed", "high")]]
+    node.hung.add(node.unit(0).uuid)
+    assert named(node.view()) == [[]]
+
+
+def test_looks_that_have_stopped_say_nothing_about_now() -> None:
+    node = start([constant(0.31)], {"gpu": 0, "host": [{"at": 0, **CROWD}]})
+    node.run(1200)
+    node.host.look = lambda _: None  # type: ignore[method-assign]
+    assert named(node.run(400)) == [[]]
+
+
+def test_a_look_over_a_long_time_is_kept_alone() -> None:
+    kept = NodeEvidence()
+    kept.note(("job", "7"), HostLook(HostEvidence(0.0, 9000.0)))
+    assert len(kept.looks(("job", "7"))) == 1
 
 
 def test_looks_are_kept_for_ten_minutes_and_forgotten_after_a_gap() -> None:

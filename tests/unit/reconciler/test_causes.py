@@ -12,7 +12,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
 from gpu_exporter.reconciler.evidence.causes import TEXT_MAX, parse_causes, status_url
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.report import explain
 
 QUOTA = {
@@ -23,7 +23,9 @@ QUOTA = {
     "advice": "ask for more CPUs",
     "gain": "",
 }
-STATUS = {"allocations": [{"uuid": "GPU-0", "mig": "", "causes": [QUOTA]}]}
+JOB = HolderName("slurm", "", "42")
+HELD = {"uuid": "GPU-0", "mig": "", "scheduler": "slurm", "job_id": "42"}
+STATUS = {"allocations": [7, {**HELD, "job_id": "43", "causes": []}, {**HELD, "causes": [QUOTA]}]}
 
 
 def with_cause(text: str, cause: str = "cpu_quota", confidence: str = "high") -> str:
@@ -75,7 +77,8 @@ def test_two_targets_of_one_gpu_add_their_causes_once() -> None:
 def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
     evidence = source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence()
     (decision,) = decide(evidence, Policy())
-    texts = source("").read_causes({"GPU-0"})
+    texts = source("").read_causes(JOB, decision.units)
+    assert source("").read_causes(JOB, [decision.units[0]._replace(node="elsewhere:1")]) == {}
     lines = explain(decision, Policy(), causes=texts).splitlines()
     at = lines.index("    cause: cpu_quota, confidence high: its quota ran out")
     assert lines[at + 1 : at + 3] == ["      against it: a hint", "      to change: ask for more CPUs"]
@@ -83,7 +86,7 @@ def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
     assert "    cause: cpu_quota, confidence high" in bare
 
 
-def test_what_is_the_same_for_all_gpus_is_said_once() -> None:
+def test_what_is_the_same_for_all_gpus_is_printed_once() -> None:
     (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
     unit = decision.units[0]
     twice = decision._replace(units=(unit, unit._replace(uuid="GPU-1", gpu="1")))
@@ -112,13 +115,13 @@ def test_the_status_has_the_address_of_the_metrics() -> None:
     ],
 )
 def test_a_malformed_status_has_no_causes(text: str) -> None:
-    assert parse_causes(text, {"GPU-0"}) == {}
+    assert parse_causes(text, JOB, {"GPU-0"}) == {}
 
 
 def test_texts_of_a_status_are_one_short_line() -> None:
     evil = {**QUOTA, "evidence": "a\n\x1b[31mb" + "x" * 10_000}
-    status = {"allocations": [{"uuid": "GPU-0", "mig": "", "causes": [evil] * 100}]}
-    found = parse_causes(json.dumps(status), {"GPU-0"})["GPU-0", ""]
+    status = {"allocations": [{**HELD, "causes": [evil] * 100}]}
+    found = parse_causes(json.dumps(status), JOB, {"GPU-0"})["GPU-0", ""]
     assert len(found) == 16
     assert len(found[0].evidence) <= TEXT_MAX
     assert "\n" not in found[0].evidence

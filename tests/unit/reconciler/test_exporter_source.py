@@ -125,7 +125,7 @@ def test_the_demo_page_is_parsed_as_evidence() -> None:
     )
     evidence = source.read_evidence()
     names = {str(holder.name): holder for holder in evidence.holders}
-    assert len(names) == 9
+    assert len(names) == 10
     assert [bool(unit.stalled_run_s) for unit in names["job 48077"].units] == [True, False]
     assert names["job 48113"].owner == "mira/phys"
     (unit,) = names["serving/embedder-1"].units

@@ -20,7 +20,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"{what}, and the holder uses {cores:.2f} CPUs",
         against="a batch job can be started from a terminal too",
-        advice="end the session when nobody works in it; for development, a MIG instance or a shared GPU is enough",
+        advice="end a session that is not in use; for development, a MIG instance or a shared GPU is enough",
     )
 
 
@@ -32,5 +32,5 @@ RULE = Rule(
     claims=(87,),
     needs="whether a process has a terminal or the name of a notebook server, and the CPUs in use",
     against="always: a batch job can be started from a terminal",
-    remedy=("End the session when nobody works in it. For development, a MIG instance or a shared GPU is enough."),
+    remedy=("End a session that is not in use. For development, a MIG instance or a shared GPU is enough."),
 )

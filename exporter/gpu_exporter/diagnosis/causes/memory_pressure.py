@@ -6,6 +6,7 @@ from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, R
 from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 GIB = 2**30
+BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sign that tasks wait
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -18,7 +19,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     used, limit, cache = newest.memory_bytes, newest.memory_limit, newest.memory_cache or 0.0
     near = used is not None and limit is not None and used >= rules.memory_near * limit
     waits = some is not None and some >= rules.pressure_memory_min and (full or 0.0) > 0.0
-    evicts = some is None and near and refaults >= rules.refaults_min
+    blocked = case.average_processes(lambda each: float(each.blocked)) or 0.0
+    evicts = some is None and near and refaults >= rules.refaults_min and blocked >= BLOCKED
     if not ((killed and (near or (full or 0.0) > 0.0 or some is None)) or waits or evicts):
         return None
     said = [f"the OOM killer ended {killed:.0f} of its processes"] if killed else []
@@ -48,8 +50,8 @@ RULE = Rule(
     judge=judge,
     claims=(7, 72),
     needs=(
-        "how long tasks waited for memory (PSI), or, without PSI, pages that are evicted and read again while "
-        "the limit is nearly reached; processes that the OOM killer ended"
+        "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes wait "
+        "and the limit is nearly reached; processes that the OOM killer ended"
     ),
     against="a kernel without PSI; tasks of which rarely all waited",
     remedy=(
