@@ -123,7 +123,7 @@ def _add_pod_sources(parser: Parser) -> None:
         action="append",
         at_commas=True,
         metavar="NS/REGEX",
-        help="pods that watch GPUs and hold none; repeat it",
+        help="pods that only watch GPUs; repeat it",
         more="Pods with adminAccess claims see all GPUs: a namespace, and a regular expression for the pods' "
         "names in it. Those of NVIDIA's GPU operator are known.",
     )

@@ -178,10 +178,15 @@ def test_a_terminal_and_a_notebook_server_are_seen(holder: Holder, children: Chi
 def test_a_stopped_process_is_counted(holder: Holder, children: Children) -> None:
     pid = children.start(SLEEP)
     os.kill(pid, signal.SIGSTOP)
-    holder.pids = [pid]
+    holder.pids = [pid, children.start(SLEEP)]
     seen = after_work(holder, 0.0).processes
     assert seen is not None
-    assert seen.stopped == 1
+    assert seen.stopped == 0  # an editor, not a rank
+    holder.ranks = (pid,)
+    again = holder.look()
+    assert again is not None
+    assert again.processes is not None
+    assert again.processes.stopped == 1
 
 
 def test_processes_on_the_other_socket_are_far_and_those_on_any_cpu_are_not(holder: Holder, children: Children) -> None:

@@ -50,8 +50,8 @@ RULE = Rule(
     judge=judge,
     claims=(7, 72),
     needs=(
-        "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes wait "
-        "and the limit is nearly reached; processes that the OOM killer ended"
+        "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes "
+        "wait and the limit is nearly reached; processes that the OOM killer ended"
     ),
     against="a kernel without PSI; tasks of which rarely all waited",
     remedy=(
