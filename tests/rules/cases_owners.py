@@ -156,7 +156,8 @@ def owners_causes() -> Iterator[Case]:
     for instance in ("n1:9836", "n1:9837"):
         Node(world, "n1", target={"instance": instance}).hold(0, BUSY, causes={"cpu_quota": "high"})
     values = [(100, "sum by (cause) (tenant:gpu_cause_gpus:sum)", [('{cause="cpu_quota"}', 1)])]
-    yield Case("a cause that two targets of one GPU report", world, [], values)
+    twice = Firing("GpuScrapeConfigWrong", 30, END, {"what": "two targets report the same GPU"})
+    yield Case("a cause that two targets of one GPU report", world, [twice], values)
 
     world = World(END)
     Node(world).hold(0, BUSY, causes={"cpu_quota": "high"}, end=60)

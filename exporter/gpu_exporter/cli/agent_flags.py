@@ -221,7 +221,7 @@ def add_form_flags(parser: Parser) -> None:
         metavar="WHAT",
         default="all",
         is_verb=True,
-        help="failures that change the exit code: all (default) or devices",
+        help="failures that set the exit code: all (default) or devices",
         more="devices leaves out sources of holders, as a node's health check should.",
     )
 
