@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
-from gpu_exporter.durations import describe_duration
 from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0
     works = is_at_work(case)
-    run_s = case.idle_run_s or 0.0
     against = "" if case.recent else "what it does on its host is not known"
     if works:
         against = f"it uses {cores:.1f} CPUs or moves data: it may prepare its work"
-    evidence = f"no process of the holder is on the GPU, which has been idle for {describe_duration(run_s)}"
+    evidence = "the holder has no process on it" + (f", and uses {cores:.1f} CPUs" if case.recent else "")
     return Cause(
         "no_process",
         (LOW if is_new(case) else MEDIUM) if works else HIGH if case.recent else MEDIUM,
