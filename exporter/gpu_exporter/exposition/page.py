@@ -50,7 +50,6 @@ COLUMNS = (
     "Held",
     "Idle",
     "State",
-    "Cause",
     "Why",
 )
 NUMERIC = frozenset(("Util", "Memory", "Power", "Temp", "Held", "Idle"))
@@ -231,8 +230,7 @@ def _row(row: Row, spark: str) -> str:
         _two_lines(holder, owner if row.owner else ""),
         held,
         idle,
-        f'<span class="state {tone}">{state}</span>' if row.state else "",
-        _two_lines(*cause.split(" ", 1)) if " " in cause else cause,
+        _two_lines(f'<span class="state {tone}">{state}</span>' if row.state else "", cause),
         _two_lines(escape(row.why), escape(row.advice)),
     )
     styles = {"Holder": "who", "Why": "why"} | dict.fromkeys(NUMERIC, "num")
