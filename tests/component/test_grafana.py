@@ -86,6 +86,7 @@ EMPTY = {  # queries without data here, and the reason
         for name in ("hours", "mean", "peak", "model")
     },
     **{("holder", "Activity", ref): "it holds no MIG instance" for ref in "BDF"},
+    ("holder", "Cause", "A"): "it works",
     ("holder", "Mark", "A"): "it works",
     ("holder", "Marks", "A"): "it works",
     **{("holder", title, "A"): "the host of a simulated node is not read" for title in ("CPUs", "Disks")},

@@ -368,17 +368,27 @@ ret_t nvmlDeviceGetPersistenceMode(dev_t_ handle, unsigned *out) {
     *out = d.persistence;
     return OK;
 }
-#define LINK_CALL(name, position) \
-    ret_t name(dev_t_ handle, unsigned *out) { \
-        ENTER(name); \
-        if (!d.link[position]) return NOT_SUPPORTED; \
-        *out = d.link[position]; \
-        return OK; \
-    }
-LINK_CALL(nvmlDeviceGetCurrPcieLinkGeneration, 0)
-LINK_CALL(nvmlDeviceGetMaxPcieLinkGeneration, 1)
-LINK_CALL(nvmlDeviceGetCurrPcieLinkWidth, 2)
-LINK_CALL(nvmlDeviceGetMaxPcieLinkWidth, 3)
+static ret_t link_value(const device_t *d, int position, unsigned *out) {
+    if (!d->link[position]) return NOT_SUPPORTED;
+    *out = d->link[position];
+    return OK;
+}
+ret_t nvmlDeviceGetCurrPcieLinkGeneration(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetCurrPcieLinkGeneration);
+    return link_value(&d, 0, out);
+}
+ret_t nvmlDeviceGetMaxPcieLinkGeneration(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetMaxPcieLinkGeneration);
+    return link_value(&d, 1, out);
+}
+ret_t nvmlDeviceGetCurrPcieLinkWidth(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetCurrPcieLinkWidth);
+    return link_value(&d, 2, out);
+}
+ret_t nvmlDeviceGetMaxPcieLinkWidth(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetMaxPcieLinkWidth);
+    return link_value(&d, 3, out);
+}
 ret_t nvmlDeviceGetCpuAffinity(dev_t_ handle, unsigned words, unsigned long *out) {
     ENTER(nvmlDeviceGetCpuAffinity);
     if (!d.cpus[0] && !d.cpus[1]) return NOT_SUPPORTED;
