@@ -15,14 +15,19 @@ class LinkHistory:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
+        self._is_busy = False
         self._entries: deque[tuple[float, float, float]] = deque()  # monotonic, bandwidth, its maximum
 
     def add(self, snapshot: DeviceSnapshot) -> None:
-        """Remember the link of a snapshot, unless the GPU is at rest."""
+        """Remember the link of a snapshot, unless the GPU is at rest now or was so at the snapshot before.
+
+        The link is read less often than the utilization: at the begin of a burst it is still the slow one.
+        """
+        was_busy, self._is_busy = self._is_busy, (snapshot.facts.utilization or 0.0) > 0.0
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
             self._entries.popleft()
         link, most = snapshot.facts.link, snapshot.facts.link_max
-        if link is not None and most and (snapshot.facts.utilization or 0.0) > 0.0:
+        if link is not None and most and was_busy and self._is_busy:
             self._entries.append((snapshot.monotonic, link, most))
 
     def best(self) -> tuple[float, str] | None:
