@@ -10,10 +10,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import psutil
 import pytest
 from tests.testbed.processes import wait_for
 
@@ -105,10 +105,18 @@ def holder(tmp_path: Path) -> Holder:
     return Holder(tmp_path)
 
 
-def after_work(holder: Holder, seconds: float = 0.3) -> HostEvidence:
-    """Two looks, with real time between them; the clock of the holder shows 15 s."""
+def wait_for_cpu(pid: int, seconds: float) -> None:
+    """Until the process has used so much more CPU."""
+    process = psutil.Process(pid)
+    until = sum(process.cpu_times()[:2]) + seconds
+    wait_for(lambda: sum(process.cpu_times()[:2]) >= until, f"{seconds} s of CPU time of process {pid}", 30)
+
+
+def after_work(holder: Holder, worker: int | None = None) -> HostEvidence:
+    """Two looks; `worker` uses 0.2 s of CPU between them. The clock of the holder shows 15 s."""
     assert holder.look() is None
-    time.sleep(seconds)  # the processes work; nothing is awaited
+    if worker is not None:
+        wait_for_cpu(worker, 0.2)
     found = holder.look()
     assert found is not None
     return found
@@ -117,7 +125,7 @@ def after_work(holder: Holder, seconds: float = 0.3) -> HostEvidence:
 def test_the_work_of_ranks_and_loaders_is_told_apart(holder: Holder, children: Children) -> None:
     rank, loader, sleeper = children.start(SLEEP), children.start(BURN, name="pt_data_worker"), children.start(SLEEP)
     holder.pids, holder.ranks = [rank, loader, sleeper], (rank,)
-    seen = after_work(holder).processes
+    seen = after_work(holder, loader).processes
     assert seen is not None
     assert (seen.processes, seen.is_all, seen.ranks, seen.loaders, seen.named_loaders) == (3, True, 1, 1, 1)
     assert seen.rank_cores is not None
@@ -137,13 +145,11 @@ def test_without_the_driver_s_list_no_process_is_called_a_loader(holder: Holder,
 
 def test_a_pid_that_is_used_again_is_another_process(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its CPU time is not compared with that of the process before it."""
-    import psutil
-
     pid = children.start(BURN)
     holder = HolderProcesses(Path("/proc"), Procfs(Path("/proc")))
     members = Members(frozenset((pid,)), is_all=True)
     holder.look(members, (), 0.0)
-    time.sleep(0.2)
+    wait_for_cpu(pid, 0.2)
     assert holder.look(members, (), 1.0).loader_most > 0.0
     real = psutil._pslinux.Process.create_time
 
@@ -163,8 +169,8 @@ def test_a_terminal_and_a_notebook_server_are_seen(holder: Holder, children: Chi
         os.execvp("sleep", ["sleep", "600"])
     try:
         holder.pids = [pid]
-        wait_for(lambda: Procfs(Path("/proc")).stat(pid) is not None, "the process", 5)
-        seen = after_work(holder, 0.0).processes
+        wait_for(lambda: psutil.Process(pid).name() == "sleep", "the program, which has a terminal when it starts", 5)
+        seen = after_work(holder).processes
         assert seen is not None
         assert (seen.terminal, seen.notebook) == (True, False)
     finally:
@@ -179,7 +185,7 @@ def test_a_stopped_process_is_counted(holder: Holder, children: Children) -> Non
     pid = children.start(SLEEP)
     os.kill(pid, signal.SIGSTOP)
     holder.pids = [pid, children.start(SLEEP)]
-    seen = after_work(holder, 0.0).processes
+    seen = after_work(holder).processes
     assert seen is not None
     assert seen.stopped == 0  # an editor, not a rank
     holder.ranks = (pid,)
@@ -194,7 +200,7 @@ def test_processes_on_the_other_socket_are_far_and_those_on_any_cpu_are_not(hold
     holder.pids, holder.ranks = [pid], (pid,)
     os.sched_setaffinity(pid, {0})
     holder.cpus = frozenset((1, 2, 3))
-    seen = after_work(holder, 0.0).processes
+    seen = after_work(holder).processes
     assert seen is not None
     assert seen.far == (("GPU-0", "0"),)
     holder.cpus = frozenset((0, 1))
@@ -207,7 +213,7 @@ def test_processes_on_the_other_socket_are_far_and_those_on_any_cpu_are_not(hold
 def test_a_fork_bomb_costs_a_bounded_look_that_is_marked_as_partial(holder: Holder, children: Children) -> None:
     real = children.start(SLEEP)
     holder.pids = [real, *range(4_000_000, 4_000_000 + 20_000)]  # above every pid: they have ended already
-    seen = after_work(holder, 0.0).processes
+    seen = after_work(holder).processes
     assert seen is not None
     assert (seen.processes, seen.is_all) == (1, False)
     members = Cgroups(holder.root).list_members(PLACE)
@@ -224,13 +230,13 @@ def test_a_list_of_pids_that_is_cut_ends_with_a_whole_pid(holder: Holder) -> Non
 
 def test_processes_of_another_pid_namespace_are_unknown(holder: Holder) -> None:
     holder.pids = [0]
-    assert after_work(holder, 0.0).processes is None
+    assert after_work(holder).processes is None
 
 
 def test_more_threads_than_are_read_are_reported_as_such(holder: Holder, children: Children) -> None:
     pid = children.start(THREADS.format(THREADS_MAX + 40))
     holder.pids = [pid]
-    seen = after_work(holder, 0.0).processes
+    seen = after_work(holder).processes
     assert seen is not None
     assert (seen.is_all_threads, seen.runnable) == (False, 0)
 
@@ -463,7 +469,7 @@ def test_the_files_of_processes_are_read_only_with_the_right_to_trace(tmp_path: 
     holder = Holder(root, with_files=True)
     holder.pids = [children.start(code)]
     holder.ranks = tuple(holder.pids)
-    found = after_work(holder)
+    found = after_work(holder, holder.pids[0])
     assert found.files is not None
     assert found.files.reads > 1.0
     assert 0.0 < found.files.read_bytes / found.files.reads < 4096.0

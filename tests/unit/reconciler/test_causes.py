@@ -10,7 +10,7 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
-from gpu_exporter.reconciler.evidence.causes import TEXT_MAX, parse_causes, status_url
+from gpu_exporter.reconciler.evidence.causes import STATUS_MAX, TEXT_MAX, parse_causes, status_url
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.report import explain
@@ -116,6 +116,12 @@ def test_the_status_has_the_address_of_the_metrics() -> None:
 )
 def test_a_malformed_status_has_no_causes(text: str) -> None:
     assert parse_causes(text, JOB, {"GPU-0"}) == {}
+
+
+def test_a_status_that_is_too_long_has_no_causes() -> None:
+    status = json.dumps(STATUS)
+    assert parse_causes(status, JOB, {"GPU-0"})
+    assert parse_causes(status + " " * STATUS_MAX, JOB, {"GPU-0"}) == {}
 
 
 def test_texts_of_a_status_are_one_short_line() -> None:
