@@ -11,6 +11,7 @@ from gpu_exporter.plain import one_line, shorten
 from gpu_exporter.reconciler.evidence.records import CauseTexts, HolderName, PublishedCause, holder_name
 
 STATUS = "/api/v1/status"
+STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
 TEXT_MAX = 400  # characters
 CAUSES_MAX = 16  # of one allocation: there are no more rules
 
@@ -23,6 +24,8 @@ def status_url(metrics_url: str) -> str:
 def parse_causes(text: str, name: HolderName, uuids: Collection[str]) -> CauseTexts:
     """The causes of a holder on these GPUs and their MIG instances; empty where the text is no such status."""
     found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
+    if len(text) > STATUS_MAX:  # several are parsed at a time, and parsed JSON takes many times its text
+        return {}
     try:
         allocations = list(json.loads(text)["allocations"])
     except (ValueError, LookupError, TypeError, RecursionError):
