@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 15.0
 SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
-FILES_OF = 4  # processes whose files are read: reading hundreds would cost more than it tells
+FILES_OF = 4  # processes of a holder: the loop reads the open files of no more, since each costs CPU
 SHM = "/dev/shm"  # noqa: S108  (a mount point that is looked up, not a file that is written)
 
 

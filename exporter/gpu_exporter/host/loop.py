@@ -31,9 +31,11 @@ class Looks(Protocol):
 
 
 class HostNode(NamedTuple):
-    """What the loop asks the node and tells it. `list_held`: the present allocations, and the number of GPUs.
-    `list_suspects`: holders in a run without progress. `hear`: takes what such a holder did. `list_subjects`: holders
-    that do not use their GPUs well. `note`: takes the evidence for the causes.
+    """The questions that the loop asks the node, and the takers of its answers.
+
+    `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
+    `hear`: takes what such a holder did. `list_subjects`: holders that do not use their GPUs well. `note`: takes the
+    evidence for the causes.
     """
 
     list_held: Callable[[], tuple[Collection[Allocation], int]]
@@ -59,7 +61,7 @@ class HostLoop:
             try:
                 for who, evidence in self._looks.read(node.list_subjects(), self.works.places):
                     node.note(who, evidence)
-            except Exception:
+            except Exception:  # a bug here costs one look, never the thread: old evidence expires
                 log.exception("cannot read the evidence for causes")
             tick += 1
             self._clock.wait(stop, TICK_S)
@@ -73,5 +75,5 @@ class HostLoop:
         try:
             for who, progress in self._progress.read(node.list_suspects(), self.works.places):
                 node.hear(who, progress)
-        except Exception:
+        except Exception:  # a bug here costs one reading, never the thread: without it, no run of a stall is proven
             log.exception("cannot read whether holders make progress")

@@ -208,7 +208,7 @@ class NodeState:
             return held.resolution
 
     def host_node(self, unwell: Callable[[], Collection[AllocationId]]) -> HostNode:
-        """What the reader of the holders' hosts asks this node and tells it. `unwell`: whose causes are looked for."""
+        """This node, as the reader of its holders' hosts sees it. `unwell`: whose causes are looked for."""
         return HostNode(
             self.list_held, self.list_suspects, self.hear_host, lambda: self.list_subjects(unwell()), self.note_evidence
         )

@@ -55,7 +55,7 @@ RULE = Rule(
     ),
     against="a kernel without PSI; tasks of which rarely all waited",
     remedy=(
-        "Ask for more memory, or use fewer workers and a smaller `prefetch_factor`. A full limit alone is"
-        " no pressure: the page cache fills every limit."
+        "Ask for more memory, or use fewer workers and a smaller `prefetch_factor`. Memory in use near the limit"
+        " alone is not memory pressure, because the page cache fills it too."
     ),
 )

@@ -49,6 +49,9 @@ RULE = Rule(
     needs=(
         "mounted network file systems and processes that wait; with `causes.files` also the open files and what is read"
     ),
-    against="open files that are not visible; few bytes that are read. If no process waits, there is no such cause",
+    against=(
+        "open files that are not visible; few bytes that are read. While no process waits for I/O, the exporter does"
+        " not name this cause"
+    ),
     remedy="Copy the data to a local disk when the job starts, or pack them into few large files.",
 )
