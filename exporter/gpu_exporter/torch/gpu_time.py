@@ -1,0 +1,82 @@
+"""The time line of the GPU, by events that the loop records and that are read later. Nothing waits for the GPU.
+
+An event is reached when the stream has done all that came before it. The loop records one when it asks for a batch,
+and one when it has the batch. So the time between them, as the GPU sees it, is the time in which the GPU had nothing to
+do while the loop waited for data: a wait that the GPU's own work hides counts nothing.
+
+No CUDA context is made here, and nothing is recorded while a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any, Protocol
+
+PENDING_MAX = 256  # events that the GPU has not reached; above this they are dropped, and the time is not known
+WAIT, WORK, NOTHING = "wait", "work", ""
+
+
+class Event(Protocol):
+    """A torch.cuda.Event with enable_timing."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end: Any) -> float: ...  # milliseconds
+
+
+class GpuTimeline:
+    """Each mark ends the interval of the mark before it. `seconds`: by kind of interval, as far as it is read.
+
+    `is_known` is false while no interval was read.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.dropped = 0
+        self._device: int | None = None
+        self._pending: deque[tuple[str, Event]] = deque()
+        self._free: list[Event] = []
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.seconds)
+
+    def mark(self, kind: str) -> None:
+        """Begin an interval of this kind; NOTHING is not counted."""
+        cuda = find_cuda()
+        if cuda is None:
+            return
+        device = cuda.current_device()
+        if self._device is None:
+            self._device = device
+        if cuda.is_current_stream_capturing() or device != self._device:
+            self._forget()
+            return
+        if len(self._pending) >= PENDING_MAX:
+            self._forget()
+            self.dropped += 1
+        event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+        event.record()
+        self._pending.append((kind, event))
+
+    def read(self) -> None:
+        """Add the intervals whose end the GPU has reached. Reads no event that was recorded by the last mark."""
+        while len(self._pending) > 2 and self._pending[1][1].query():
+            kind, begin = self._pending.popleft()
+            if kind != NOTHING:
+                seconds = begin.elapsed_time(self._pending[0][1]) / 1e3
+                self.seconds[kind] = self.seconds.get(kind, 0.0) + max(0.0, seconds)
+            self._free.append(begin)
+
+    def _forget(self) -> None:
+        self._pending.clear()  # the events may still be in use by the stream, so they are not used again
+
+
+def find_cuda() -> Any | None:
+    """torch.cuda if the program has used it in this process; None otherwise."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None

@@ -1,0 +1,350 @@
+"""Observes one training loop. Any error of the hook itself switches it off with one warning, and the loop goes on."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Literal
+
+from gpu_exporter.torch.facts import Fact, find_gpus, is_autocast, is_profiled, read_facts
+from gpu_exporter.torch.file import ReportFile, find_directory
+from gpu_exporter.torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
+from gpu_exporter.torch.loaders import observe_loader
+from gpu_exporter.torch.phases import NAMES, Phase, PhaseClock
+from gpu_exporter.torch.ranks import find_rank
+from gpu_exporter.torch.report import make_report
+from gpu_exporter.torch.siblings import read_siblings
+from gpu_exporter.torch.steps import WARMUP, StepCounter
+from gpu_exporter.torch.summary import render_summary
+
+log = logging.getLogger("gpu_exporter.torch")
+SAMPLES_MAX = 2**31
+
+
+def observe(
+    loader: Iterable[Any],
+    *,
+    optimizer: object | Sequence[object] = (),
+    model: object | None = None,
+    phases: bool = False,
+    samples: Callable[[Any], int] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    registry: Any = None,
+    summary: bool = True,
+) -> Observation:
+    """Observe the loop over `loader`. Iterate over the result instead.
+
+    `optimizer`: one or several; their steps end a step of the loop, as does a call of `mark_step()`. Without both, each
+    batch is a step. `model`: only its type is read. `phases`: measure what `phase(...)` encloses. `samples`: how many
+    samples a batch has; never guessed. `directory`: where the report is written, by default the folder that the site
+    provides (docs/torch.md). `registry`: a prometheus_client registry that publishes the same values. `summary`: print
+    it at the end, to stderr.
+
+    Raises nothing: an argument that cannot be used switches the hook off with a warning.
+    """
+    return Observation(loader, optimizer, model, phases, samples, directory, registry, summary)
+
+
+class Observation:
+    """The loop's loader, observed: an iterable, and a context manager whose end prints the summary.
+
+    Every other attribute is that of the loader. `loader`: the observed loader for a framework that needs a DataLoader.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        optimizer: object | Sequence[object],
+        model: object | None,
+        phases: bool,
+        samples: Callable[[Any], int] | None,
+        directory: str | os.PathLike[str] | None,
+        registry: Any,
+        summary: bool,
+    ) -> None:
+        self.loader: Any = loader
+        self._plain = loader
+        self._is_off = False
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._facts: dict[str, Fact] = {}
+        self._hooks: list[Any] = []
+        self._counter = StepCounter(marked=False)
+        self._gpu = GpuTimeline()
+        self._phases: PhaseClock | None = None
+        self._phase_objects: dict[str, Phase] = {}
+        try:
+            self._set_up(optimizer, model, phases, samples, directory, registry, summary)
+        except Exception as exc:
+            self._switch_off(exc)
+
+    def _set_up(
+        self,
+        optimizer: Any,
+        model: object | None,
+        phases: bool,
+        samples: Callable[[Any], int] | None,
+        directory: str | os.PathLike[str] | None,
+        registry: Any,
+        summary: bool,
+    ) -> None:
+        self._optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        self._model, self._samples, self._prints = model, samples, summary
+        self._counter.marked = bool(self._optimizers)
+        self._sample_count: int | None = 0 if samples is not None else None
+        if phases:
+            self._phases = PhaseClock(perf_counter_ns, self._change_phase)
+        self._phase_objects = {name: Phase(name, self._enter, self._leave) for name in NAMES}
+        self._run = os.urandom(8).hex()
+        folder = find_directory() if directory is None else Path(directory)
+        self._folder = folder
+        self._file = ReportFile(folder, self._run) if folder is not None else None
+        self._began: int | None = None
+        self.loader = observe_loader(self._plain, self)
+        for each in self._optimizers:
+            self._hooks.append(each.register_step_post_hook(self._after_step))
+        if registry is not None:
+            from gpu_exporter.torch.prometheus import TrainingCollector
+
+            registry.register(TrainingCollector(self.report))
+        atexit.register(self.close)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self._plain)  # type: ignore[arg-type]  # raises TypeError as the loader does
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "loader":  # not set: set-up has failed
+            raise AttributeError(name)
+        return getattr(self._plain, name)
+
+    def __enter__(self) -> Observation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def add(self, loader: Iterable[Any]) -> Any:
+        """Observe a second loader of the same loop: what the loop waits for it is wait, its batches are not counted."""
+        if self._is_off:
+            return loader
+        try:
+            return observe_loader(loader, self)
+        except Exception as exc:
+            self._switch_off(exc)
+            return loader
+
+    def mark_step(self) -> None:
+        """The optimizer has made its step. Not needed for optimizers that `observe` was given."""
+        self._guard(self._mark)
+
+    def phase(self, name: str) -> Phase:
+        """A context manager around one phase of a step, by one of the names in docs/torch.md.
+
+        Without `phases=True` it measures nothing. An unknown name switches the hook off.
+        """
+        found = self._phase_objects.get(name)
+        if found is None:
+            self._guard(_refuse_phase, name)
+            return Phase(name, _ignore, _ignore_end)
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The report as it would be written now (docs/torch.md); empty after an error of the hook."""
+        try:
+            return self._report("running") if not self._is_off else {}
+        except Exception as exc:
+            self._switch_off(exc)
+            return {}
+
+    def close(self) -> None:
+        """Write the last report, print the summary, and stop observing. Later calls do nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if os.getpid() == self._pid:  # not in a process that was forked from this one
+            self._guard(self._finish)
+        self._is_off = True
+        self._guard_end()
+
+    def note_facts(self, **facts: Fact) -> None:
+        """Add facts of the loop that only a framework knows, by the names in docs/torch.md."""
+        self._facts |= facts
+
+    # What the loaders tell. Each call is guarded: no error of ours reaches the loop.
+
+    def make_iterator(self, loader: object) -> None:
+        if loader is self._plain:
+            self._guard(self._begin_epoch)
+
+    def ask(self, loader: object, now: int) -> None:
+        self._guard(self._ask, loader, now)
+
+    def get(self, loader: object, asked: int, now: int, batch: object, *, is_first: bool) -> None:
+        self._guard(self._get, loader, asked, now, batch, is_first)
+
+    def end(self, loader: object) -> None:
+        if loader is self._plain:
+            self._guard(self._end)
+
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        if self._is_off:
+            return
+        try:
+            work(*arguments)
+        except Exception as exc:
+            self._switch_off(exc)
+
+    def _switch_off(self, error: Exception) -> None:
+        """The only place where the hook gives up. It must not raise."""
+        was_off, self._is_off = self._is_off, True
+        try:
+            self._guard_end()
+            if not was_off:
+                log.warning(
+                    "the training is no longer observed, and goes on: %s: %s (docs/torch.md)",
+                    type(error).__name__,
+                    error,
+                )
+        except Exception:  # noqa: S110  -- a logging handler of the program that raises
+            pass
+
+    def _guard_end(self) -> None:
+        """Let go of the optimizers, and of this object."""
+        try:
+            hooks, self._hooks = self._hooks, []
+            for hook in hooks:
+                hook.remove()
+            atexit.unregister(self.close)
+        except Exception as exc:
+            log.debug("cannot remove a hook of an optimizer: %s", exc)
+
+    def _begin_epoch(self) -> None:
+        self._counter.begin_epoch()
+        if self._phases is not None:  # what lies between two epochs, such as an evaluation
+            self._phases.close_step(is_measured=self._measures)
+
+    def _ask(self, loader: object, now: int) -> None:
+        counter = self._counter
+        if loader is self._plain:
+            if self._began is None:
+                self._began = now
+            before, measured = counter.steps, counter.measured
+            counter.ask(now)
+            if counter.steps != before:
+                self._after_close(is_measured=counter.measured != measured)
+        if is_profiled():
+            counter.note_profiler()
+        self._gpu.mark(WAIT if self._measures else NOTHING)
+
+    def _get(self, loader: object, asked: int, now: int, batch: object, is_first: bool) -> None:
+        if loader is self._plain:
+            self._counter.get(asked, now, is_first=is_first)
+            if self._samples is not None and self._sample_count is not None:
+                self._add_samples(batch)
+        else:
+            self._counter.add_wait(asked, now)
+        self._gpu.mark(WORK if self._measures else NOTHING)
+
+    def _end(self) -> None:
+        self._counter.end_epoch()
+        self._gpu.mark(NOTHING)
+
+    def _mark(self) -> None:
+        self._counter.mark(perf_counter_ns())
+        if is_profiled():
+            self._counter.note_profiler()
+
+    def _after_step(self, optimizer: object, arguments: object, keywords: object) -> None:
+        self._guard(self._mark)
+
+    def _after_close(self, *, is_measured: bool) -> None:
+        self._gpu.read()
+        if self._phases is not None:
+            self._phases.close_step(is_measured=is_measured)
+        if self._file is not None and self._file.is_due:
+            self._file.write(self._report("running"))
+
+    @property
+    def _measures(self) -> bool:
+        return self._counter.steps >= WARMUP
+
+    def _add_samples(self, batch: object) -> None:
+        """A function of the user: where it fails or returns no number, the samples are unknown from then on."""
+        try:
+            number = self._samples(batch) if self._samples is not None else None
+        except Exception:
+            number = None
+        is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= SAMPLES_MAX
+        if is_number and self._sample_count is not None and number is not None:
+            self._sample_count += number
+        else:
+            self._sample_count = None
+
+    def _enter(self, name: str) -> None:
+        if self._phases is not None:
+            self._guard(self._enter_phase, self._phases, name)
+
+    def _enter_phase(self, phases: PhaseClock, name: str) -> None:
+        phases.enter(name)
+        if is_autocast():
+            self._facts["precision"] = "mixed"
+
+    def _leave(self) -> None:
+        if self._phases is not None:
+            self._guard(self._phases.leave)
+
+    def _change_phase(self, name: str) -> None:
+        self._gpu.mark((name or WORK) if self._measures else NOTHING)
+
+    def _report(self, state: str) -> dict[str, Any]:
+        torch = sys.modules.get("torch")
+        rank = find_rank()
+        return make_report(
+            self._counter,
+            self._gpu,
+            self._phases,
+            rank,
+            read_facts(self._plain, self._optimizers, self._model) | self._facts,
+            writer="gpu_exporter.torch" if torch is None else f"gpu_exporter.torch (torch {torch.__version__})",
+            run=self._run,
+            state=state,
+            local_world_size=rank.local_world_size,
+            gpus=find_gpus(self._model),
+            samples=self._sample_count,
+        )
+
+    def _finish(self) -> None:
+        self._gpu.read()
+        if self._phases is not None:
+            self._phases.close_step(is_measured=self._measures)
+        report = self._report("ended")
+        if self._file is not None:
+            self._file.write(report)
+        if self._prints and find_rank().speaks:
+            loop_s = 0.0 if self._began is None else (perf_counter_ns() - self._began) / 1e9
+            others = [] if self._folder is None else read_siblings(self._folder, report)
+            print(render_summary(report, others, loop_s), end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _refuse_phase(name: str) -> None:
+    raise ValueError(f"phase {name!r} is none of {', '.join(NAMES)}")
+
+
+def _ignore(name: str) -> None:
+    """Enter a phase that is not measured."""
+
+
+def _ignore_end() -> None:
+    """Leave it."""

@@ -1,0 +1,49 @@
+"""Which process of a distributed training this is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+VARIABLES = (  # of torchrun, and of `srun` without torchrun
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+RANKS_MAX = 100_000
+
+
+class Rank(NamedTuple):
+    """`rank` and `world_size` of the training. `local_rank`, `local_world_size`: on this node; None if unknown."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int | None = None
+    local_world_size: int | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process prints the summary: one on each node."""
+        return not self.local_rank if self.local_rank is not None else self.rank == 0
+
+
+def find_rank() -> Rank:
+    """This process, by torch.distributed once it is initialized, before that by the launcher's variables."""
+    named = _read_variables()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return named._replace(rank=distributed.get_rank(), world_size=distributed.get_world_size())
+    return named
+
+
+def _read_variables() -> Rank:
+    for names in VARIABLES:
+        rank, world, local, local_world = (_number(os.environ.get(name)) for name in names)
+        if rank is not None and world is not None and rank < world:
+            return Rank(rank, world, local, local_world)
+    return Rank()
+
+
+def _number(text: str | None) -> int | None:
+    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) <= 6
+    return min(int(text), RANKS_MAX) if is_number and text is not None else None

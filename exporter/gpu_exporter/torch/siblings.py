@@ -1,0 +1,30 @@
+"""The reports of the other ranks on this node, from the same folder, for the summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.torch.report import FORMAT
+
+SIZE_MAX = 65_536
+RANKS_MAX = 64
+
+
+def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Reports of the same training: of the same format and size, with another rank. Others are left out."""
+    found: list[dict[str, Any]] = []
+    if own["world_size"] < 2:
+        return found
+    for path in sorted(directory.glob("rank-*.json"))[:RANKS_MAX]:
+        try:
+            with path.open("rb") as file:
+                report = json.loads(file.read(SIZE_MAX))
+        except (OSError, ValueError, RecursionError):
+            continue
+        is_ours = isinstance(report, dict) and report.get("format") == FORMAT and report.keys() == own.keys()
+        if is_ours and report["world_size"] == own["world_size"] and report["rank"] != own["rank"]:
+            found.append(report)
+    return found

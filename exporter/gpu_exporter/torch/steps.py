@@ -1,0 +1,104 @@
+"""Counts the steps of one training loop, and what they wait for. Pure: times are parameters, in ns of one clock.
+
+A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
+optimizer's step. So the steps of an epoch follow each other without a gap, and what lies between two epochs (an
+evaluation, the start of new loaders) belongs to no step. The first batch of an epoch is waited for while the loaders
+start: this time is `start`, not `wait`.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+WARMUP = 5  # first steps that are counted and not measured: they compile, choose kernels and fill caches
+RECENT = 128  # durations that are kept for the median
+
+
+class StepCounter:
+    """Not thread-safe: only the thread of the loop calls it. Its memory does not grow.
+
+    `marked`: a step ends after a mark (`mark`). Otherwise each batch is a step, until the first mark.
+    """
+
+    def __init__(self, *, marked: bool) -> None:
+        self.marked = marked
+        self.batches = self.steps = self.optimizer_steps = self.epochs = 0
+        self.measured = self.profiled = self.unfinished = 0
+        self.step_ns = self.wait_ns = self.start_ns = 0  # of the measured steps; of all epochs
+        self._recent = array("d", bytes(8 * RECENT))
+        self._recent_count = 0
+        self._begin: int | None = None  # of the present step
+        self._wait = self._batches = self._marks = self._last_mark = 0
+        self._is_profiled = False
+
+    def begin_epoch(self) -> None:
+        """The loop makes a new iterator. What was left of the last one, after a break or an error, ends."""
+        if self._begin is not None and self._marks:
+            self._close(self._last_mark)  # what came after the mark may be anything
+        self._drop()
+
+    def ask(self, now: int) -> None:
+        """The loop asks for the next batch."""
+        if self._begin is not None and self._batches and (self._marks or not self.marked):
+            self._close(now)
+            self._begin = now
+
+    def get(self, asked: int, now: int, *, is_first: bool) -> None:
+        """The loop has got a batch that it asked for at `asked`. `is_first`: of this iterator."""
+        self.batches += 1
+        self._batches += 1
+        if is_first:
+            self.epochs += 1
+            self.start_ns += now - asked
+            self._begin = now
+        else:
+            self._wait += now - asked
+
+    def add_wait(self, asked: int, now: int) -> None:
+        """The loop has waited for another loader."""
+        if self._begin is not None:
+            self._wait += now - asked
+
+    def end_epoch(self) -> None:
+        """The loader has no further batch."""
+        self._drop()
+
+    def mark(self, now: int) -> None:
+        """The optimizer has made its step. Marks that follow each other without a new batch belong to one step."""
+        if not self.marked:  # the first mark: the batches before it were no steps
+            self.marked = True
+            self.steps = self.measured = self.profiled = self.step_ns = self.wait_ns = self._recent_count = 0
+        self.optimizer_steps += 1
+        self._marks += 1
+        self._last_mark = now
+
+    def note_profiler(self) -> None:
+        """A profiler runs: it slows the present step down, so this step is not measured."""
+        self._is_profiled = True
+
+    @property
+    def median_ns(self) -> float | None:
+        """Of the last RECENT measured steps; None without one."""
+        known = sorted(self._recent[: min(self._recent_count, RECENT)])
+        return known[len(known) // 2] if known else None
+
+    def _close(self, now: int) -> None:
+        self.steps += 1
+        if self._is_profiled:
+            self.profiled += 1
+        elif self.steps > WARMUP and self._begin is not None:
+            self.measured += 1
+            self.step_ns += now - self._begin
+            self.wait_ns += self._wait
+            self._recent[self._recent_count % RECENT] = now - self._begin
+            self._recent_count += 1
+        self._reset()
+
+    def _drop(self) -> None:
+        self.unfinished += self._batches
+        self._begin = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._wait = self._batches = self._marks = 0
+        self._is_profiled = False

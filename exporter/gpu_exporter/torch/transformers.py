@@ -1,0 +1,40 @@
+"""The callback for the Trainer of Hugging Face: Trainer(callbacks=[TrainingObserver()])."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gpu_exporter.torch.callbacks import FrameworkLoop
+
+
+class TrainingObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Observes `train`. `options`: as for `observe`, without loader, optimizer and model.
+
+    The Trainer takes all batches of a step before it calls back, so a batch here is one step with all its batches.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._loop = FrameworkLoop(**options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        precision = "mixed" if args.bf16 or args.fp16 else None
+        facts = {} if precision is None else {"precision": precision}
+        self._loop.begin(kwargs.get("train_dataloader", ()), (), kwargs.get("model"), **facts)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loop.begin_epoch()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loop.begin_batch()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loop.end_batch()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loop.end_epoch()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._loop.finish()
