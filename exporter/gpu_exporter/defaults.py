@@ -149,6 +149,13 @@ class Stalls(NamedTuple):
     """seconds; ... for this time"""
 
 
+class Training(NamedTuple):
+    """Keys of the section `training`."""
+
+    files: str = "none"
+    """read: the files in which jobs describe their training (docs/torch.md); they are the jobs' claims"""
+
+
 class CausesDefaults(NamedTuple):
     """Keys of the section `causes`."""
 
@@ -196,6 +203,14 @@ class CausesDefaults(NamedTuple):
     """... of at most this many bytes on average ..."""
     read_tiny: int = 16384
     """... and from this size on the confidence is high"""
+    wait_min: float = 0.1
+    """share of its steps that a training loop waits for data; TraceML and datapath-doctor warn from here ..."""
+    wait_high: float = 0.2
+    """... and from this share on the confidence is high"""
+    phase_min: float = 0.1
+    """share of its steps in checkpoints, or in metrics and logs"""
+    memory_low: float = 0.45
+    """share of the GPU's memory in use, below which a larger batch fits"""
 
 
 class Policy(NamedTuple):
@@ -361,6 +376,7 @@ class Settings(NamedTuple):
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()
     stalls: Stalls = Stalls()
+    training: Training = Training()
     causes: CausesDefaults = CausesDefaults()
     policy: Policy = Policy()
     actions: Actions = Actions()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
     from gpu_exporter.host.loop import HostLoop
+    from gpu_exporter.host.training import TrainingPlaces
     from gpu_exporter.vendor import Vendor
 
 
@@ -99,9 +100,11 @@ def build_processes(
     return None
 
 
-def build_host(options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool) -> HostLoop | None:
+def build_host(
+    options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
+) -> HostLoop | None:
     """The reader of the holders' hosts, None if cgroups are not mounted or the GPUs are not in this host. `with_files`:
-    as in EvidenceReader.
+    as in EvidenceReader. `with_training`: also read what jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -112,6 +115,7 @@ def build_host(options: argparse.Namespace, backend: Backend, clock: Clock, *, w
     from gpu_exporter.host.evidence import EvidenceReader
     from gpu_exporter.host.loop import HostLoop
     from gpu_exporter.host.progress import ProgressReader
+    from gpu_exporter.host.training import TrainingReader
     from gpu_exporter.host.work import HostWorks
 
     cgroups, cpus, procfs = Cgroups(options.cgroup), os.cpu_count() or 1, Procfs(options.procfs)
@@ -121,7 +125,17 @@ def build_host(options: argparse.Namespace, backend: Backend, clock: Clock, *, w
         ProgressReader(cgroups, clock, procfs if is_host else None),
         EvidenceReader(cgroups, clock, cpus, options.procfs if is_host else None, with_files=with_files),
         clock,
+        TrainingReader(_find_trainings(options), clock) if with_training else None,
     )
+
+
+def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
+    """Where jobs write about their training: beside the kubelet's socket, and beside the prolog's job files."""
+    from gpu_exporter.attribution.slurm.job_files import DEFAULT_PLACE
+    from gpu_exporter.host.training import TrainingPlaces
+
+    job_files: Path = options.slurm_job_files or DEFAULT_PLACE
+    return TrainingPlaces(options.kubelet_socket.parent.parent / "pods", job_files.parent / "training")
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:

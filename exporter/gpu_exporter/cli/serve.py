@@ -127,7 +127,13 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         state = open_state(directory, settings.state.write_interval, read_boot_id())
-        host = simulated_host or build_host(options, backend, SYSTEM_CLOCK, with_files=settings.causes.files == "trace")
+        host = simulated_host or build_host(
+            options,
+            backend,
+            SYSTEM_CLOCK,
+            with_files=settings.causes.files == "trace",
+            with_training=settings.training.files == "read",
+        )
         ended = _serve(
             options,
             settings,

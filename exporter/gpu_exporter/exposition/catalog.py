@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpu_exporter.exposition import training
 from gpu_exporter.model.holders import ALLOCATION_KEY
 from gpu_exporter.model.metrics import Family
 
@@ -488,5 +489,6 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, (*MIG_UNIT_FAMILIES, MIG_OTHER_ACTIVITY)
     yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES
+    yield "Training: what the job of an allocation reports of itself", ALLOCATION_LABELS, training.FAMILIES
     yield "Tenant: a namespace, or an account and user of Slurm", TENANT_LABELS, TENANT_FAMILIES
     yield "The exporter itself", (), SELF_FAMILIES

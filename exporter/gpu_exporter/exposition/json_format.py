@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_exporter.exposition.health import describe_recovery, judge_health, list_gaps
 from gpu_exporter.exposition.rows import Row, list_rows
+from gpu_exporter.exposition.training import describe_training
 from gpu_exporter.model.totals import UnitTotals
 from gpu_exporter.model.views import AllocationView, GpuView, Spin, View
 
@@ -171,6 +172,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "evidence": view.verdict.evidence,
         "causes": [cause._asdict() for cause in view.causes.ranked],
         "cause_needs": list(view.causes.needs),
+        "training": describe_training(view.training),
     }
 
 

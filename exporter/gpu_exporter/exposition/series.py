@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpu_exporter.exposition import catalog
+from gpu_exporter.exposition.training import list_training
 from gpu_exporter.model.metrics import Family, Sample
 from gpu_exporter.model.readings import XID_CLASSES, XidCounts
 from gpu_exporter.model.totals import UnitTotals
@@ -205,6 +206,9 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
     table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
     for cause in view.causes.published:
         table.add(catalog.ALLOCATION_CAUSE, names, place, 1.0, (cause.name, cause.confidence))
+    if view.training is not None:
+        for family, value, more in list_training(view.training):
+            table.add(family, names, place, value, more)
     if view.obstacle:
         table.add(catalog.ALLOCATION_UNKNOWN, names, place, 1.0, (view.obstacle,))
 

@@ -1,4 +1,4 @@
-"""The thread that reads the holders' hosts: their work, their progress, and the evidence for causes."""
+"""The thread that reads the holders' hosts: their work, their progress, their training, and evidence for causes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.progress import ProgressReader, Suspect
 from gpu_exporter.host.subject import HostSubject
+from gpu_exporter.host.training import TrainingFiles, TrainingReader
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.evidence import HostEvidence
 from gpu_exporter.model.holders import Allocation
@@ -35,7 +36,7 @@ class HostNode(NamedTuple):
 
     `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
     `hear`: takes what such a holder did. `list_subjects`: holders that do not use their GPUs well. `note`: takes the
-    evidence for the causes.
+    evidence for the causes. `note_training`: takes what a holder's training loop says of itself.
     """
 
     list_held: Callable[[], tuple[Collection[Allocation], int]]
@@ -43,14 +44,23 @@ class HostNode(NamedTuple):
     hear: Callable[[Who, HostProgress], None]
     list_subjects: Callable[[], Iterable[HostSubject]]
     note: Callable[[Who, HostEvidence], None]
+    note_training: Callable[[Who, TrainingFiles], None]
 
 
 class HostLoop:
-    """Each of the three parts has its own try: a bug in one must not cost the others."""
+    """Each part has its own try: a bug in one must not cost the others."""
 
-    def __init__(self, works: HostWorks, progress: ProgressReader, looks: Looks, clock: Clock) -> None:
+    def __init__(
+        self,
+        works: HostWorks,
+        progress: ProgressReader,
+        looks: Looks,
+        clock: Clock,
+        training: TrainingReader | None = None,
+    ) -> None:
+        """`training`: None if no training is read."""
         self.works = works
-        self._progress, self._looks, self._clock = progress, looks, clock
+        self._progress, self._looks, self._clock, self._training = progress, looks, clock, training
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
         """Read until `stop`."""
@@ -63,8 +73,19 @@ class HostLoop:
                     node.note(who, evidence)
             except Exception:  # a bug here costs one look, never the thread: old evidence expires
                 log.exception("cannot read the evidence for causes")
+            if self._training is not None:
+                self._read_training(self._training, node)
             tick += 1
             self._clock.wait(stop, TICK_S)
+
+    @staticmethod
+    def _read_training(training: TrainingReader, node: HostNode) -> None:
+        whos = (identify(allocation.holder) for allocation in node.list_held()[0])
+        try:
+            for who, files in training.read(who for who in whos if who is not None):
+                node.note_training(who, files)
+        except Exception:  # a bug here costs one look, never the thread
+            log.exception("cannot read what jobs write about their training")
 
     def _read_work(self, node: HostNode) -> None:
         try:

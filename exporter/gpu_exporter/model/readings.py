@@ -84,7 +84,7 @@ class HostProgress(NamedTuple):
 
     `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `new_process`: whether a process
     started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
-    unknown if that is the host's.
+    unknown if that is the host's. `steps`: that its training loop says to have made.
     """
 
     start: float
@@ -93,6 +93,7 @@ class HostProgress(NamedTuple):
     new_process: bool | None = None
     disk: float | None = None
     network: float | None = None
+    steps: int | None = None
 
 
 class Facts(NamedTuple):

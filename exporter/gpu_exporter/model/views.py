@@ -9,6 +9,7 @@ from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.holders import Allocation, SourceStatus, TenantKey
 from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.model.training import TrainingView
 from gpu_exporter.model.units import UnitId
 
 
@@ -94,7 +95,8 @@ class AllocationView(NamedTuple):
     `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
     a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
     run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
-    `causes`: why it is not used, empty if the state needs no cause.
+    `causes`: why it is not used, empty if the state needs no cause. `training`: what the holder's training loop says of
+    itself, None if it says nothing.
     """
 
     allocation: Allocation
@@ -112,6 +114,7 @@ class AllocationView(NamedTuple):
     host: HostWork | None = None
     spin: Spin | None = None
     causes: Causes = Causes()
+    training: TrainingView | None = None
 
     @property
     def stalled_run_s(self) -> float | None:

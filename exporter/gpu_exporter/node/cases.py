@@ -55,8 +55,17 @@ class NodeCases:
             spin=window.spin,
             members=tuple(member for each in own if (member := self._describe_member(each)) is not None),
             looks=self._fresh(self._looks(who)),
+            memory=self._read_memory(record),
+            training=record.training.pace if record.training is not None else None,
             share=min(1.0, sum(each.allocation.share_ratio for each in own) / max(1, self._gpus)),
         )
+
+    def _read_memory(self, record: HolderRecord) -> float | None:
+        """Share of the memory of a whole GPU in use; None for an instance, and while it is unknown."""
+        facts = self._records.gpus[record.allocation.unit.uuid].snapshot.facts
+        if record.allocation.unit.mig_uuid or record.allocation.is_shared or not facts.memory_total_bytes:
+            return None
+        return None if facts.memory_used_bytes is None else facts.memory_used_bytes / facts.memory_total_bytes
 
     def _describe_member(self, record: HolderRecord) -> HeldGpu | None:
         unit, window = record.allocation.unit, self._windows.get(record.id)

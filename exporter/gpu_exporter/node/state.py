@@ -21,6 +21,7 @@ from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.loop import HostNode
 from gpu_exporter.host.progress import Suspect
 from gpu_exporter.host.subject import HostSubject
+from gpu_exporter.host.training import TrainingFiles
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
@@ -36,6 +37,7 @@ from gpu_exporter.node.evidence import NodeEvidence, list_subjects
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.sharing import Sharing
 from gpu_exporter.node.spins import NodeSpins
+from gpu_exporter.node.training import NodeTraining
 from gpu_exporter.node.view import (
     GpuRecord,
     HolderRecord,
@@ -92,6 +94,7 @@ class NodeState:
         self._polled: float | None = None  # when every source of holders had answered for the first time
         self._spins = NodeSpins(settings.stalls, self.ledger)
         self._evidence = NodeEvidence()
+        self._training = NodeTraining()
         self._view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,
@@ -205,12 +208,18 @@ class NodeState:
             self.ledger.charge_poll(now, wall, present, gone)
             self._spins.watch(proven)
             self._evidence.keep(allocation for allocation, _ in held.resolution.allocations)
+            self._training.keep((allocation for allocation, _ in held.resolution.allocations), now)
             return held.resolution
 
     def host_node(self, unwell: Callable[[], Collection[AllocationId]]) -> HostNode:
         """This node, as the reader of its holders' hosts sees it. `unwell`: whose causes are looked for."""
         return HostNode(
-            self.list_held, self.list_suspects, self.hear_host, lambda: self.list_subjects(unwell()), self.note_evidence
+            self.list_held,
+            self.list_suspects,
+            self.hear_host,
+            lambda: self.list_subjects(unwell()),
+            self.note_evidence,
+            self.note_training,
         )
 
     def list_subjects(self, unwell: Collection[AllocationId]) -> Sequence[HostSubject]:
@@ -227,6 +236,14 @@ class NodeState:
             means = [self._mean_between(unit, evidence.start, evidence.end) for unit in units]
             known = [mean for mean in means if mean is not None]
             self._evidence.note(who, HostLook(evidence, sum(known) / len(known) if known else None))
+
+    def note_training(self, who: Who, files: TrainingFiles) -> None:
+        """Keep what a holder's training loop says of itself. Its steps end a run without progress."""
+        with self._lock:
+            self._version += 1
+            found = self._training.note(who, files)
+        if found is not None and found.steps is not None:
+            self.hear_host(who, HostProgress(found.start, found.end, steps=found.steps))
 
     def list_suspects(self) -> Sequence[Suspect]:
         """The holders whose host shows whether they make progress, with the processes that spin."""
@@ -338,7 +355,12 @@ class NodeState:
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
         spin, hour = self._spins.boards.report(unit, key), self._spins.boards.means(unit, key)
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host, spin, hour)
+        training = None
+        if self._training.has(who):
+            own = [each.unit for each, _ in self._held.resolution.allocations if identify(each.holder) == who]
+            training = self._training.view(who, unit, own, now, totals.idle_run_s if totals.known else None)
+        unconfirmed_s = now - grant.confirmed
+        return HolderRecord(allocation, totals, unconfirmed_s, stale_s, mig, use, ratio, host, spin, hour, training)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():

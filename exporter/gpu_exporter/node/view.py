@@ -12,6 +12,7 @@ from gpu_exporter.model.causes import Causes
 from gpu_exporter.model.holders import Allocation, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot, Facts, XidCounts
 from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.model.training import TrainingView
 from gpu_exporter.model.views import (
     AgentStatus,
     AllocationView,
@@ -50,7 +51,7 @@ class HolderRecord(NamedTuple):
     `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
     while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
     holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
-    `hour`: the means of its last hour, None while unknown.
+    `hour`: the means of its last hour, None while unknown. `training`: what its training loop says, None if nothing.
     """
 
     allocation: Allocation
@@ -63,6 +64,7 @@ class HolderRecord(NamedTuple):
     host: HostWork | None = None
     spin: Spin | None = None
     hour: HourOfWork | None = None
+    training: TrainingView | None = None
 
     @property
     def is_confirmed(self) -> bool:
@@ -199,5 +201,6 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
         processes=use.processes if use is not None else None,
         host=record.host if record.is_confirmed else None,
         spin=spin,
+        training=record.training if record.is_confirmed and not allocation.contradiction else None,
         causes=findings.causes.get(record.id, Causes()) if verdict is judged and not why else Causes(),
     )

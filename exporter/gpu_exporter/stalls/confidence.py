@@ -17,13 +17,16 @@ def is_collective(sm: float, rules: Stalls) -> bool:
 
 
 def judge_confidence(
-    rules: Stalls, sm: float | None, unknown: Sequence[str], *, has_worked: bool
+    rules: Stalls, sm: float | None, unknown: Sequence[str], *, has_worked: bool, has_stopped: bool = False
 ) -> tuple[str, list[str]]:
     """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
+    `has_stopped`: its own training loop, which made steps before, reports that it makes none.
     """
     doubts: list[str] = []
+    if has_stopped:
+        return "high", [f"not known: {', '.join(unknown)}"] if unknown else []
     if sm is not None and is_collective(sm, rules):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:

@@ -64,6 +64,9 @@ class SpinWatch:
         self._sm: float | None = None  # as last read; a GPM window may be missing now and then
         self._is_below = False
         self._resumed_at = float("-inf")
+        self._has_stepped = False
+        self._silent_since: float | None = None  # since when the training loop makes no step
+        self._steps_read = float("-inf")  # when its report was last read
         self.ended_by = ""
         """what ended the last run, or keeps one from beginning"""
         self.is_armed = False
@@ -157,6 +160,7 @@ class SpinWatch:
     def hear(self, host: HostProgress) -> None:
         """Take what the holder did beside its GPUs."""
         rules, seen = self._rules, ""
+        self._note_steps(host)
         known = {
             LOADERS: host.loaders_cores,
             PROCESSES: host.new_process,
@@ -164,7 +168,9 @@ class SpinWatch:
             NETWORK: host.network,
         }
         self._note((name for name, value in known.items() if value is not None), host.start, host.end)
-        if (host.loaders_cores or 0.0) >= rules.loaders_max:
+        if host.steps:
+            seen = f"its training loop made {host.steps} steps"
+        elif (host.loaders_cores or 0.0) >= rules.loaders_max:
             seen = f"its other processes use {host.loaders_cores:.2f} cores"
         elif host.new_process:
             seen = "a process started"
@@ -175,6 +181,21 @@ class SpinWatch:
                     seen = f"{rate / 1e6:.1f} MB/s over its {name}"
         if seen:
             self._end(host.end, seen)
+
+    def _note_steps(self, host: HostProgress) -> None:
+        """A loop that made steps, and then none: its silence is evidence, if it lasts for the whole run."""
+        if host.steps:
+            self._has_stepped, self._silent_since = True, None
+        elif host.steps == 0 and self._has_stepped and self._silent_since is None:
+            self._silent_since = host.start
+        if host.steps is not None:
+            self._steps_read = host.end
+
+    def _has_stopped(self, run: SpinRun) -> bool:
+        """Whether the training loop is known to have made no step in this run, except at its begin."""
+        since = self._silent_since
+        is_read = run.until - self._steps_read <= GRACE_S
+        return since is not None and since <= run.begin + GRACE_S and is_read
 
     def report(self) -> Spin:
         """The present run, as it is published."""
@@ -192,6 +213,8 @@ class SpinWatch:
             facts[-1] += f", at work {median_w:.0f} W)" if self._has_worked() and median_w else ")"
         if (sm := run.sms.mean()) is not None:
             facts.append(f"{sm:.0%} of the SMs and no arithmetic")
+        if self._has_stopped(run):
+            facts.append("its training loop makes no more steps")
         quiet = [name for name in self._required() if name not in unknown]
         if quiet:
             facts.append(f"no progress by {', '.join(quiet)}")
@@ -205,7 +228,9 @@ class SpinWatch:
 
     def _judge(self, run: SpinRun) -> tuple[str, list[str]]:
         unknown = self._unknown_witnesses(run)
-        return judge_confidence(self._rules, self._sm, unknown, has_worked=self._has_worked())
+        return judge_confidence(
+            self._rules, self._sm, unknown, has_worked=self._has_worked(), has_stopped=self._has_stopped(run)
+        )
 
     def _published_confidence(self, confidence: str) -> str:
         """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""

@@ -12,6 +12,6 @@ files that it writes (docs/torch.md).
 
 from __future__ import annotations
 
-from gpu_exporter.torch.observe import observe
+from gpu_exporter.torch.observation import observe
 
 __all__ = ["observe"]

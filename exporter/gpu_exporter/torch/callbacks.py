@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any
 
-from gpu_exporter.torch.observe import Observation, observe
+from gpu_exporter.torch.observation import TrainingObservation, observe
 
 
 class FrameworkLoop:
@@ -19,7 +19,7 @@ class FrameworkLoop:
     def __init__(self, **options: Any) -> None:
         """`options`: as for `observe`."""
         self._options = options
-        self.observation: Observation | None = None
+        self.observation: TrainingObservation | None = None
         self._loader: Iterable[Any] = ()
         self._asked: int | None = None
         self._is_first = True

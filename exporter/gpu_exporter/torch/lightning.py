@@ -1,4 +1,4 @@
-"""The callback for Lightning: Trainer(callbacks=[TrainingObserver()])."""
+"""The callback for Lightning: Trainer(callbacks=[LightningObserver()])."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = {
 }
 
 
-class TrainingObserver(Callback):  # type: ignore[misc, unused-ignore]
+class LightningObserver(Callback):  # type: ignore[misc, unused-ignore]
     """Observes `fit`. `options`: as for `observe`, without loader, optimizer and model."""
 
     def __init__(self, **options: Any) -> None:

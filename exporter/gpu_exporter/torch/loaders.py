@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 
-class Listener(Protocol):
+class LoopListener(Protocol):
     """Is told what the loop does with the loader. None of its methods raises."""
 
     def make_iterator(self, loader: object) -> None: ...
@@ -23,7 +23,7 @@ class Listener(Protocol):
 class ObservedIterator:
     """The loader's own iterator, with the time of each `next`. What the loader raises passes unchanged."""
 
-    def __init__(self, inner: Iterator[Any], loader: object, listener: Listener) -> None:
+    def __init__(self, inner: Iterator[Any], loader: object, listener: LoopListener) -> None:
         self._inner, self._loader, self._listener = inner, loader, listener
         self._is_first = True
 
@@ -52,7 +52,7 @@ class ObservedIterator:
 class ObservedIterable:
     """Stands for any iterable that is no DataLoader of torch."""
 
-    def __init__(self, loader: Iterable[Any], listener: Listener) -> None:
+    def __init__(self, loader: Iterable[Any], listener: LoopListener) -> None:
         self._loader, self._listener = loader, listener
 
     def __iter__(self) -> Iterator[Any]:
@@ -72,12 +72,12 @@ class ObservedIterable:
         return _give, (self._loader,)
 
 
-def observe_loader(loader: Any, listener: Listener) -> Any:
+def observe_loader(loader: Any, listener: LoopListener) -> Any:
     """A loader to iterate over instead of `loader`.
 
     A DataLoader of torch stays one: the result is an object of a class derived from the loader's own, with the same
     attributes in the same dictionary. So isinstance, len, set_epoch, state_dict and what Accelerate and Lightning read
-    from a loader are as before, and a loader that a framework makes anew from it is observed too.
+    from a loader are as before, and a new loader that a framework makes from it is observed too.
     """
     data = sys.modules.get("torch.utils.data")
     if data is None or not isinstance(loader, data.DataLoader):

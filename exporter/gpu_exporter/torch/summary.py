@@ -157,7 +157,7 @@ def find_late_rank(reports: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _collective_s(report: Mapping[str, Any]) -> float | None:
-    """Seconds of a step inside collective operations, by the GPU's time line if there is one."""
+    """Seconds of a step inside collective operations, by the GPU's time line if it has such a line."""
     phase = (report["phases"] or {}).get("collective")
     if phase is None or phase["seconds"] is None:
         return None

@@ -1,4 +1,4 @@
-"""The callback for the Trainer of Hugging Face: Trainer(callbacks=[TrainingObserver()])."""
+"""The callback for the Trainer of Hugging Face: Trainer(callbacks=[TrainerObserver()])."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 from gpu_exporter.torch.callbacks import FrameworkLoop
 
 
-class TrainingObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class TrainerObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Observes `train`. `options`: as for `observe`, without loader, optimizer and model.
 
     The Trainer takes all batches of a step before it calls back, so a batch here is one step with all its batches.

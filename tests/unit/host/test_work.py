@@ -73,7 +73,14 @@ class Machine:
 
 def quiet_node() -> HostNode:
     """A node whose holders are all well."""
-    return HostNode(lambda: (HELD, 8), lambda: (), lambda who, progress: None, lambda: (), lambda who, evidence: None)
+    return HostNode(
+        lambda: (HELD, 8),
+        lambda: (),
+        lambda who, progress: None,
+        lambda: (),
+        lambda who, evidence: None,
+        lambda who, files: None,
+    )
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
-from gpu_exporter.reconciler.evidence.causes import STATUS_MAX, TEXT_MAX, parse_causes, status_url
+from gpu_exporter.reconciler.evidence.causes import CAUSES_MAX, STATUS_MAX, TEXT_MAX, parse_causes, status_url
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.report import explain
@@ -128,7 +128,7 @@ def test_texts_of_a_status_are_one_short_line() -> None:
     evil = {**QUOTA, "evidence": "a\n\x1b[31mb" + "x" * 10_000}
     status = {"allocations": [{**HELD, "causes": [evil] * 100}]}
     found = parse_causes(json.dumps(status), JOB, {"GPU-0"})["GPU-0", ""]
-    assert len(found) == 16
+    assert len(found) == CAUSES_MAX
     assert len(found[0].evidence) <= TEXT_MAX
     assert "\n" not in found[0].evidence
     assert "\x1b" not in found[0].evidence

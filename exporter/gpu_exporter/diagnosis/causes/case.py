@@ -8,6 +8,7 @@ from typing import NamedTuple
 from gpu_exporter.defaults import CausesDefaults
 from gpu_exporter.model.causes import Cause
 from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
+from gpu_exporter.model.training import TrainingPace
 from gpu_exporter.model.views import Spin
 
 IDLE = frozenset(("held_idle", "held_no_process"))
@@ -40,7 +41,8 @@ class CauseCase(NamedTuple):
     """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: a GPU of the holder was busy at some
     time, None if that is not known. `members`: all GPUs of the holder on this node. `looks`: oldest first. `share`: of
     the node's GPUs that it holds. `link`: share of the PCIe link's bandwidth that the GPU has while it works,
-    `link_text` the two bandwidths; None while unknown.
+    `link_text` the two bandwidths; None while unknown. `memory`: share of the GPU's memory in use, None while unknown.
+    `training`: what the holder's training loop says of itself, None if it says nothing.
     """
 
     state: str
@@ -56,6 +58,8 @@ class CauseCase(NamedTuple):
     share: float = 1.0
     link: float | None = None
     link_text: str = ""
+    memory: float | None = None
+    training: TrainingPace | None = None
     rules: CausesDefaults = CausesDefaults()
 
     @property

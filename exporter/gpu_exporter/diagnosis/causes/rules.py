@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from gpu_exporter.diagnosis.causes import (
+    checkpoint_share,
     checkpointing,
     cpu_bound_input,
+    cpu_logging,
     cpu_oversubscribed,
     cpu_quota,
+    data_parallel,
     far_numa,
+    input_wait,
     interactive,
     late_rank,
+    launch_bound,
     link_degraded,
     memory_pressure,
+    no_mixed_precision,
     no_process,
     remote_io,
     shm_full,
+    small_batch,
     small_file_io,
     starting,
     too_few_workers,
     unused_gpu,
 )
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.model.causes import Cause, Causes
+from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
+from gpu_exporter.model.causes import LOW, Cause, Causes
 
 RULES: tuple[Rule, ...] = (
     link_degraded.RULE,
@@ -39,14 +47,39 @@ RULES: tuple[Rule, ...] = (
     small_file_io.RULE,
     cpu_bound_input.RULE,
     too_few_workers.RULE,
+    input_wait.RULE,
     far_numa.RULE,
+    data_parallel.RULE,
+    checkpoint_share.RULE,
+    cpu_logging.RULE,
+    launch_bound.RULE,
+    small_batch.RULE,
+    no_mixed_precision.RULE,
 )
 STATES = frozenset().union(*(rule.states for rule in RULES))
-INSIDE = "facts from inside the training loop: batch size, precision, launches of kernels"
+INSIDE = "the training loop's own report (gpu_exporter.torch): waits, batch size, precision"
+INSIDE_RULES = frozenset(
+    (
+        "input_wait",
+        "data_parallel",
+        "checkpoint_share",
+        "cpu_logging",
+        "launch_bound",
+        "small_batch",
+        "no_mixed_precision",
+    )
+)
 
 
 PARTLY = "only 512 of its processes were looked at"
-NOT_BY_PROCESSES = frozenset(("link_degraded", "no_process", "unused_gpu", "late_rank", "shm_full", "checkpointing"))
+NOT_BY_PROCESSES = INSIDE_RULES | {
+    "link_degraded",
+    "no_process",
+    "unused_gpu",
+    "late_rank",
+    "shm_full",
+    "checkpointing",
+}
 
 
 def _with_limits(case: CauseCase, cause: Cause) -> Cause:
@@ -64,10 +97,12 @@ def find_causes(case: CauseCase) -> Causes:
             continue
         answer = rule.judge(case)
         if isinstance(answer, Cause):
-            found.append(_with_limits(case, answer))
+            found.append(add_inside(case, _with_limits(case, answer)))
         elif isinstance(answer, Needs):
             needs[answer.text] = None
-    if not found and case.state in WORKING:
+    if any(cause.name in OF_INPUT and cause.confidence != LOW for cause in found):
+        found = [cause for cause in found if cause.name != input_wait.RULE.name]  # the other one says why
+    if not found and case.state in WORKING and case.training is None:
         needs[INSIDE] = None
     if remote_io.FILES.text in needs:  # last: a right that few sites give
         needs[remote_io.FILES.text] = needs.pop(remote_io.FILES.text)

@@ -13,7 +13,7 @@ from gpu_exporter.reconciler.evidence.records import CauseTexts, HolderName, Pub
 STATUS = "/api/v1/status"
 STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
 TEXT_MAX = 400  # characters
-CAUSES_MAX = 16  # of one allocation: there are no more rules
+CAUSES_MAX = 32  # of one allocation: there are fewer rules
 
 
 def status_url(metrics_url: str) -> str:

@@ -37,7 +37,7 @@ def observe(
     directory: str | os.PathLike[str] | None = None,
     registry: Any = None,
     summary: bool = True,
-) -> Observation:
+) -> TrainingObservation:
     """Observe the loop over `loader`. Iterate over the result instead.
 
     `optimizer`: one or several; their steps end a step of the loop, as does a call of `mark_step()`. Without both, each
@@ -48,10 +48,10 @@ def observe(
 
     Raises nothing: an argument that cannot be used switches the hook off with a warning.
     """
-    return Observation(loader, optimizer, model, phases, samples, directory, registry, summary)
+    return TrainingObservation(loader, optimizer, model, phases, samples, directory, registry, summary)
 
 
-class Observation:
+class TrainingObservation:
     """The loop's loader, observed: an iterable, and a context manager whose end prints the summary.
 
     Every other attribute is that of the loader. `loader`: the observed loader for a framework that needs a DataLoader.
@@ -126,7 +126,7 @@ class Observation:
             raise AttributeError(name)
         return getattr(self._plain, name)
 
-    def __enter__(self) -> Observation:
+    def __enter__(self) -> TrainingObservation:
         return self
 
     def __exit__(
@@ -182,7 +182,7 @@ class Observation:
         """Add facts of the loop that only a framework knows, by the names in docs/torch.md."""
         self._facts |= facts
 
-    # What the loaders tell. Each call is guarded: no error of ours reaches the loop.
+    # What the loaders tell. Each call is guarded: no error of the hook reaches the loop.
 
     def make_iterator(self, loader: object) -> None:
         if loader is self._plain:

@@ -1,0 +1,31 @@
+"""One process feeds several GPUs by DataParallel, which copies the model in each step."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.inside import find_pace
+from gpu_exporter.model.causes import HIGH, Cause
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    pace = find_pace(case)
+    if pace is None or pace.facts.get("data_parallel") is not True or len(case.members) < 2:
+        return None
+    return Cause(
+        "data_parallel",
+        HIGH,
+        f"its model is a DataParallel, and {len(case.members)} GPUs of this node belong to it",
+        advice=f"DistributedDataParallel with one process for each GPU: torchrun --nproc_per_node={len(case.members)}",
+    )
+
+
+RULE = Rule(
+    name="data_parallel",
+    title="DataParallel",
+    states=WORKING,
+    judge=judge,
+    claims=(78,),
+    needs="the type of the model, by the training loop's own report (`observe(model=...)`)",
+    against="nothing: the type of the model is known",
+    remedy="Use DistributedDataParallel with one process for each GPU (`torchrun --nproc_per_node`).",
+)

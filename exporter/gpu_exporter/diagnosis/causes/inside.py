@@ -1,0 +1,52 @@
+"""What a training loop says of itself, for the rules: docs/torch.md. It is the job's own claim."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import CauseCase
+from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.model.training import TrainingPace
+
+STEPS_MIN = 20  # TraceML (traceml-ai 0.5.0) warns from 2 steps and is confident from 20
+OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "too_few_workers", "small_file_io"))
+ORDER = (LOW, MEDIUM, HIGH)
+
+
+def find_pace(case: CauseCase) -> TrainingPace | None:
+    """The pace of the last minutes; None if the loop is not observed, or has made too few steps to say anything."""
+    pace = case.training
+    is_known = pace is not None and pace.steps >= STEPS_MIN and pace.silent_s <= case.rules.window
+    return pace if is_known else None
+
+
+def find_compute(case: CauseCase) -> TrainingPace | None:
+    """The pace of a loop that hardly waits for data, so that another reason must be found; None for any other."""
+    pace = find_pace(case)
+    return pace if pace is not None and pace.wait is not None and pace.wait < case.rules.wait_min else None
+
+
+def describe_wait(pace: TrainingPace) -> str:
+    """How much of its steps the loop waits for data."""
+    rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
+    unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
+    return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}"
+
+
+def add_inside(case: CauseCase, cause: Cause) -> Cause:
+    """The cause with what the loop says: a wait for data is evidence for causes of slow input, and no wait speaks
+    against them.
+
+    A cause that delays a mark is never made more certain: a job could write itself a delay.
+    """
+    pace = find_pace(case)
+    if pace is None or pace.wait is None or cause.name not in OF_INPUT:
+        return cause
+    step = ORDER.index(cause.confidence)
+    if pace.wait >= case.rules.wait_high:
+        confidence = ORDER[min(step + 1, len(ORDER) - 1)] if pace.is_gpu else cause.confidence
+        return cause._replace(confidence=confidence, evidence=f"{cause.evidence}; {describe_wait(pace)}")
+    if pace.wait < case.rules.wait_min and cause.name != "cpu_quota":
+        against = "; ".join(
+            filter(None, (cause.against, f"its loop waits for data only in {pace.wait:.0%} of each step"))
+        )
+        return cause._replace(confidence=ORDER[max(0, step - 1)], against=against)
+    return cause

@@ -1,0 +1,59 @@
+"""The process on the GPU is busy launching kernels that are too small to fill the GPU."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.advice import bound_gain
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.inside import find_compute
+from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
+
+COMPILE = "compile the model: torch.compile(model, mode='reduce-overhead') uses CUDA graphs; or raise batch_size"
+USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    pace = find_compute(case)
+    if pace is None or pace.step_s is None or case.mean is None or case.mean >= USED_MAX:
+        return None
+    other = pace.phases.get("checkpoint", 0.0) + pace.phases.get("logging", 0.0) + pace.phases.get("evaluation", 0.0)
+    if other >= case.rules.phase_min:
+        return None  # another cause names it
+    rank = case.average_processes(lambda each: each.rank_cores) if case.recent else None
+    is_full = rank is not None and rank >= case.rules.full_ratio
+    if rank is not None and not is_full:
+        return None
+    is_compiled = pace.facts.get("compiled")
+    confidence = (HIGH if pace.is_gpu and is_compiled is False else MEDIUM) if is_full else LOW
+    uses = f"the process on the GPU uses {rank:.0%} of a CPU, and " if rank is not None else ""
+    compiled = (
+        "" if is_compiled is None else "; the model is compiled" if is_compiled else "; the model is not compiled"
+    )
+    return Cause(
+        "launch_bound",
+        confidence,
+        f"{uses}the loop hardly waits for data ({pace.wait or 0.0:.0%}), but the GPU is at {case.mean:.0%}; "
+        f"{pace.step_s * 1e3:.3g} ms per step{compiled}",
+        against=""
+        if rank is not None
+        else "the CPU time of the process is not known: it may wait for something else in the step",
+        advice="raise batch_size" if is_compiled else COMPILE,
+        gain=bound_gain(case),
+    )
+
+
+RULE = Rule(
+    name="launch_bound",
+    title="many small kernels",
+    states=WORKING,
+    judge=judge,
+    claims=(30, 65),
+    needs=(
+        "the training loop's own report: hardly any wait for data, while utilization is below 70 %; and the CPU time of"
+        " the process on the GPU"
+    ),
+    against="processes that are not visible. A `.item()` or a print in each step looks the same",
+    remedy=(
+        "Compile the model (`torch.compile`, with `mode='reduce-overhead'` for CUDA graphs), raise `batch_size`, and"
+        " read values such as the loss only every 50 steps."
+    ),
+)

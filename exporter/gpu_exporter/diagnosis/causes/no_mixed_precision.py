@@ -1,0 +1,43 @@
+"""The model computes in 32 bits, so the tensor cores of the GPU are not used, or not fully."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.inside import find_pace
+from gpu_exporter.model.causes import LOW, MEDIUM, Cause
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    pace = find_pace(case)
+    facts = {} if pace is None else pace.facts
+    precision = facts.get("precision")
+    if facts.get("parameters") != "float32" or facts.get("matmul") != "highest" or precision not in (None, "float32"):
+        return None
+    return Cause(
+        "no_mixed_precision",
+        MEDIUM if precision else LOW,
+        "its parameters are float32, and products of matrices are computed in float32 too (matmul precision highest)",
+        against=""
+        if precision
+        else "whether the loop uses autocast is not known: it is seen where phase(...) is inside it",
+        advice=(
+            "use torch.autocast('cuda', dtype=torch.bfloat16); or at least "
+            "torch.set_float32_matmul_precision('high'), now 'highest'"
+        ),
+        gain="up to 2 times in the steps' work, if they are limited by arithmetic",
+    )
+
+
+RULE = Rule(
+    name="no_mixed_precision",
+    title="32 bits without tensor cores",
+    states=frozenset(("busy_inefficient",)),
+    judge=judge,
+    claims=(26, 28),
+    needs="the types of parameters and products of matrices, by the training loop's own report",
+    against="that autocast is not seen in a plain loop. Lightning and the Trainer tell it",
+    remedy=(
+        "Use `torch.autocast` with bfloat16, or `torch.set_float32_matmul_precision('high')`. It shortens the work of"
+        " the GPU: a loop that waits for data gains nothing."
+    ),
+)

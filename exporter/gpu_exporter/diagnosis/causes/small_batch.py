@@ -1,0 +1,45 @@
+"""The batch is small: the loop hardly waits for data, and most of the GPU's memory is free."""
+
+from __future__ import annotations
+
+from gpu_exporter.diagnosis.causes.advice import bound_gain
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.inside import find_compute
+from gpu_exporter.model.causes import LOW, MEDIUM, Cause
+
+FREE = 0.9  # of the memory: the advice leaves a tenth
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    pace = find_compute(case)
+    if pace is None or case.memory is None or case.memory > case.rules.memory_low:
+        return None
+    batch = pace.facts.get("batch_size")
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        return None
+    larger = batch
+    while larger * 2 <= batch * FREE / max(case.memory, 0.05):  # memory grows at most with the batch
+        larger *= 2
+    if larger == batch:
+        return None
+    return Cause(
+        "small_batch",
+        MEDIUM if pace.is_gpu else LOW,
+        f"batch_size {batch} uses {case.memory:.0%} of the GPU's memory, and the loop hardly waits for data "
+        f"({pace.wait or 0.0:.0%})",
+        against="a larger batch changes the training: the learning rate must follow it",
+        advice=f"raise batch_size from {batch}: at most {larger} fits, if the loss allows it",
+        gain=bound_gain(case),
+    )
+
+
+RULE = Rule(
+    name="small_batch",
+    title="a small batch",
+    states=WORKING,
+    judge=judge,
+    claims=(3, 23, 24, 73),
+    needs="`batch_size` and the wait for data by the training loop's own report, and the memory in use on the GPU",
+    against="always: a larger batch changes the training. Low confidence where the loop has no time line of the GPU",
+    remedy="Raise `batch_size` as far as the memory and the loss allow, with the learning rate.",
+)

@@ -1,0 +1,189 @@
+"""Reads the files in which jobs describe their training. A job may write anything there, also links and pipes.
+
+A pod writes into an emptyDir of its own, which lies below the kubelet's folder of pods, named by the pod's UID. A Slurm
+job writes into a folder of its own, which the prolog makes and names by the job's id. So whose file it is follows from
+where it lies, never from what it says. Each part of the way is opened without following a link; only a regular file
+with one link counts, of the folder's owner in Slurm.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.clock import Clock
+from gpu_exporter.host.training_report import SIZE_MAX, parse_report
+from gpu_exporter.model.training import RankReport
+
+log = logging.getLogger(__name__)
+VOLUME = "gpu-exporter-training"  # name of the emptyDir in the pod's manifest
+IN_POD = ("volumes", "kubernetes.io~empty-dir", VOLUME)
+FILE = re.compile(r"(?:rank-[0-9]{1,6}|run-[0-9a-z]{1,32})\.json")
+POD_UID = re.compile(r"[0-9a-fA-F-]{32,36}")
+JOB_ID = re.compile(r"[1-9][0-9]{0,17}")
+FILES_MAX = 64  # of one holder on one node: more than its GPUs can have processes
+NAMES_MAX = 512  # entries of its folder that are looked at
+OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no longer observed
+INTERVAL_S = 15.0
+SLACK_S = 1.0
+CPU_SHARE = 0.002  # of one CPU, for all holders together
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class TrainingPlaces(NamedTuple):
+    """`pods`: the kubelet's folder of pods. `jobs`: where the prolog makes a folder for each job."""
+
+    pods: Path
+    jobs: Path
+
+
+class TrainingFiles(NamedTuple):
+    """The reports of one holder at `monotonic`. `problem`: why a file was refused, without its content; "" if none."""
+
+    monotonic: float
+    reports: tuple[RankReport, ...]
+    problem: str = ""
+
+
+class TrainingReader:
+    """Reads every holder's files, at least INTERVAL_S apart, and so rarely that it costs at most CPU_SHARE of a CPU."""
+
+    def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
+        self._places, self._clock = places, clock
+        self._due = -math.inf  # monotonic
+        self._said: dict[Who, str] = {}
+
+    def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
+        """The files of each holder that has some. Nothing before the next look is due."""
+        if self._clock.monotonic() < self._due:
+            return
+        began = time.thread_time()
+        said: dict[Who, str] = {}
+        try:
+            for who in dict.fromkeys(holders):
+                found = self._try(who)
+                if found is None:
+                    continue
+                if found.problem:
+                    said[who] = found.problem
+                    if self._said.get(who) != found.problem:
+                        log.warning("training of %s %s: %s", *who, found.problem)
+                if found.reports:
+                    yield who, found
+        finally:
+            self._said = said
+            spent_s = time.thread_time() - began
+            self._due = self._clock.monotonic() + max(INTERVAL_S - SLACK_S, spent_s / CPU_SHARE)
+
+    def _try(self, who: Who) -> TrainingFiles | None:
+        try:
+            folder = self._open(who)
+        except FileNotFoundError:
+            return None  # the holder is not observed
+        except OSError as exc:
+            return TrainingFiles(self._clock.monotonic(), (), f"the folder cannot be read: {exc.strerror}")
+        try:
+            return self._read_folder(folder, is_job=who[0] == "job")
+        except OSError as exc:
+            return TrainingFiles(self._clock.monotonic(), (), f"the folder cannot be read: {exc.strerror}")
+        except Exception:  # a bug that one holder's file shows must not cost the others
+            log.exception("cannot read the training of a holder")
+            return None
+        finally:
+            os.close(folder)
+
+    def _open(self, who: Who) -> int:
+        """The open folder of a holder. Raises OSError; FileNotFoundError if it has none."""
+        kind, name = who
+        if kind == "pod" and POD_UID.fullmatch(name):
+            return _open_below(self._places.pods, (name, *IN_POD))
+        if kind == "job" and JOB_ID.fullmatch(name):
+            parent = os.open(self._places.jobs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _refuse_strangers(os.fstat(parent))
+            finally:
+                os.close(parent)
+            return _open_below(self._places.jobs, (name,))
+        raise FileNotFoundError(name)
+
+    def _read_folder(self, folder: int, *, is_job: bool) -> TrainingFiles:
+        owner = os.fstat(folder).st_uid if is_job else None
+        names: list[tuple[float, str]] = []
+        problem, wall = "", time.time()
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= NAMES_MAX:
+                    problem = f"more than {NAMES_MAX} files"
+                    break
+                if FILE.fullmatch(entry.name):
+                    names.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+        names.sort(reverse=True)
+        if len(names) > FILES_MAX:
+            problem = f"more than {FILES_MAX} reports; the newest count"
+        reports: list[RankReport] = []
+        for _, name in names[:FILES_MAX]:
+            try:
+                report = _read(folder, name, owner, wall)
+            except FileNotFoundError:  # replaced at this moment
+                continue
+            except (OSError, ValueError) as exc:
+                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+                problem = problem or f"{name} is ignored: {reason}"
+                continue
+            if report.age_s < OLD_S:
+                reports.append(report)
+        return TrainingFiles(self._clock.monotonic(), _newest(reports), problem)
+
+
+def _newest(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
+    """One report of each rank: of two, the one that was written last. `reports`: the newest first."""
+    found: dict[tuple[int | None, str], RankReport] = {}
+    for report in reports:
+        key = (report.rank, "") if (report.world_size or 0) > 1 else (None, report.run)
+        found.setdefault(key, report)
+    return tuple(found.values())
+
+
+def _open_below(root: Path, parts: Sequence[str]) -> int:
+    """Open a folder below `root` without following a link. Raises OSError."""
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = below
+    return handle
+
+
+def _refuse_strangers(status: os.stat_result) -> None:
+    """Raise PermissionError if others than root or the exporter's user could have made the jobs' folders."""
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
+        raise PermissionError(1, "others than root may write where the jobs' folders are made: chmod go-w")
+
+
+def _read(folder: int, name: str, owner: int | None, wall: float) -> RankReport:
+    """Raises OSError; ValueError for what is no report. `owner`: the only uid whose file counts, None for any."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_nlink != 1:
+            raise ValueError(f"it has {status.st_nlink} links, so it may be another user's file")
+        if owner is not None and status.st_uid != owner:
+            raise ValueError("it belongs to another user than the job")
+        if status.st_size > SIZE_MAX:
+            raise ValueError(f"longer than {SIZE_MAX} bytes")
+        data = os.read(handle, SIZE_MAX + 1)
+        return parse_report(data, wall - status.st_mtime)
+    finally:
+        os.close(handle)
