@@ -149,6 +149,25 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(
         panels.graph(13, "Temperature", text, "celsius", [(queries.own("temperature_celsius"), UNIT_LEGEND)]), 8, 8
     )
+    board.row(18, "Training")
+    text = "Steps a second, as the job's own training loop reports them (docs/torch.md). No data without a report."
+    board.put(panels.graph(19, "Steps", text, "ops", [(queries.steps(), UNIT_LEGEND)]), 8, 8)
+    text = (
+        "Share of its steps by what the loop does, mean of its ranks: it waits for data, or is in a phase that the "
+        "owner has placed. The rest is not named."
+    )
+    phases = [
+        (queries.phase('="wait"'), "waits for data"),
+        (queries.phase('!~"step|wait"', " by (phase)"), "{{phase}}"),
+    ]
+    board.put(panels.stack(20, "Phases", text, "percentunit", phases), 8, 8)
+    text = (
+        "Share of a step for which the other ranks of a node wait for the slowest one; and beside it the utilization "
+        "of the GPUs."
+    )
+    ranks = [(queries.late(), "late {{node}} {{cluster}}"), (queries.own("utilization_ratio"), UNIT_LEGEND)]
+    board.put(panels.graph(21, "Ranks and GPUs", text, "percentunit", ranks, most=1), 8, 8)
+    board.row(22, "Its hosts")
     text = "Share of time in which one of its GPUs was slowed down, by reason. The power cap is not a fault."
     board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
     text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line, the mark is delayed."

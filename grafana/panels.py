@@ -210,6 +210,13 @@ def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tup
     return panel.fill_opacity(70).line_width(0).stacking(stacking)
 
 
+def stack(id_: int, title: str, description: str, unit: str, queries: Sequence[Query]) -> timeseries.Panel:
+    """Stacked parts whose names are known only to the data."""
+    panel = graph(id_, title, description, unit, queries)
+    stacking = common.StackingConfig().mode(shapes.StackingMode.NORMAL).group("parts")
+    return panel.fill_opacity(70).line_width(0).stacking(stacking)
+
+
 def bars(id_: int, title: str, description: str, unit: str, expression: str, legend: str) -> bargauge.Panel:
     """Values as bars."""
     return (

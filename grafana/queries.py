@@ -220,6 +220,27 @@ class Holder:
             f"gpu_allocation_cause{{{WHO}%s}}", "cause", CAUSE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
 
+    def steps(self) -> str:
+        """Steps a second of its training loop, for each of its GPUs."""
+        return f"max by (cluster, node, gpu, mig) (rate(gpu_training_steps_total{{{WHO}}}[$__rate_interval]))"
+
+    def step(self) -> str:
+        """Seconds of a step of its training loop, for each of its GPUs."""
+        return f"max by (cluster, node, gpu, mig) (gpu_training_step_seconds{{{WHO}}})"
+
+    def phase(self, matcher: str, by: str = "") -> str:
+        """Share of the steps of its training loop in some phases, over all ranks."""
+        seconds = "gpu_training_phase_seconds_total"
+        some, whole = (
+            f"max by ({KEY}, phase) (rate({seconds}{{{WHO}, phase{each}}}[$__rate_interval]))"
+            for each in (matcher, '="step"')
+        )
+        return f"sum{by} ({some}) / on () group_left () (sum({whole}) > 0)"
+
+    def late(self) -> str:
+        """Share of a step that the ranks on each node wait for the slowest one."""
+        return f"max by (cluster, node) (gpu_training_rank_late_ratio{{{WHO}}})"
+
     def own(self, name: str) -> str:
         """A gauge of the holder, for each of its GPUs."""
         return f"max by (cluster, node, gpu, mig) (gpu_allocation_{name}{{{WHO}}})"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
-from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
+from gpu_exporter.devices.scenario import Scenario, ScenarioHolder, TrainingLoop
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.host.loop import TICK_S, HostNode
+from gpu_exporter.host.training import TrainingFiles
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.holders import Grant
+from gpu_exporter.model.training import RankReport
 
 
 class Simulation(NamedTuple):
@@ -60,6 +62,40 @@ class SimulatedHost:
             evidence = holder.evidence_at(self._stage.now()) if holder is not None else None
             if evidence is not None and self._looked > start:
                 node.note(subject.who, evidence._replace(start=start, end=self._looked))
+        for who, files in self._list_trainings():
+            node.note_training(who, files)
+
+    def _list_trainings(self) -> Iterator[tuple[Who, TrainingFiles]]:
+        """What the loops of the holders that have one report now, as the real reader would find it."""
+        now = self._stage.now()
+        reports: dict[Who, list[RankReport]] = {}
+        for holder in self._stage.scenario.holders_at(now):
+            who = _who(holder)
+            if holder.training is not None and who is not None:
+                reports.setdefault(who, []).append(_report(holder, holder.training, now - holder.start))
+        for who, found in reports.items():
+            yield who, TrainingFiles(self._looked, tuple(found))
+
+
+def _report(holder: ScenarioHolder, loop: TrainingLoop, runs_s: float) -> RankReport:
+    steps = int(runs_s / loop.step)
+    whole_s = steps * loop.step
+    waits_s = whole_s * loop.wait
+    facts = {"num_workers": loop.workers, "batch_size": loop.batch_size}
+    return RankReport(
+        run="simulated",
+        steps=steps,
+        rank=loop.rank,
+        world_size=loop.world_size,
+        gpus=(holder.unit.mig_uuid or holder.unit.uuid,),
+        measured=steps,
+        step_s=whole_s,
+        wait_s=waits_s,
+        starved_s=waits_s,
+        worked_s=whole_s - waits_s,
+        is_gpu=True,
+        facts={name: number for name, number in facts.items() if number},
+    )
 
 
 def _who(holder: ScenarioHolder) -> Who | None:
@@ -74,6 +110,6 @@ def _grant(holder: ScenarioHolder) -> Grant:
         "partition": holder.partition,
     }
     held = static_holder(texts, "scenario", "")
-    if holder.kind == "pod" and holder.host:  # a host is found by the UID of its pod
+    if holder.kind == "pod" and (holder.host or holder.training):  # a host is found by the UID of its pod
         held = held._replace(pod_uid=str(uuid.uuid5(uuid.NAMESPACE_URL, holder.name)))
     return Grant("uuid", holder.unit.mig_uuid or holder.unit.uuid, held)

@@ -16,7 +16,8 @@ The format (JSON or YAML; `scenario.schema.json` beside this file is the same as
         mig: [{profile: 1g.10gb, gi: 7, ci: 0, from: 0, to: 600, load: {kind: constant, value: 0.5}}]
     holders:
       - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1,
-         host: [{at: 0, cpus: 4, cores: 4, throttled: 0.7, ranks: 1, runnable: 96}]}   # model/evidence.py
+         host: [{at: 0, cpus: 4, cores: 4, throttled: 0.7, ranks: 1, runnable: 96}],   # model/evidence.py
+         training: {step: 0.4, wait: 0.6, workers: 2}}   # one rank of its training loop, on this GPU
     seed: 7
 
 Times are seconds since the scenario's start. This module only evaluates; it makes no driver calls.
@@ -140,6 +141,19 @@ class HostStage(NamedTuple):
     evidence: HostEvidence
 
 
+class TrainingLoop(NamedTuple):
+    """One rank of a training loop. `step`: seconds; `wait`: share of it that the GPU waits for data. `world_size`: 1 if
+    it is not distributed. `workers`, `batch_size`: 0 if the loop does not tell them.
+    """
+
+    step: float
+    wait: float
+    rank: int
+    world_size: int
+    workers: int
+    batch_size: int
+
+
 class ScenarioHolder(NamedTuple):
     """A holder of a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
@@ -155,6 +169,7 @@ class ScenarioHolder(NamedTuple):
     account: str
     partition: str
     host: tuple[HostStage, ...] = ()
+    training: TrainingLoop | None = None
 
     def evidence_at(self, t: float) -> HostEvidence | None:
         """What the holder does on its host at `t`, None if the scenario does not say."""
@@ -428,6 +443,21 @@ def _parse_host(reader: _ScenarioReader) -> HostStage:
     return HostStage(start, HostEvidence(0.0, 0.0)._replace(processes=processes, **whole))
 
 
+def _parse_training(reader: _ScenarioReader) -> TrainingLoop:
+    loop = TrainingLoop(
+        step=reader.number("step"),
+        wait=reader.number("wait"),
+        rank=int(reader.number("rank", 0)),
+        world_size=int(reader.number("world_size", 1)),
+        workers=int(reader.number("workers", 0)),
+        batch_size=int(reader.number("batch_size", 0)),
+    )
+    reader.finish()
+    if loop.step <= 0.0 or loop.wait > 1.0:
+        raise ScenarioError(f"{reader.place}: step must be above 0, and wait is a share between 0 and 1")
+    return loop
+
+
 def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
     index = int(reader.number("gpu"))
     if index >= len(gpus):
@@ -461,6 +491,9 @@ def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> Sce
             _parse_host(_ScenarioReader(f"{reader.place}.host[{i}]", entry))
             for i, entry in enumerate(reader.entries("host"))
         ),
+        training=_parse_training(_ScenarioReader(f"{reader.place}.training", reader.take("training", {})))
+        if "training" in reader
+        else None,
     )
     reader.finish()
     return holder

@@ -4,9 +4,11 @@
 # files of the last 256 jobs, each with the time of the job's end, so that the exporter detects jobs that are shorter than
 # the time between two polls.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
+training=${GPU_EXPORTER_TRAINING_FILES:-} # as in the prolog
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
 file=$directory/$SLURM_JOB_ID
 {
+    case $training in /*) rm -rf "${training:?}/$SLURM_JOB_ID" ;; esac # follows no link
     [ -f "$file" ] || exit 0
     [ -d "$directory/.ended" ] || mkdir "$directory/.ended"
     printf 'end=%s\n' "$(date +%s)" >>"$file"
