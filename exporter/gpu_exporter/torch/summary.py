@@ -57,7 +57,8 @@ def wait_share(report: Mapping[str, Any]) -> float:
 
 def _shares(report: Mapping[str, Any]) -> list[str]:
     step_s = report["step_seconds"]
-    is_gpu = report["gpu_work_seconds"] is not None
+    whole = (report["gpu_work_seconds"] or 0.0) + (report["gpu_wait_seconds"] or 0.0)
+    is_gpu = whole > 0.0
     lines = [f"  wait for data    {report['wait_seconds'] / step_s:4.0%}"]
     if is_gpu:
         lines[0] += f"   the GPU had no work in {wait_share(report):.0%} of the time because of it"
@@ -65,10 +66,9 @@ def _shares(report: Mapping[str, Any]) -> list[str]:
         lines[0] += "   whether a GPU worked meanwhile is not known"
     if report["phases"] is None:
         return [*lines, "  phases           not placed (phases=True)"]
-    whole = report["gpu_work_seconds"] + report["gpu_wait_seconds"] if is_gpu else step_s
     for name, phase in report["phases"].items():
         seconds = phase["gpu_seconds"] if is_gpu else phase["seconds"]
-        lines.append(f"  {name:16s} {'null' if seconds is None else f'{seconds / whole:4.0%}'}")
+        lines.append(f"  {name:16s} {'null' if seconds is None else f'{seconds / (whole if is_gpu else step_s):4.0%}'}")
     if all(phase["seconds"] is None for phase in report["phases"].values()):
         lines.append(
             "  no phase was placed: the hook does not look into compiled, sharded or DeepSpeed steps by itself"

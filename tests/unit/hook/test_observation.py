@@ -1,0 +1,317 @@
+"""The whole hook around loops without torch: what it reports, and that no error of its own reaches the loop."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import logging
+import os
+import pickle
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.unit.hook.fakes import FakeGpu, FakeOptimizer
+
+from gpu_exporter.torch import (
+    facts,
+    file,
+    gpu_time,
+    loaders,
+    observation,
+    observe,
+    phases,
+    ranks,
+    report,
+    siblings,
+    steps,
+    summary,
+)
+from gpu_exporter.torch.observation import TrainingObservation
+
+BATCHES = range(30)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "GPU_EXPORTER_")):
+            monkeypatch.delenv(name)
+
+
+def train(observed: Any, optimizer: FakeOptimizer, epochs: int = 2) -> list[int]:
+    """A loop; what it has computed."""
+    seen = []
+    for _ in range(epochs):
+        for batch in observed:
+            seen.append(batch * 2)
+            optimizer.step()
+    return seen
+
+
+def run(loader: Any = BATCHES, **options: Any) -> tuple[list[int], TrainingObservation, FakeOptimizer]:
+    optimizer = FakeOptimizer()
+    with observe(loader, optimizer=optimizer, summary=False, **options) as observed:
+        return train(observed, optimizer), observed, optimizer
+
+
+def test_the_report_counts_steps_and_is_written_at_the_end(tmp_path: Path) -> None:
+    seen, _, optimizer = run(directory=tmp_path)
+    assert seen == [2 * each for each in range(30)] * 2
+    (path,) = tmp_path.glob("run-*.json")
+    written = json.loads(path.read_text())
+    assert written["format"] == "gpu-exporter-training/1"
+    assert (written["steps"], written["batches"], written["epochs"], written["state"]) == (60, 60, 2, "ended")
+    assert written["samples"] is None and written["phases"] is None and written["gpu_wait_seconds"] is None
+    assert optimizer.hooks == []
+
+
+def test_phases_that_are_not_placed_are_null(tmp_path: Path) -> None:
+    optimizer = FakeOptimizer()
+    with observe(range(40), optimizer=optimizer, phases=True, summary=False, directory=tmp_path) as observed:
+        for _ in observed:
+            with observed.phase("forward"), observed.phase("collective"):
+                pass
+            optimizer.step()
+        found = observed.report()["phases"]
+    assert {name for name, phase in found.items() if phase["seconds"] is not None} == {"forward", "collective"}
+
+
+def test_samples_are_counted_only_by_the_users_own_function() -> None:
+    assert run(samples=lambda batch: 4)[1]._sample_count == 240
+    assert run(samples=lambda batch: None)[1]._sample_count is None
+    assert run(samples=lambda batch: 1 / 0)[1]._sample_count is None
+    assert run(samples=lambda batch: True)[1]._sample_count is None
+
+
+def test_the_observed_loader_is_the_loader_in_all_else() -> None:
+    class Loader:
+        dataset = "data"
+        batch_size = 4
+
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[int]:
+            return iter((1, 2, 3))
+
+        def set_epoch(self, epoch: int) -> str:
+            return f"epoch {epoch}"
+
+    observed = observe(Loader(), summary=False)
+    assert (len(observed), observed.dataset, observed.set_epoch(2)) == (3, "data", "epoch 2")
+    assert list(observed) == list(observed.loader) == [1, 2, 3]
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = observed.nothing
+    with pytest.raises(TypeError):
+        len(observe(iter(range(3)), summary=False))
+    assert pickle.loads(pickle.dumps(observe(range(3), summary=False).loader)) == range(3)
+
+
+@pytest.mark.parametrize("error", [ValueError("worker died"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
+def test_errors_of_the_loader_and_of_the_loop_pass_unchanged(error: BaseException) -> None:
+    def loader() -> Iterator[int]:
+        yield 1
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run(loader())
+    assert caught.value is error
+
+
+def test_a_second_loader_is_observed_too() -> None:
+    optimizer = FakeOptimizer()
+    with observe(range(30), optimizer=optimizer, summary=False) as observed:
+        second = observed.add(range(100))
+        seen = []
+        for pair in zip(observed, second, strict=False):
+            seen.append(pair)
+            optimizer.step()
+        assert observed.report()["batches"] == 30
+    assert seen == list(zip(range(30), range(100), strict=False))
+
+
+OURS = (facts, file, gpu_time, loaders, observation, phases, ranks, report, siblings, steps, summary)
+# What runs while the loop is set up, in it, and at its end. Names that the standard library gives are not ours.
+NOT_OURS = {"observe", "_ignore", "_ignore_end", "_give"}
+
+
+def functions_of(module: ModuleType) -> Iterator[tuple[Any, str]]:
+    """Every function and method that a module defines, with its owner."""
+    for name, each in vars(module).items():
+        if getattr(each, "__module__", None) != module.__name__ or name in NOT_OURS:
+            continue
+        if inspect.isfunction(each):
+            yield module, name
+        elif inspect.isclass(each) and each.__name__ not in ("TrainingObservation", "LoopListener", "Event"):
+            yield from ((each, method) for method, body in vars(each).items() if inspect.isfunction(body))
+    if module is observation:
+        for method, body in vars(TrainingObservation).items():
+            if inspect.isfunction(body) and method in METHODS:
+                yield TrainingObservation, method
+
+
+METHODS = {
+    "_set_up", "_begin_epoch", "_ask", "_get", "_end", "_mark", "_after_close", "_add_samples", "_enter_phase",
+    "_change_phase", "_report", "_finish",
+}  # fmt: skip
+# The loop's own iteration: an error there would be an error of Python's, and nothing lies between it and the loop.
+PASSES = {"__iter__", "__next__", "__len__", "__getattr__", "__reduce__", "__enter__", "__exit__", "__init__"}
+TARGETS = [
+    (owner, name)
+    for module in OURS
+    for owner, name in functions_of(module)
+    if not (inspect.isclass(owner) and name in PASSES)
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target[0].__name__.rpartition('.')[2]}.{target[1]}")
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_fault_in_any_function_leaves_the_loop_as_it_was(
+    target: tuple[Any, str],
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    FakeGpu().install(monkeypatch)
+    owner, name = target
+    original, calls = getattr(owner, name), []
+
+    def broken(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(name)
+        if len(calls) > after:
+            raise RuntimeError("injected")
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, broken)
+    optimizer, seen = FakeOptimizer(), []
+    with (
+        caplog.at_level(logging.WARNING),
+        observe(range(30), optimizer=optimizer, phases=True, directory=tmp_path, samples=lambda batch: 1) as observed,
+    ):
+        for _ in range(2):
+            for batch in observed:
+                with observed.phase("forward"):
+                    seen.append(batch * 2)
+                optimizer.step()
+    assert seen == [2 * each for each in range(30)] * 2
+    assert optimizer.steps == 60
+    said = [each for each in caplog.records if "no longer observed" in each.message]
+    assert len(said) <= 1
+    assert len(said) == (len(calls) > after), f"{name} failed in silence"
+
+
+def test_a_logging_handler_that_raises_does_not_reach_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError("disk full")
+
+    handler = Broken()
+    observation.log.addHandler(handler)
+    monkeypatch.setattr(steps.StepCounter, "ask", lambda *each: 1 / 0)
+    try:
+        assert run()[0] == [2 * each for each in range(30)] * 2
+    finally:
+        observation.log.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": object()},
+        {"optimizer": [None]},
+        {"directory": "/dev/null"},
+        {"directory": 3},
+        {"registry": object()},
+    ],
+)
+def test_arguments_that_cannot_be_used_switch_the_hook_off(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with observe(range(10), summary=False, **options) as observed:
+        assert list(observed) == list(range(10))
+        with observed.phase("forward"):
+            observed.mark_step()
+    assert len([each for each in caplog.records if "no longer observed" in each.message]) == 1
+
+
+def test_an_unknown_phase_switches_the_hook_off_and_names_those_that_exist(caplog: pytest.LogCaptureFixture) -> None:
+    with observe(range(3), phases=True, summary=False) as observed:
+        with observed.phase("forwards"):
+            pass
+        assert list(observed) == [0, 1, 2]
+    assert "'forwards' is none of host_to_device, forward" in caplog.text
+
+
+def test_a_forked_process_neither_writes_nor_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    observed = observe(range(50), directory=tmp_path)
+    list(observed)
+    child = os.fork()
+    if child == 0:
+        observed.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    (path,) = tmp_path.glob("run-*.json")
+    assert json.loads(path.read_text())["state"] == "running"
+    assert capfd.readouterr().err == ""
+    observed.close()
+    assert json.loads(path.read_text())["state"] == "ended"
+    assert "50 steps" in capfd.readouterr().err
+
+
+def test_closed_observations_are_forgotten() -> None:
+    gc.collect()
+    before = sum(isinstance(each, TrainingObservation) for each in gc.get_objects())
+    for _ in range(20):
+        run()
+    gc.collect()
+    assert sum(isinstance(each, TrainingObservation) for each in gc.get_objects()) == before
+
+
+def test_memory_is_flat_over_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    optimizer = FakeOptimizer()
+
+    def loader(number: int) -> Iterator[int]:
+        for batch in range(number):
+            gpu.now += 0.001
+            yield batch
+
+    with observe(loader(200_000), optimizer=optimizer, phases=True, summary=False) as observed:
+        iterator = iter(observed)
+        for _ in range(2_000):
+            next(iterator)
+            optimizer.step()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(20_000):
+                next(iterator)
+                with observed.phase("forward"):
+                    gpu.work(0.0005)
+                optimizer.step()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    assert grown < 20_000  # bytes; one byte kept of each step would be as much
+
+
+def test_the_prometheus_names_are_those_of_the_exporter(tmp_path: Path) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    run(registry=registry)
+    assert generate_latest(registry) == b""  # closed
+    optimizer = FakeOptimizer()
+    registry = CollectorRegistry()
+    with observe(range(40), optimizer=optimizer, registry=registry, summary=False) as observed:
+        train(observed, optimizer, 1)
+        text = generate_latest(registry).decode()
+    assert 'gpu_training_steps_total{rank="0"} 40.0' in text
+    assert 'gpu_training_phase_seconds_total{phase="wait",rank="0"}' in text
