@@ -34,6 +34,7 @@ class Host(NamedTuple):
     new_process: bool | None = False
     disk: float | None = 0.0
     network: float | None = 2000.0
+    steps: int | None = None
 
 
 QUIET, BLIND = Host(), Host(None, None, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import subprocess
 from pathlib import Path
 
@@ -81,3 +82,34 @@ def test_every_script_is_posix_and_executable() -> None:
         assert script.read_text("utf-8").startswith("#!/bin/sh\n")
         assert script.stat().st_mode & 0o111 == 0o111
         assert subprocess.run(["dash", "-n", str(script)], check=False).returncode == 0
+
+
+def run_script(name: str, tmp_path: Path, **environment: str) -> int:
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GPUS": "0",
+        "GPU_EXPORTER_JOB_FILES": str(tmp_path / "jobs"),
+    }
+    script = CONTRIB / "slurm" / name
+    return subprocess.run(["sh", str(script)], env=variables | environment, check=False, timeout=30).returncode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as slurmd is: the folder becomes the user's")
+def test_the_prolog_gives_a_job_a_folder_for_its_training_and_the_epilog_removes_it(tmp_path: Path) -> None:
+    training, kept = tmp_path / "training", tmp_path / "kept"
+    assert run_script("prolog.sh", tmp_path) == 0
+    assert not training.exists()
+    assert run_script("prolog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=str(training)) == 0
+    folder = training / "42"
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777, training.stat().st_uid) == (1000, 0o755, 0)
+    kept.mkdir()
+    (kept / "file").touch()
+    (folder / "link").symlink_to(kept)
+    assert run_script("epilog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=str(training)) == 0
+    assert not folder.exists() and (kept / "file").exists()
+    for bad in ("relative", "", "../x"):
+        assert run_script("epilog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=bad) == 0
+    assert run_script("prolog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=str(training), SLURM_JOB_UID="") == 0
+    assert not folder.exists()

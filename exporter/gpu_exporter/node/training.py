@@ -140,6 +140,11 @@ class _Change(NamedTuple):
     phases: dict[str, float]
 
     @property
+    def is_of_many(self) -> bool:
+        """Whether it is a rank of a distributed training, so that others wait for it."""
+        return self.report.rank is not None and (self.report.world_size or 0) > 1
+
+    @property
     def each_s(self) -> float:
         return self.step_s / self.steps
 
@@ -173,7 +178,7 @@ def _sum_up(reports: Sequence[RankReport], changes: Sequence[_Change]) -> Traini
         phases={name: sum(each.phases.get(name, 0.0) for each in changes) / len(changes) for name in names},
         silent_s=0.0,
         late=late[0] if late is not None else "",
-        late_share=late[1] if late is not None else (0.0 if len(changes) > 1 else None),
+        late_share=late[1] if late is not None else (0.0 if sum(each.is_of_many for each in changes) > 1 else None),
         facts=_common([each.facts for each in reports]),
     )
 
@@ -213,7 +218,7 @@ def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
     Durations are compared, never clocks. In a collective operation all wait for the last one: so the culprit waits
     least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its data.
     """
-    named = [change for change in changes if change.report.rank is not None]
+    named = [change for change in changes if change.is_of_many]
     if len(named) < 2:
         return None
     inside = [change.phases.get("collective") for change in named]

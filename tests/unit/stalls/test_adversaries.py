@@ -15,6 +15,7 @@ from gpu_exporter.model.holders import HolderKey
 
 HOUR, QUARTER = 3600.0, 900.0
 AT_ONCE = QUARTER + 120.0  # a stall is named within two minutes after the fifteen
+STEPS, SILENT = Host(steps=3), Host(steps=0)
 SAVING = Host(loaders=0.3, disk=2e8)
 
 
@@ -35,6 +36,11 @@ def work(model: str, hours: float = 1.0) -> tuple[Stage, ...]:
     )
 
 
+def stepping(model: str) -> tuple[Stage, ...]:
+    """Work whose training loop reports its steps; the last minutes look idle to power, so that the host is read."""
+    return (*work(model), Stage(60, "hang", STEPS))
+
+
 CASES = {
     "hang-after-work": Case("H100", (*work("H100"), Stage(HOUR, "hang")), "high"),
     "hang-at-152-watts": Case("H100", (*work("H100"), Stage(HOUR, "hang-152")), "high"),
@@ -45,6 +51,10 @@ CASES = {
     "hang-without-gpm-on-the-hosts-network": Case(
         "A100", (*work("A100"), Stage(HOUR, "hang", Host(network=None))), "low", "not known: network"
     ),
+    "its-loop-makes-steps": Case("A100", (*work("A100"), Stage(HOUR, "hang", STEPS)), "none", "made 3 steps"),
+    "its-loop-stops-with-the-hang": Case("A100", (*stepping("A100"), Stage(HOUR, "hang", SILENT)), "high"),
+    "its-loop-had-stopped-long-before": Case("A100", (*work("A100"), Stage(HOUR, "hang", SILENT)), "medium", "power alone"),
+    "its-loop-is-not-read-any-more": Case("A100", (*stepping("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
     "low-power-that-wobbles": Case("A100", (*work("A100"), Stage(4 * HOUR, "llm-100")), "none", "above"),
     "start-of-the-exporter-under-250-watts": Case("H100", (Stage(4 * HOUR, "steady-250"),), "none"),
     "start-of-the-exporter-under-a-hang": Case("H100", (Stage(4 * HOUR, "hang"),), "none", "since its start"),

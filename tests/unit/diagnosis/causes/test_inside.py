@@ -1,0 +1,161 @@
+"""Causes by what the training loop says of itself, and how it changes the certainty of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.testbed.cases import case, found, the
+
+from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu
+from gpu_exporter.diagnosis.causes.rules import INSIDE, RULES, find_causes
+from gpu_exporter.model.causes import Cause
+from gpu_exporter.model.training import TrainingPace
+
+ALONE = {
+    "loaders": 1,
+    "named_loaders": 0,
+    "busy_loaders": 1,
+    "full_loaders": 1,
+    "loader_cores": 0.99,
+    "loader_most": 0.99,
+}
+DELAY = ("starting", "checkpointing", "remote_io")  # they delay a mark (docs/causes.md)
+
+
+def pace(wait: float | None = 0.02, *, is_gpu: bool = True, **changes: Any) -> TrainingPace:
+    values: dict[str, Any] = {
+        "ranks": 1,
+        "world_size": 1,
+        "steps": 500,
+        "step_s": 0.1,
+        "waiting_rank": 0,
+        "phases": {},
+        "silent_s": 3.0,
+    }
+    return TrainingPace(wait=wait, is_gpu=is_gpu, **values | changes)
+
+
+def inside(wait: float | None = 0.02, *, is_gpu: bool = True, state: str = "low", **changes: Any) -> CauseCase:
+    processes = changes.pop("processes", None)
+    about = changes.pop("about", {})
+    extra = {} if processes is None else {"processes": processes}
+    return case(state, about={**about, "training": pace(wait, is_gpu=is_gpu, **changes)}, **extra)
+
+
+@pytest.mark.parametrize(
+    ("one", "confidence"),
+    [
+        (inside(0.61), "high"),
+        (inside(0.61, is_gpu=False), "medium"),
+        (inside(0.15), "low"),
+        (inside(0.05), None),
+        (inside(None), None),
+        (inside(0.61, steps=19), None),
+        (inside(0.61, silent_s=400.0), None),  # the loop has stopped
+        (inside(0.61, state="healthy"), None),
+    ],
+)
+def test_input_wait(one: CauseCase, confidence: str | None) -> None:
+    assert found(one).get("input_wait") == confidence
+
+
+def test_input_wait_names_the_share_the_rank_and_the_setting_to_change() -> None:
+    cause = the(inside(0.61, ranks=8, waiting_rank=3, facts={"num_workers": 2}, late="rank 3 is late"), "input_wait")
+    assert cause.evidence == (
+        "its loop waits for data in 61% of each step on rank 3; its DataLoader has 2 workers; rank 3 is late"
+    )
+    assert cause.advice.endswith("; now 2")
+    assert cause.gain == "at most 2.6 times"
+
+
+def test_a_cause_of_slow_input_says_why_so_the_wait_is_its_evidence() -> None:
+    before = the(case(processes=ALONE), "too_few_workers")
+    assert before.confidence == "medium"
+    one = inside(0.61, processes=ALONE)
+    assert found(one) == {"too_few_workers": "high"}
+    assert "its loop waits for data in 61% of each step" in the(one, "too_few_workers").evidence
+
+
+def test_without_the_gpus_time_line_the_wait_is_told_and_makes_nothing_more_certain() -> None:
+    cause = the(inside(0.61, is_gpu=False, processes=ALONE), "too_few_workers")
+    assert cause.confidence == "medium"
+    assert "(the GPU may work meanwhile)" in cause.evidence
+
+
+def test_a_loop_that_does_not_wait_speaks_against_slow_input() -> None:
+    cause = the(inside(0.01, processes=ALONE), "too_few_workers")
+    assert cause.confidence == "low"
+    assert "its loop waits for data only in 1% of each step" in cause.against
+
+
+def test_no_claim_of_a_job_makes_a_cause_that_delays_a_mark_more_certain() -> None:
+    for rule in RULES:
+        if rule.name not in DELAY:
+            continue
+        for state in sorted(rule.states):
+            for about in ({}, {"worked": False, "held_s": 600.0}):
+                plain = case(state, about=about, written=2e8, network_files=("nfs",))
+                claims = plain._replace(training=pace(0.9, phases={"checkpoint": 0.9}))
+                for name in DELAY:
+                    assert found(claims).get(name) == found(plain).get(name)
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(0.05, None), (0.12, "medium"), (0.4, "high")])
+@pytest.mark.parametrize(("name", "phase"), [("cpu_logging", "logging"), ("checkpoint_share", "checkpoint")])
+def test_phases_that_take_much_of_the_steps(name: str, phase: str, share: float, confidence: str | None) -> None:
+    assert found(inside(phases={phase: share})).get(name) == confidence
+
+
+def test_launch_bound() -> None:
+    busy = {"rank_cores": 0.98}
+    assert found(inside(facts={"compiled": False}, processes=busy)).get("launch_bound") == "high"
+    assert found(inside(is_gpu=False, processes=busy)).get("launch_bound") == "medium"
+    assert "launch_bound" not in found(inside(processes={"rank_cores": 0.3}))
+    assert "launch_bound" not in found(inside(0.3, processes=busy))
+    assert "launch_bound" not in found(inside(processes=busy, phases={"logging": 0.3}))
+    assert "launch_bound" not in found(inside(processes=busy, about={"mean": 0.9}))
+    assert "torch.compile" in the(inside(facts={"compiled": False}, processes=busy), "launch_bound").advice
+    assert the(inside(facts={"compiled": True}, processes=busy), "launch_bound").advice == "raise batch_size"
+
+
+def test_small_batch() -> None:
+    facts = {"batch_size": 16}
+    assert found(inside(facts=facts, about={"memory": 0.2})).get("small_batch") == "medium"
+    assert found(inside(facts=facts, is_gpu=False, about={"memory": 0.2})).get("small_batch") == "low"
+    for memory in (None, 0.6):
+        assert "small_batch" not in found(inside(facts=facts, about={"memory": memory}))
+    assert "small_batch" not in found(inside(about={"memory": 0.2}))
+    assert the(inside(facts=facts, about={"memory": 0.2}), "small_batch").advice == (
+        "raise batch_size from 16: at most 64 fits, if the loss allows it"
+    )
+
+
+def test_no_mixed_precision() -> None:
+    facts = {"parameters": "float32", "matmul": "highest"}
+
+    def confidence(**more: str) -> str | None:
+        return found(inside(state="busy_inefficient", facts=facts | more)).get("no_mixed_precision")
+
+    assert (confidence(), confidence(precision="float32")) == ("low", "medium")
+    assert confidence(precision="mixed") is confidence(matmul="high") is confidence(parameters="bfloat16") is None
+
+
+def test_data_parallel() -> None:
+    two = (HeldGpu("GPU-0", "0", 0.3, 1.0), HeldGpu("GPU-1", "1", 0.3, 1.0))
+    facts = {"data_parallel": True}
+    assert found(inside(facts=facts, about={"members": two})).get("data_parallel") == "high"
+    assert "data_parallel" not in found(inside(facts=facts))
+    assert "torchrun --nproc_per_node=2" in the(inside(facts=facts, about={"members": two}), "data_parallel").advice
+
+
+def test_the_inside_is_asked_for_only_while_it_is_unknown() -> None:
+    assert INSIDE in find_causes(case()).needs
+    assert INSIDE not in find_causes(inside()).needs
+
+
+def test_every_text_is_one_line() -> None:
+    for one in (inside(0.61), inside(phases={"logging": 0.4}), inside(facts={"batch_size": 4}, about={"memory": 0.1})):
+        for cause in find_causes(one).found:
+            assert isinstance(cause, Cause)
+            assert "\n" not in "".join(cause)

@@ -1,0 +1,237 @@
+"""Files in which jobs describe their training: whose they are follows from where they lie, and any content is survived."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.host.training import FILES_MAX, IN_POD, NAMES_MAX, TrainingPlaces, TrainingReader
+from gpu_exporter.host.training_report import SIZE_MAX, parse_report
+from gpu_exporter.model.training import PHASES, RankReport
+
+UID = "3f7c5a52-0f4b-4b0e-9d0a-0c5a3e6f9b11"
+OTHER = "99999999-0f4b-4b0e-9d0a-0c5a3e6f9b11"
+POD, JOB = ("pod", UID), ("job", "42")
+REPORT: dict[str, Any] = {
+    "format": "gpu-exporter-training/1",
+    "run": "abc123",
+    "rank": 0,
+    "world_size": 1,
+    "steps": 500,
+    "measured_steps": 495,
+    "step_seconds": 49.5,
+    "wait_seconds": 30.0,
+    "gpu_wait_seconds": 28.0,
+    "gpu_work_seconds": 21.0,
+    "phases": {"forward": {"seconds": 5.0, "gpu_seconds": 9.0}, "dance": {"seconds": 1.0}},
+    "facts": {"num_workers": 2, "cpus": 3.5, "parameters": "float32", "pin_memory": False, "secret": "token"},
+    "gpus": ["GPU-1234"],
+}
+
+
+class Site:
+    def __init__(self, path: Path) -> None:
+        self.pods, self.jobs = path / "pods", path / "jobs"
+        self.pods.mkdir()
+        self.jobs.mkdir(mode=0o755)
+        self.clock = ManualClock()
+        self.reader = TrainingReader(TrainingPlaces(self.pods, self.jobs), self.clock)
+
+    def pod(self, uid: str = UID) -> Path:
+        folder = self.pods.joinpath(uid, *IN_POD)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def job(self, number: str = "42", uid: int | None = None) -> Path:
+        folder = self.jobs / number
+        folder.mkdir(exist_ok=True)
+        if uid is not None:
+            os.chown(folder, uid, -1)
+        return folder
+
+    def read(self, *whos: tuple[str, str]) -> dict[tuple[str, str], tuple[RankReport, ...]]:
+        self.clock.advance(20.0)
+        return {who: files.reports for who, files in self.reader.read(whos or (POD, JOB))}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    path.write_text(json.dumps(REPORT | changes))
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_report_is_read_with_its_numbers_and_without_what_the_format_does_not_have(site: Site) -> None:
+    write(site.pod() / "run-abc123.json")
+    (report,) = site.read(POD)[POD]
+    assert (report.steps, report.measured, report.step_s, report.wait_s) == (500, 495, 49.5, 30.0)
+    assert (report.starved_s, report.worked_s, report.is_gpu) == (28.0, 21.0, True)
+    assert report.phases == {"forward": 9.0}
+    assert report.facts == {"num_workers": 2, "cpus": 3.5, "parameters": "float32", "pin_memory": False}
+    assert report.gpus == ("GPU-1234",)
+
+
+def test_the_smallest_report_that_any_framework_may_write(site: Site) -> None:
+    (site.job() / "run-jax.json").write_text('{"format": "gpu-exporter-training/1", "steps": 7}')
+    (report,) = site.read(JOB)[JOB]
+    assert (report.steps, report.step_s, report.rank, report.facts) == (7, None, None, {})
+
+
+def test_a_holder_without_a_folder_costs_nothing_and_says_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    assert site.read() == {}
+    assert site.read(("pod", "../../etc"), ("job", "../42"), ("job", "x"), ("pod", "static-hash")) == {}
+    assert caplog.text == ""
+
+
+def test_it_looks_every_fifteen_seconds_at_most(site: Site) -> None:
+    write(site.pod() / "run-abc123.json")
+    assert site.read()
+    site.clock.advance(5.0)
+    assert list(site.reader.read([POD])) == []
+
+
+def link_file(site: Site) -> None:
+    target = write(site.pod(OTHER) / "run-abc123.json")
+    (site.pod() / "run-abc123.json").symlink_to(target)
+
+
+def link_folder(site: Site) -> None:
+    write(site.pod(OTHER) / "run-abc123.json")
+    folder = site.pod()
+    folder.rmdir()
+    folder.symlink_to(site.pod(OTHER))
+
+
+def link_hard(site: Site) -> None:
+    os.link(write(site.pod(OTHER) / "run-abc123.json"), site.pod() / "run-abc123.json")
+
+
+def pipe(site: Site) -> None:
+    os.mkfifo(site.pod() / "run-abc123.json")
+
+
+def folder_as_file(site: Site) -> None:
+    (site.pod() / "run-abc123.json").mkdir()
+
+
+def too_long(site: Site) -> None:
+    write(site.pod() / "run-abc123.json", padding="x" * SIZE_MAX)
+
+
+def too_deep(site: Site) -> None:
+    (site.pod() / "run-abc123.json").write_text("[" * 50_000)
+
+
+def no_json(site: Site) -> None:
+    (site.pod() / "run-abc123.json").write_bytes(b"\xff\x00{")
+
+
+def wrong_format(site: Site) -> None:
+    write(site.pod() / "run-abc123.json", format="gpu-exporter-training/2")
+
+
+ATTACKS = (link_file, link_folder, link_hard, pipe, folder_as_file, too_long, too_deep, no_json, wrong_format)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_is_no_plain_file_of_this_pod_is_refused_and_costs_only_itself(
+    attack: Any, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    attack(site)
+    if attack is not link_folder:
+        write(site.pod() / "rank-1.json", rank=1, world_size=2, run="good")
+    write(site.job() / "run-b.json", run="b")
+    with caplog.at_level(logging.WARNING):
+        found = site.read(POD, JOB)
+    assert [each.run for each in found.get(POD, ())] == ([] if attack is link_folder else ["good"])
+    assert [each.run for each in found[JOB]] == ["b"]
+    assert len(caplog.records) == 1 and UID in caplog.text
+    site.read(POD, JOB)
+    assert len(caplog.records) == 1, "the same refusal is said once"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
+def test_a_job_cannot_be_described_by_another_user(site: Site) -> None:
+    path = write(site.job(uid=1000) / "run-abc123.json")
+    assert site.read(JOB) == {}
+    os.chown(path, 1000, -1)
+    assert len(site.read(JOB)[JOB]) == 1
+
+
+def test_jobs_folders_that_any_user_could_have_made_do_not_count(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    write(site.job() / "run-abc123.json")
+    site.jobs.chmod(0o1777)
+    assert site.read(JOB) == {}
+    assert "others than root may write" in caplog.text or "cannot be read" in caplog.text
+
+
+def test_of_two_files_of_one_rank_the_newest_counts_and_old_ones_do_not(site: Site) -> None:
+    old = write(site.pod() / "rank-0.json", rank=0, world_size=2, run="old", steps=9)
+    os.utime(old, (time.time() - 100, time.time() - 100))
+    write(site.pod() / "rank-00.json", rank=0, world_size=2, run="new", steps=1)
+    assert [each.run for each in site.read(POD)[POD]] == ["new"]
+    ancient = write(site.pod() / "rank-7.json", rank=7, world_size=8)
+    os.utime(ancient, (time.time() - 90_000, time.time() - 90_000))
+    assert [each.run for each in site.read(POD)[POD]] == ["new"]
+
+
+def test_a_folder_full_of_files_costs_a_bounded_look_that_is_said(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(NAMES_MAX + 40):
+        write(site.pod() / f"rank-{number}.json", rank=number, world_size=9999)
+    assert len(site.read(POD)[POD]) <= FILES_MAX
+    assert "more than" in caplog.text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=8), each, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*REPORT, "state"]), JSON, max_size=14))
+def test_any_value_of_any_key_is_bounded_or_unknown(changes: dict[str, Any]) -> None:
+    text = json.dumps(REPORT | changes)
+    try:
+        report = parse_report(text.encode(), -5.0)
+    except ValueError:
+        return
+    assert 0 <= report.measured <= report.steps <= 10**15
+    assert report.age_s == 0.0
+    for seconds in (report.step_s, report.wait_s, report.starved_s, report.worked_s, *report.phases.values()):
+        assert seconds is None or 0.0 <= seconds <= 1e10
+    assert set(report.phases) <= set(PHASES)
+    assert "secret" not in report.facts
+    assert all(isinstance(each, int | float | bool) or len(each) < 20 for each in report.facts.values())
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_report_or_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_report(data, 0.0)
+
+
+def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None:
+    from gpu_exporter.torch import observe
+
+    with observe(range(60), phases=True, directory=tmp_path, summary=False) as observed:
+        for _ in observed:
+            with observed.phase("forward"):
+                pass
+    (path,) = tmp_path.glob("*.json")
+    report = parse_report(path.read_bytes(), 0.0)
+    assert (report.steps, report.measured, report.has_ended, report.is_gpu) == (60, 55, True, False)
+    assert set(report.phases) == {"forward"}
+    assert report.step_s is not None and report.wait_s is not None

@@ -1,0 +1,187 @@
+"""What the reports of a holder's ranks become: totals on the right GPU, shares of the last minutes, the late rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.node.node_bench import GPU, JOB, node_of, only, values
+
+from gpu_exporter.host.training import TrainingFiles
+from gpu_exporter.model.training import RankReport, TrainingView
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.node.training import NodeTraining
+
+WHO = ("job", "42")
+A, B = UnitId("GPU-a"), UnitId("GPU-b")
+
+
+def rank(steps: int, *, each_s: float = 0.1, wait: float = 0.5, number: int = 0, **other: Any) -> RankReport:
+    whole = steps * each_s
+    values: dict[str, Any] = {
+        "run": f"r{number}",
+        "rank": number,
+        "world_size": 2,
+        "measured": steps,
+        "step_s": whole,
+        "wait_s": whole * wait,
+        "gpus": (f"GPU-{'ab'[number]}",) if number < 2 else (),
+    }
+    return RankReport(steps=steps, **values | other)
+
+
+def look(training: NodeTraining, at: float, *reports: RankReport) -> int | None:
+    found = training.note(WHO, TrainingFiles(at, reports))
+    return None if found is None else found.steps
+
+
+def view(training: NodeTraining, unit: UnitId = A, now: float = 1000.0, idle_run_s: float | None = 0.0) -> TrainingView:
+    found = training.view(WHO, unit, (A, B), now, idle_run_s)
+    assert found is not None
+    return found
+
+
+def test_totals_belong_to_the_gpu_that_the_rank_names_and_its_holder_has() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100), rank(90, number=1), rank(500, number=2, gpus=("GPU-of-another-job",)))
+    assert (view(training, A).steps, view(training, B).steps) == (100, 90)
+    assert view(training, A).seconds == pytest.approx({"step": 10.0, "wait": 5.0})
+
+
+def test_a_rank_that_names_no_gpu_counts_only_where_there_is_no_choice() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100, gpus=()))
+    assert training.view(WHO, A, (A, B), 1000.0, 0.0) is None
+    assert training.view(WHO, A, (A,), 1000.0, 0.0) is not None
+
+
+def test_shares_are_of_the_last_minutes_not_of_the_whole_training() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(10_000, wait=0.9))
+    old = 10_000 * 0.1
+    new = RankReport("r0", 10_100, rank=0, world_size=2, measured=10_100, step_s=old + 10.0, wait_s=old * 0.9 + 1.0)
+    look(training, 1015.0, new._replace(gpus=("GPU-a",)))
+    pace = view(training, now=1015.0).pace
+    assert (pace.steps, pace.wait) == (100, pytest.approx(0.1))
+
+
+def test_the_gpus_own_time_line_decides_what_is_wait() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100, wait=0.8, starved_s=0.5, worked_s=9.5, is_gpu=True))
+    pace = view(training).pace
+    assert (pace.wait, pace.is_gpu) == (pytest.approx(0.05), True)
+
+
+def test_below_twenty_steps_no_share_is_said() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(19))
+    assert view(training).pace.wait is None
+    assert view(training).step_s is None
+
+
+def test_the_rank_that_waits_longest_for_data_is_late() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100, wait=0.05), rank(100, number=1, wait=0.61))
+    pace = view(training).pace
+    assert (pace.waiting_rank, pace.late_share) == (1, pytest.approx(0.56))
+    assert pace.late == "rank 1 waits longest for its data: the others wait 56 ms of each step for it"
+
+
+def test_the_rank_that_waits_least_in_the_collective_is_late() -> None:
+    training = NodeTraining()
+    waits = {0: 0.40, 1: 0.02, 2: 0.42}
+    reports = [
+        rank(100, number=number, wait=0.1, phases={"collective": 10.0 * share}) for number, share in waits.items()
+    ]
+    look(training, 1000.0, *reports)
+    assert view(training).pace.late.startswith("rank 1 waits least in the collective operations: the others wait 40 ms")
+
+
+def test_trainings_of_one_process_each_do_not_wait_for_each_other() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100, wait=0.05, world_size=1), rank(100, number=1, wait=0.61, world_size=1))
+    assert (view(training).pace.late, view(training).pace.late_share) == ("", None)
+
+
+def test_ranks_that_are_alike_have_no_late_one() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100, wait=0.10), rank(100, number=1, wait=0.15))
+    assert (view(training).pace.late, view(training).pace.late_share) == ("", 0.0)
+
+
+def test_steps_between_two_looks_and_how_long_it_is_silent() -> None:
+    training = NodeTraining()
+    assert look(training, 1000.0, rank(100, age_s=4.0)) is None
+    assert look(training, 1015.0, rank(160, age_s=1.0)) == 60
+    assert look(training, 1030.0, rank(160, age_s=16.0)) == 0
+    assert view(training, now=1060.0).pace.silent_s == pytest.approx(45.0)
+    assert look(training, 1045.0, rank(3, run="new")) is None  # another process
+    assert look(training, 1060.0, rank(3, run="new", has_ended=True)) is None
+
+
+def test_a_counter_that_falls_is_no_step() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100))
+    assert look(training, 1015.0, rank(50)) is None
+
+
+def test_steps_without_any_work_of_the_gpu_are_a_contradiction() -> None:
+    training = NodeTraining()
+    look(training, 1000.0, rank(100))
+    look(training, 1015.0, rank(200))
+    assert view(training, now=1015.0, idle_run_s=1700.0).contradiction == ""
+    assert view(training, now=1015.0, idle_run_s=None).contradiction == ""
+    said = view(training, now=1015.0, idle_run_s=1900.0).contradiction
+    assert said.startswith("its training reports steps, but this GPU has done nothing for 32 min")
+
+
+def test_steps_make_no_gpu_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's claim changes neither its time nor its state."""
+    idle = {"model": "H100", "load": {"kind": "constant", "value": 0.0}}
+    quiet, claims = (node_of(idle, holders=[JOB]) for _ in range(2))
+    for _ in range(80):
+        quiet.run(15)
+        claims.run(15)
+        steps = int(claims.clock.monotonic())
+        files = TrainingFiles(claims.clock.monotonic(), (rank(steps, gpus=()),))
+        claims.state.note_training(WHO, files)
+    before, after = quiet.view(), claims.view()
+    assert only(after).training is not None and only(before).training is None
+    assert only(after).totals == only(before).totals
+    assert only(after).verdict == only(before).verdict
+    assert only(after).verdict.state == "held_no_process" or only(after).verdict.state == "held_idle"
+    assert values(after, "gpu_training_steps_total") == [float(steps)]
+    assert values(before, "gpu_training_steps_total") == []
+
+
+def test_a_holder_that_left_is_forgotten() -> None:
+    node = node_of(GPU, holders=[JOB | {"to": 60}])
+    node.run(30)
+    node.state.note_training(WHO, TrainingFiles(node.clock.monotonic(), (rank(100, gpus=()),)))
+    assert node.state._training.has(WHO)
+    node.run(120)
+    assert not node.state._training.has(WHO)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.0, 900.0), st.integers(0, 3000), st.floats(0.0, 1e5), st.floats(0.0, 1.0), st.booleans()),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_no_series_of_reports_gives_an_impossible_share(looks: list[tuple[float, int, float, float, bool]]) -> None:
+    training, now = NodeTraining(), 0.0
+    for later, steps, seconds, wait, is_gpu in looks:
+        now += later
+        report = rank(steps, step_s=seconds, wait_s=seconds * wait, phases={"forward": seconds})
+        if is_gpu:
+            report = report._replace(starved_s=seconds * wait, worked_s=seconds, is_gpu=True)
+        look(training, now, report)
+        pace = view(training, now=now).pace
+        assert pace.wait is None or 0.0 <= pace.wait <= 1.0
+        assert all(0.0 <= share <= 1.0 for share in pace.phases.values())
+        assert pace.silent_s >= 0.0
+        assert len(training._kept[WHO].looks) <= 41
