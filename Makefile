@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm hook rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labe
 	@$(BIN)/gpu-exporter demo
 
 test: ## all tests except the acceptance test (make e2e)
-	@.ci/stages testbed programs-start check programs component+rules+slurm
+	@.ci/stages testbed programs-start check programs component+rules+slurm+hook
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
@@ -46,6 +46,10 @@ component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, AP
 
 slurm: $(VENV)/dev testbed ## component tests with real Slurm 22.05, 24.11 and 26.05
 	$(PYTEST) tests/component -m slurm
+
+hook: $(VENV)/dev ## the hook in loops of a real torch, in an environment of its own (5 GB, once); SET=old or frameworks
+	@packages="$$($(BIN)/python -m tests.testbed.torch_env $(or $(SET),ci))" && PYTHONPATH="$$packages:exporter:." \
+	  $(PYTHON) -m pytest -p no:cacheprovider -c tests/hook/pytest.ini --confcutdir=tests/hook $(if $(filter frameworks,$(SET)),tests/hook/frameworks,tests/hook/loops)
 
 rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; every alert in 120 simulated situations
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \

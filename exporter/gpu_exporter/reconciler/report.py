@@ -23,6 +23,7 @@ from gpu_exporter.reconciler.preview import Outlook
 
 NO_CAUSES: CauseTexts = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
+IN_SHORT_MAX = 2  # causes in one sentence
 
 
 def render_decisions(
@@ -80,6 +81,7 @@ def explain(
     lines = [
         f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
+        *_say_in_short(decision, causes),
         f"  {named}: candidate after {format_duration(windows.candidate_s)}, underused after "
         f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
@@ -115,6 +117,17 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "\n".join(lines) + "\n"
+
+
+def _say_in_short(decision: Decision, causes: CauseTexts) -> Iterator[str]:
+    """One sentence for the owner: how many GPUs, and the evidence of the most certain causes, each once."""
+    known = [each for unit in decision.units for each in causes.get((unit.uuid, unit.mig), ()) if each.evidence]
+    found = [cause for confidence in ("high", "medium") for cause in known if cause.confidence == confidence]
+    texts = list(dict.fromkeys(cause.evidence for cause in found))[:IN_SHORT_MAX]
+    if texts:
+        number = len(decision.units)
+        owner = f" of {decision.owner}" if decision.owner else ""
+        yield f"  in short: {number} GPU{'s' * (number > 1)}{owner}: {'; '.join(texts)}"
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:

@@ -1,0 +1,40 @@
+"""One rank of a training with gloo: RANK PORT FOLDER SLOW-RANK PHASES. The slow one loads 20 ms, the other 1 ms a batch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from gpu_exporter.torch import observe
+
+
+class Samples(Dataset[Any]):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return torch.zeros(1)
+
+
+rank, port, folder, slow, phases = sys.argv[1:]
+os.environ |= {
+    "RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+}  # fmt: skip
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+loader = DataLoader(Samples(0.020 if rank == slow else 0.001), batch_size=1)
+value = torch.zeros(8)
+with observe(loader, phases=bool(int(phases)), directory=folder, summary=False) as observed:
+    for _ in observed:
+        with observed.phase("collective"):
+            torch.distributed.all_reduce(value)
+torch.distributed.destroy_process_group()
