@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm hook rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the
 
 bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
 	$(BIN)/python -m tests.bench.peers
+
+bench-hook: $(VENV)/dev ## what the hook costs a training loop, in pairs with and without it
+	@packages="$$($(BIN)/python -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter:." $(PYTHON) -m tests.bench.hook
 
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden

@@ -27,7 +27,11 @@ FOREIGN_FILES = {
     "gpu_exporter/defaults.py",  # as a place in the package
     "sitecustomize.py",
 }
-FOREIGN_NAMES = {"gpu_slices", "gpu_instance"}  # fields, and no metrics
+FOREIGN_NAMES = {  # fields, and no metrics
+    "gpu_slices",
+    "gpu_instance",
+    *("gpu_wait_seconds", "gpu_work_seconds", "gpu_seconds"),  # of a training's report
+}
 STATE_FILES = {"identity.key"}
 FOREIGN_FLAGS = {
     "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--flaml", "--gres",
@@ -129,7 +133,7 @@ def test_flags_that_are_named_exist() -> None:
 
 def test_variables_that_are_named_exist() -> None:
     own = {variable for parser in parsers().values() for variable in (*parser.settings, *parser.verbs)}
-    scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_PORT",
+    scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_TRAINING_FILES", "GPU_EXPORTER_TRAINING_DIR", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_PORT",
                "GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_RECONCILE", "GPU_EXPORTER_SLURM_COLLECTOR", "GPU_EXPORTER_RESTARTED", "GPU_EXPORTER_APPLY"}  # fmt: skip
     wrong = [
         f"{where}: {name}"

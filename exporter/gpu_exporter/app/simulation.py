@@ -11,7 +11,7 @@ from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
-from gpu_exporter.devices.scenario import Scenario, ScenarioHolder, TrainingLoop
+from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.host.loop import TICK_S, HostNode
 from gpu_exporter.host.training import TrainingFiles
@@ -70,32 +70,11 @@ class SimulatedHost:
         now = self._stage.now()
         reports: dict[Who, list[RankReport]] = {}
         for holder in self._stage.scenario.holders_at(now):
-            who = _who(holder)
-            if holder.training is not None and who is not None:
-                reports.setdefault(who, []).append(_report(holder, holder.training, now - holder.start))
+            who, report = _who(holder), holder.report_at(now)
+            if report is not None and who is not None:
+                reports.setdefault(who, []).append(report)
         for who, found in reports.items():
             yield who, TrainingFiles(self._looked, tuple(found))
-
-
-def _report(holder: ScenarioHolder, loop: TrainingLoop, runs_s: float) -> RankReport:
-    steps = int(runs_s / loop.step)
-    whole_s = steps * loop.step
-    waits_s = whole_s * loop.wait
-    facts = {"num_workers": loop.workers, "batch_size": loop.batch_size}
-    return RankReport(
-        run="simulated",
-        steps=steps,
-        rank=loop.rank,
-        world_size=loop.world_size,
-        gpus=(holder.unit.mig_uuid or holder.unit.uuid,),
-        measured=steps,
-        step_s=whole_s,
-        wait_s=waits_s,
-        starved_s=waits_s,
-        worked_s=whole_s - waits_s,
-        is_gpu=True,
-        facts={name: number for name, number in facts.items() if number},
-    )
 
 
 def _who(holder: ScenarioHolder) -> Who | None:

@@ -35,7 +35,9 @@ from typing import Any, NamedTuple
 from gpu_exporter.devices.levels import LEVELS, compile_work
 from gpu_exporter.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.devices.products import PRODUCTS, Product
+from gpu_exporter.devices.scenario_training import TrainingLoop
 from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
+from gpu_exporter.model.training import RankReport
 from gpu_exporter.model.units import UnitId
 
 FOREVER = float("inf")
@@ -141,19 +143,6 @@ class HostStage(NamedTuple):
     evidence: HostEvidence
 
 
-class TrainingLoop(NamedTuple):
-    """One rank of a training loop. `step`: seconds; `wait`: share of it that the GPU waits for data. `world_size`: 1 if
-    it is not distributed. `workers`, `batch_size`: 0 if the loop does not tell them.
-    """
-
-    step: float
-    wait: float
-    rank: int
-    world_size: int
-    workers: int
-    batch_size: int
-
-
 class ScenarioHolder(NamedTuple):
     """A holder of a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
@@ -174,6 +163,11 @@ class ScenarioHolder(NamedTuple):
     def evidence_at(self, t: float) -> HostEvidence | None:
         """What the holder does on its host at `t`, None if the scenario does not say."""
         return next((stage.evidence for stage in reversed(self.host) if stage.start <= t), None)
+
+    def report_at(self, t: float) -> RankReport | None:
+        """What its training loop reports at `t`, None without one."""
+        uuid = self.unit.mig_uuid or self.unit.uuid
+        return self.training.report(uuid, t - self.start) if self.training is not None else None
 
 
 class Scenario(NamedTuple):

@@ -159,7 +159,7 @@ def test_what_is_no_plain_file_of_this_pod_is_refused_and_costs_only_itself(
     assert [each.run for each in found[JOB]] == ["b"]
     assert len(caplog.records) == 1 and UID in caplog.text
     site.read(POD, JOB)
-    assert len(caplog.records) == 1, "the same refusal is said once"
+    assert len(caplog.records) == 1, "the same refusal is logged once"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
@@ -187,7 +187,9 @@ def test_of_two_files_of_one_rank_the_newest_counts_and_old_ones_do_not(site: Si
     assert [each.run for each in site.read(POD)[POD]] == ["new"]
 
 
-def test_a_folder_full_of_files_costs_a_bounded_look_that_is_said(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_full_of_files_costs_a_bounded_look_that_the_log_names(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(NAMES_MAX + 40):
         write(site.pod() / f"rank-{number}.json", rank=number, world_size=9999)
     assert len(site.read(POD)[POD]) <= FILES_MAX

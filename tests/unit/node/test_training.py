@@ -74,7 +74,7 @@ def test_the_gpus_own_time_line_decides_what_is_wait() -> None:
     assert (pace.wait, pace.is_gpu) == (pytest.approx(0.05), True)
 
 
-def test_below_twenty_steps_no_share_is_said() -> None:
+def test_below_twenty_steps_no_share_is_known() -> None:
     training = NodeTraining()
     look(training, 1000.0, rank(19))
     assert view(training).pace.wait is None
