@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.attribution.contradict import Who, identify
@@ -62,19 +62,12 @@ class SimulatedHost:
             evidence = holder.evidence_at(self._stage.now()) if holder is not None else None
             if evidence is not None and self._looked > start:
                 node.note(subject.who, evidence._replace(start=start, end=self._looked))
-        for who, files in self._list_trainings():
-            node.note_training(who, files)
-
-    def _list_trainings(self) -> Iterator[tuple[Who, TrainingFiles]]:
-        """What the loops of the holders that have one report now, as the real reader would find it."""
-        now = self._stage.now()
-        reports: dict[Who, list[RankReport]] = {}
-        for holder in self._stage.scenario.holders_at(now):
-            who, report = _who(holder), holder.report_at(now)
-            if report is not None and who is not None:
+        now, reports = self._stage.now(), dict[Who, list[RankReport]]()
+        for who, holder in ((_who(holder), holder) for holder in self._stage.scenario.holders_at(now)):
+            if who is not None and (report := holder.report_at(now)) is not None:
                 reports.setdefault(who, []).append(report)
-        for who, found in reports.items():
-            yield who, TrainingFiles(self._looked, tuple(found))
+        for who, found in reports.items():  # as the real reader finds them
+            node.note_training(who, TrainingFiles(self._looked, tuple(found)))
 
 
 def _who(holder: ScenarioHolder) -> Who | None:
