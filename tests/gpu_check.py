@@ -38,6 +38,7 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.recording import read_recording
 from gpu_exporter.devices.protocol import ENGINES, UtilizationSample
+from tests.testbed import torch_env
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 
 OUT = Path(__file__).resolve().parents[1] / "out"
@@ -259,6 +260,34 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
     return results
 
 
+def check_hook(*, makes: bool) -> dict[str, Any] | str:
+    """The hook of docs/torch.md on this GPU (tests/hook/on_gpu.py), or the reason why it was not tried.
+
+    `makes`: whether an environment with torch may be made in the cache (5 GB).
+    """
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    python, path = sys.executable, "exporter:."
+    if subprocess.run([python, "-c", code], capture_output=True, check=False).returncode:
+        if not makes:
+            return "not measured: this Python has no torch with CUDA, and --no-loads makes no environment"
+        try:
+            path = f"{torch_env.make('ci')}:{path}"
+        except (subprocess.CalledProcessError, OSError) as exc:
+            return f"not measured: the environment with torch cannot be made: {exc}"
+    done = subprocess.run(
+        [python, "-m", "tests.hook.on_gpu"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        return f"failed: {done.stderr.strip().splitlines()[-1:]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def _render_share(share: dict[str, Any] | str) -> str:
     if isinstance(share, str):
         return share
@@ -292,6 +321,7 @@ def render(report: dict[str, Any]) -> str:
             f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} "
             f"| {_render_share(result['own_share'])} |"
         )
+    out += ["", f"- the hook of docs/torch.md: {report['hook']}"]
     return "\n".join(out) + "\n"
 
 
@@ -327,6 +357,7 @@ def main() -> int:
         "latencies": latencies(recording),
         "once": run_once(),
         "loads": check_loads(device, options.seconds) if options.loads else {"all": "not measured: --no-loads"},
+        "hook": check_hook(makes=options.loads),
     }
     backend.close()
     (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def render_causes(page: str) -> str:
     """The page with its generated parts. Raises KeyError for an unknown part."""
-    parts = {"table": _table, "causes": _causes, "score": _score, "claims": _claims}
+    parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook, "claims": _claims}
     return PART.sub(lambda match: f"{match[1]}{parts[match[2]]()}{match[3]}", page)
 
 
@@ -68,12 +68,48 @@ def _score() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _hook() -> str:
+    """The same runs without and with what the hook reported."""
+    records = score.read_records(score.HOOK_RECORDS)
+    pairs = [(score.replay(record), score.replay(record, with_hook=True)) for record in records]
+    without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]
+    lines = [
+        f"{len(pairs)} scripts: {sum(bool(each.truth) for each in without)} with a fault, the others healthy and hard.",
+        "",
+        "| | without the hook | with the hook |",
+        "| --- | --- | --- |",
+        f"| precision of the cause named first (95 % interval) | {_precision(without)} | {_precision(with_hook)} |",
+        f"| recall of the faults (95 % interval) | {_recall(without)} | {_recall(with_hook)} |",
+        f"| hard healthy scripts without a cause | {_quiet(without, hard=True)} | {_quiet(with_hook, hard=True)} |",
+        "",
+        "| script | its faults | wait by the hook | without the hook | with the hook |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for record, (before, after) in zip(records, pairs, strict=True):
+        pace = score.read_pace(record)
+        wait = "-" if pace is None or pace.wait is None else f"{pace.wait:.0%}"
+        cells = (_name(before), _kind(before), wait, _list_found(before), _list_found(after))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _line(each: score.Scored) -> str:
-    found = [cause.name if cause.name in each.found else f"({cause.name})" for cause in each.causes.ranked]
     right = each.truth <= set(each.found) and set(each.found[:1]) <= each.truth
-    kind = ("healthy, hard" if each.hard else "healthy") if not each.truth else ", ".join(sorted(each.truth))
-    script = each.script.replace("_", " ")
-    return f"| {script} | {kind} | {each.state} | {', '.join(found) or '-'} | {'' if right else 'miss'} |"
+    cells = (_name(each), _kind(each), each.state, _list_found(each), "" if right else "miss")
+    return f"| {' | '.join(cells)} |"
+
+
+def _name(each: score.Scored) -> str:
+    return each.script.replace("_", " ")
+
+
+def _kind(each: score.Scored) -> str:
+    return ("healthy, hard" if each.hard else "healthy") if not each.truth else ", ".join(sorted(each.truth))
+
+
+def _list_found(each: score.Scored) -> str:
+    found = [cause.name if cause.name in each.found else f"({cause.name})" for cause in each.causes.ranked]
+    return ", ".join(found) or "-"
 
 
 def _precision(scored: list[score.Scored]) -> str:

@@ -73,6 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "web": {"secret": "web", "scheme": "HTTPS"},
     },
     "files": {"settings": {"causes": {"files": "trace"}}, "agent": {"processes": True}},
+    "training": {"settings": {"training": {"files": "read"}}, "agent": {"podsPath": "/data/kubelet/pods"}},
     "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
 }
 
@@ -130,6 +131,10 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ({"prometheusRule": {"otherExporter": ["source-dcgm", "compat-dcgm"]}}, "value must be one of"),
         ({"prometheusRule": {"alertsIn": "both"}}, "value must be one of"),
         ({"settings": {"causes": {"files": "trace"}}}, "the agent sees processes only with agent.processes=true"),
+        (
+            {"settings": {"training": {"files": "read"}}, "agent": {"hostActivity": False}},
+            "the agent looks for trainings only with agent.hostActivity=true",
+        ),
         ({"web": {"scheme": "https"}}, "value must be one of"),
         ({"podMonitor": {"enabled": True, "tlsConfig": {"serverName": "a"}}}, "set web.scheme=HTTPS"),
     ],
@@ -486,3 +491,13 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
             delete = {"Role": rbac.delete_namespaced_role, "RoleBinding": rbac.delete_namespaced_role_binding}
             delete[each["kind"]](each["metadata"]["name"], each["metadata"]["namespace"])
     wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go", 30)
+
+
+def test_the_kubelets_pods_are_mounted_only_where_trainings_are_read(helm: Helm) -> None:
+    for files, expected in (("none", []), ("read", ["/var/lib/kubelet/pods"])):
+        pod = find(helm.objects({"settings": {"training": {"files": files}}}), "DaemonSet")["spec"]["template"]["spec"]
+        mounts = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "pods"]
+        assert [each["mountPath"] for each in mounts] == expected
+        # Without HostToContainer, the agent would keep volumes of ended pods busy.
+        assert all(each["readOnly"] and each["mountPropagation"] == "HostToContainer" for each in mounts)
+        assert [each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == "pods"] == expected

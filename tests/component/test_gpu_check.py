@@ -33,6 +33,7 @@ def test_gpu_check_writes_every_promised_measurement(
     assert {74, 82, 138, 197, 230} <= set(report["fields"])
     assert report["gpm"] == [1, 2, 3, 5, 10, 11, 12, 13, 20, 21, 30, 40, 50, 60, 61, 166, 248, 249]
     assert all(report["rings"][name]["period_s"] > 0.1 for name in ("utilization", "encoder", "ofa"))
+    assert report["hook"].startswith("not measured: ")
     assert report["once"]["status"] == 4  # the scenario's board asks for a reset
     assert report["latencies"]["nvmlDeviceGetUtilizationRates"]["p99_us"] > 0
     assert is_recording(tmp_path / "gpu-check.rec.gz")

@@ -54,6 +54,10 @@ class SimulatedDevice:
         while time.monotonic() < self._read()[0]:
             pass
 
+    def reached_at(self) -> float:
+        """When the queue has done all that it has now, in monotonic seconds."""
+        return max(self._read()[0], time.monotonic())
+
     def busy_s(self) -> float:
         """Seconds of kernels that have ended, or run now."""
         until, busy, _ = self._read()

@@ -1,4 +1,6 @@
-"""Runs the workloads in cgroups of their own and records the evidence: python -m tests.workloads.lab [NAME ...]
+"""Runs the workloads in cgroups of their own and records the evidence: python -m tests.workloads.lab [--hook] [NAME ...]
+
+With --hook the loops also report by the hook of docs/torch.md, into records of their own.
 
 Needs root and a writable hierarchy of cgroups, version 1. Each record is one line of JSON in
 tests/fixtures/causes/records.jsonl.gz: no pid, no path, no name of a person. A run is void if others used more than
@@ -29,8 +31,9 @@ from gpu_exporter.host.cgroups import Cgroups
 from gpu_exporter.host.evidence import EvidenceReader
 from gpu_exporter.host.subject import HostSubject, RankedGpu
 from gpu_exporter.model.evidence import HostEvidence
+from gpu_exporter.torch.file import VARIABLE
 from tests.workloads.device import SimulatedDevice
-from tests.workloads.score import RECORDS
+from tests.workloads.score import HOOK_RECORDS, RECORDS
 from tests.workloads.scripts import SCRIPTS, Place, Script
 
 ROOT = Path("/sys/fs/cgroup")
@@ -97,21 +100,33 @@ def start(script: Script, name: PurePosixPath, folder: Path) -> subprocess.Popen
         command = f"unshare -m sh -c 'mount -t tmpfs -o size={script.shm // 1024}k tmpfs /dev/shm && exec {command}'"
     elif script.network:
         command = f"unshare -n sh -c '{NETWORK}; exec {command}'"
-    return subprocess.Popen(["sh", "-c", f"{into}; exec {command}"], stdin=subprocess.DEVNULL)
+    environment = {**os.environ, VARIABLE: str(folder / "training")}
+    return subprocess.Popen(["sh", "-c", f"{into}; exec {command}"], stdin=subprocess.DEVNULL, env=environment)
 
 
-def record(script: Script) -> dict[str, Any] | None:
+def record(script: Script, *, with_hook: bool) -> dict[str, Any] | None:
     """One run; None if it is void."""
     host_evidence.INTERVAL_S, host_evidence.CPU_SHARE = 0.0, 1.0
     with tempfile.TemporaryDirectory(dir=Path.home()) as temporary, cgroup(script) as name:
         folder = Path(temporary)
+        if with_hook:
+            (folder / "training").mkdir()
         devices = [SimulatedDevice(folder / f"gpu{index}") for index in range(script.gpus)]
         child = start(script, name, folder)
         try:
-            return _watch(script, name, devices)
+            found = _watch(script, name, devices)
+            if found is not None and with_hook:
+                found["training"] = _read_reports(folder / "training")
+            return found
         finally:
             child.kill()
             child.wait()
+
+
+def _read_reports(folder: Path) -> list[dict[str, Any]]:
+    """What the loop reported last, without the names of its run and its writer."""
+    reports = [json.loads(path.read_text("ascii")) for path in sorted(folder.glob("*.json"))]
+    return [{key: value for key, value in each.items() if key not in ("run", "writer")} for each in reports]
 
 
 def _watch(script: Script, name: PurePosixPath, devices: Sequence[SimulatedDevice]) -> dict[str, Any] | None:
@@ -169,15 +184,15 @@ def _plain(script: Script, found: HostEvidence, began: float, machine: int) -> d
     return json.loads(json.dumps(values), parse_float=lambda text: float(f"{float(text):.5g}"))  # type: ignore[no-any-return]
 
 
-def main(names: Sequence[str]) -> None:
-    chosen = [script for script in SCRIPTS if not names or script.name in names]
-    old = {}
-    if RECORDS.exists():
-        with gzip.open(RECORDS, "rt", encoding="utf-8") as file:
+def main(names: Sequence[str], *, with_hook: bool) -> None:
+    chosen = [script for script in SCRIPTS if (script.name in names if names else not with_hook or script.hook)]
+    old, path = {}, HOOK_RECORDS if with_hook else RECORDS
+    if path.exists():
+        with gzip.open(path, "rt", encoding="utf-8") as file:
             old = {each["script"]: each for each in map(json.loads, file)}
     for script in chosen:
         for _ in range(TRIES):
-            found = record(script)
+            found = record(script, with_hook=with_hook)
             if found is not None:
                 old[script.name] = found
                 print(f"{script.name}: {len(found['looks'])} looks", flush=True)
@@ -186,8 +201,8 @@ def main(names: Sequence[str]) -> None:
             print(f"{script.name}: not run, the machine is too busy", flush=True)
         order = [each.name for each in SCRIPTS]
         lines = [json.dumps(old[name], separators=(",", ":")) for name in order if name in old]
-        RECORDS.parent.mkdir(parents=True, exist_ok=True)
-        RECORDS.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
 
 
 def run_inside(name: str, folder: str) -> None:
@@ -203,4 +218,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:
         run_inside(*sys.argv[2:])
     else:
-        main(sys.argv[1:])
+        names = [name for name in sys.argv[1:] if name != "--hook"]
+        main(names, with_hook="--hook" in sys.argv)

@@ -15,10 +15,13 @@ from pathlib import Path
 from queue import Full
 from typing import Any
 
+from gpu_exporter.torch import observe
 from tests.workloads.device import SimulatedDevice
+from tests.workloads.stream import install
 
 PR_SET_NAME = 15
 BLOCK = 1 << 20
+NEVER = object()  # no sample is this
 FORK = mp.get_context("fork")
 
 
@@ -66,14 +69,15 @@ def start_loaders(number: int, make: Callable[[], None], name: str = "pt_data_wo
 def train(
     device: SimulatedDevice, step_s: float, get: Callable[[], Any], after: Callable[[int], None] | None = None
 ) -> None:
-    """Steps of this length on the device, for ever: get a sample, launch, wait. `after`: called with each step's number."""
+    """Steps of this length on the device, for ever: get a sample, launch, wait. `after`: called with each step's number.
+
+    The hook observes the loop where the lab has made a folder for its report.
+    """
     device.open_context()
-    step = 0
-    while True:
-        get()
+    install(device)
+    for step, _ in enumerate(observe(iter(get, NEVER), summary=False), 1):
         device.launch(step_s)
         device.synchronize()
-        step += 1
         if after is not None:
             after(step)
 

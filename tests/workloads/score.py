@@ -16,10 +16,16 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
 from gpu_exporter.diagnosis.causes.rules import find_causes
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
+from gpu_exporter.host.training import TrainingFiles
+from gpu_exporter.host.training_report import parse_report
 from gpu_exporter.model.causes import LOW, Causes
 from gpu_exporter.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
+from gpu_exporter.model.training import TrainingPace
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.node.training import NodeTraining
 
 RECORDS = Path(__file__).resolve().parents[1] / "fixtures" / "causes" / "records.jsonl.gz"
+HOOK_RECORDS = RECORDS.with_name("hook.jsonl.gz")  # the same kind, whose loops also reported by the hook
 BOOTSTRAPS = 2000
 SEED = 37
 OLD_S, NEW_S = 7200.0, 300.0  # how long a holder has held its GPU
@@ -36,8 +42,8 @@ class Scored(NamedTuple):
     found: tuple[str, ...]
 
 
-def read_records() -> list[dict[str, Any]]:
-    with gzip.open(RECORDS, "rt", encoding="utf-8") as file:
+def read_records(path: Path = RECORDS) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
@@ -48,8 +54,24 @@ def strip_names(evidence: HostEvidence) -> HostEvidence:
     return evidence._replace(processes=evidence.processes._replace(named_loaders=0, notebook=False))
 
 
-def replay(record: dict[str, Any], change: Callable[[HostEvidence], HostEvidence] = lambda each: each) -> Scored:
-    """One record through the state and the causes."""
+def read_pace(record: dict[str, Any]) -> TrainingPace | None:
+    """What the exporter makes of the loop's report; None without one."""
+    reports = [parse_report(json.dumps(each).encode(), 0.0) for each in record.get("training", ())]
+    if not reports:
+        return None
+    training, who = NodeTraining(), ("job", "1")
+    training.note(who, TrainingFiles(0.0, tuple(reports)))
+    view = training.view(who, UnitId("GPU-0"), (UnitId("GPU-0"),), 0.0, None)
+    return None if view is None else view.pace
+
+
+def replay(
+    record: dict[str, Any],
+    change: Callable[[HostEvidence], HostEvidence] = lambda each: each,
+    *,
+    with_hook: bool = False,
+) -> Scored:
+    """One record through the state and the causes. `with_hook`: with what its loop reported."""
     window_s = record["looks"][-1]["end"]
     settings = Settings()
     rules = state_rules(settings)._replace(window_s=window_s)
@@ -88,6 +110,7 @@ def replay(record: dict[str, Any], change: Callable[[HostEvidence], HostEvidence
         members=gpus,
         looks=tuple(looks),
         link=1.0,
+        training=read_pace(record) if with_hook else None,
         rules=settings.causes,
     )
     causes = find_causes(case)

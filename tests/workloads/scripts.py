@@ -33,6 +33,17 @@ from tests.workloads.parts import (
 )
 
 MIB = 1 << 20
+OF_LOOPS = {"cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "small_file_io", "checkpointing"}
+HARD_LOOPS = {
+    "two_loaders_keep_up",
+    "uneven_batches",
+    "an_evaluation_on_the_cpu",
+    "actors_of_reinforcement_learning",
+    "a_compiler_beside_a_waiting_process",
+    "one_loader_at_half_a_cpu",
+    "a_small_model_waits_for_its_peers",
+    "one_loader_at_ninety_percent_with_a_full_queue",
+}
 
 
 class Place(NamedTuple):
@@ -66,6 +77,11 @@ class Script(NamedTuple):
     files: bool = False
     seconds: float = 32.0
     is_new: bool = False
+
+    @property
+    def hook(self) -> bool:
+        """Whether it is run with the hook too: its loop trains, and its GPU is not used well or looks so."""
+        return self.gpus == 1 and (bool(self.truth & OF_LOOPS) or self.name in HARD_LOOPS)
 
     @property
     def name(self) -> str:
