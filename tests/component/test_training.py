@@ -26,8 +26,8 @@ REPORT = {
     "format": "gpu-exporter-training/1",
     "run": "a1",
     "steps": 500,
-    "step_seconds": 50.0,
-    "wait_seconds": 30.5,
+    "step_seconds": 2.5,  # less than the exporter has run, so that all of it counts
+    "wait_seconds": 1.525,
     "facts": {"num_workers": 2},
 }
 TRAINING = "training=${GPU_EXPORTER_TRAINING_FILES:-}"
@@ -87,9 +87,9 @@ def test_a_pods_report_becomes_series_with_the_labels_of_its_gpu(
     lines = [line for line in (fetch(f"{url}/metrics") or "").splitlines() if line.startswith("gpu_training_")]
     assert all(f'uuid="{mine["uuid"]}"' in line and 'pod="observed-node1"' in line for line in lines)
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "phase=" not in line}
-    assert values == {"gpu_training_steps_total": 500.0, "gpu_training_step_seconds": 0.1}
+    assert values == {"gpu_training_steps_total": 500.0, "gpu_training_step_seconds": 0.005}
     waits = [line for line in lines if 'phase="wait"' in line]
-    assert [float(line.rpartition(" ")[2]) for line in waits] == [30.5]
+    assert [float(line.rpartition(" ")[2]) for line in waits] == [1.525]
 
 
 @pytest.mark.slurm

@@ -118,9 +118,8 @@ def capture() -> str:
     with observe(range(20), summary=False) as batches:
         for number in batches:
             if number == 10:
-                with torch.cuda.graph(graph):
-                    with batches.phase("forward"):
-                        static += 1
+                with torch.cuda.graph(graph), batches.phase("forward"):
+                    static += 1
             if number > 10:
                 graph.replay()
         torch.cuda.synchronize()

@@ -28,6 +28,7 @@ def install(device: SimulatedDevice) -> None:
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
         current_device=lambda: 0,
+        device_count=lambda: 1,
         is_current_stream_capturing=lambda: False,
         get_device_properties=lambda number: SimpleNamespace(),
         Event=QueueEvent,

@@ -11,8 +11,9 @@ from gpu_exporter.model.training import TrainingView
 STEPS = Family(
     "gpu_training_steps_total",
     "counter",
-    "Steps that the training loop of the holder reports on this GPU, summed over its ranks here. The job writes it "
-    "(docs/torch.md): a claim, which makes no GPU used. Absent without a report (training.files)",
+    "Steps that the training loop of the holder reports on this GPU, summed over its ranks here, since this exporter "
+    "knows them. The job writes it (docs/torch.md): a claim, which makes no GPU used. Absent without a report "
+    "(training.files)",
 )
 STEP = Family(
     "gpu_training_step_seconds",

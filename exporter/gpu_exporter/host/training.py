@@ -30,6 +30,7 @@ FILE = re.compile(r"(?:rank-[0-9]{1,6}|run-[0-9a-z]{1,32})\.json")
 POD_UID = re.compile(r"[0-9a-fA-F-]{32,36}")
 JOB_ID = re.compile(r"[1-9][0-9]{0,17}")
 FILES_MAX = 64  # of one holder on one node: more than its GPUs can have processes
+BYTES_MAX = 262_144  # of all its files together: a report of the hook has less than 2,000
 NAMES_MAX = 512  # entries of its folder that are looked at
 OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no longer observed
 INTERVAL_S = 15.0
@@ -54,34 +55,40 @@ class TrainingFiles(NamedTuple):
 
 
 class TrainingReader:
-    """Reads every holder's files, at least INTERVAL_S apart, and so rarely that it costs at most CPU_SHARE of a CPU."""
+    """Reads every holder's files, at least INTERVAL_S apart. All holders together cost at most CPU_SHARE of a CPU: a
+    holder whose files cost more than its part is read less often, and costs the others nothing.
+    """
 
     def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
         self._places, self._clock = places, clock
         self._due = -math.inf  # monotonic
         self._said: dict[Who, str] = {}
+        self._rests: dict[Who, float] = {}  # until when a holder whose files cost much is not read, monotonic
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
         """The files of each holder that has some. Nothing before the next look is due."""
-        if self._clock.monotonic() < self._due:
+        now = self._clock.monotonic()
+        if now < self._due:
             return
-        began = time.thread_time()
-        said: dict[Who, str] = {}
-        try:
-            for who in dict.fromkeys(holders):
-                found = self._try(who)
-                if found is None:
-                    continue
-                if found.problem:
-                    said[who] = found.problem
-                    if self._said.get(who) != found.problem:
-                        log.warning("training of %s %s: %s", *who, found.problem)
-                if found.reports:
-                    yield who, found
-        finally:
-            self._said = said
+        self._due = now + INTERVAL_S - SLACK_S
+        whos = list(dict.fromkeys(holders))
+        self._rests = {who: until for who, until in self._rests.items() if until > now and who in whos}
+        self._said = {who: text for who, text in self._said.items() if who in whos}
+        for who in whos:
+            if who in self._rests:
+                continue
+            began = time.thread_time()
+            found = self._try(who)
             spent_s = time.thread_time() - began
-            self._due = self._clock.monotonic() + max(INTERVAL_S - SLACK_S, spent_s / CPU_SHARE)
+            if (rest_s := spent_s * len(whos) / CPU_SHARE) > INTERVAL_S:
+                self._rests[who] = now + rest_s
+            if found is None:
+                continue
+            if found.problem and self._said.get(who) != found.problem:
+                log.warning("training of %s %s: %s", *who, found.problem)
+            self._said[who] = found.problem
+            if found.reports:
+                yield who, found
 
     def _try(self, who: Who) -> TrainingFiles | None:
         try:
@@ -129,9 +136,15 @@ class TrainingReader:
         if len(names) > FILES_MAX:
             problem = f"more than {FILES_MAX} reports; the newest count"
         reports: list[RankReport] = []
+        left = BYTES_MAX
         for _, name in names[:FILES_MAX]:
             try:
-                report = _read(folder, name, owner, wall)
+                data, age_s = _read(folder, name, owner, wall)
+                left -= len(data)
+                if left < 0:
+                    problem = problem or f"more than {BYTES_MAX} bytes of reports; the newest count"
+                    break
+                report = parse_report(data, age_s, name.removesuffix(".json"))
             except FileNotFoundError:  # replaced at this moment
                 continue
             except (OSError, ValueError) as exc:
@@ -144,11 +157,14 @@ class TrainingReader:
 
 
 def _newest(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """One report of each rank: of two, the one that was written last. `reports`: the newest first."""
-    found: dict[tuple[int | None, str], RankReport] = {}
+    """One report of each rank: of two, the one that was written last. `reports`: the newest first.
+
+    Two trainings of a job have ranks of the same number, on other GPUs.
+    """
+    found: dict[tuple[object, ...], RankReport] = {}
     for report in reports:
-        key = (report.rank, "") if (report.world_size or 0) > 1 else (None, report.run)
-        found.setdefault(key, report)
+        is_rank = report.rank is not None and (report.world_size or 0) > 1
+        found.setdefault((report.rank, report.world_size, report.gpus) if is_rank else (report.run,), report)
     return tuple(found.values())
 
 
@@ -170,9 +186,12 @@ def _refuse_strangers(status: os.stat_result) -> None:
         raise PermissionError(1, "others than root may write where the jobs' folders are made: chmod go-w")
 
 
-def _read(folder: int, name: str, owner: int | None, wall: float) -> RankReport:
-    """Raises OSError; ValueError for what is no report. `owner`: the only uid whose file counts, None for any."""
-    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes, float]:
+    """The content and age of a file. Raises OSError; ValueError for what is no plain file of the job. `owner`: the only
+    uid whose file counts, None for any.
+    """
+    # Opening a device may act on it, so the file is looked at before it is opened.
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -183,7 +202,7 @@ def _read(folder: int, name: str, owner: int | None, wall: float) -> RankReport:
             raise ValueError("it belongs to another user than the job")
         if status.st_size > SIZE_MAX:
             raise ValueError(f"longer than {SIZE_MAX} bytes")
-        data = os.read(handle, SIZE_MAX + 1)
-        return parse_report(data, wall - status.st_mtime)
+        with Path(f"/proc/self/fd/{handle}").open("rb") as file:
+            return file.read(SIZE_MAX + 1), wall - status.st_mtime
     finally:
         os.close(handle)

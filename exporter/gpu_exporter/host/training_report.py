@@ -13,6 +13,7 @@ FORMAT = "gpu-exporter-training/1"
 SIZE_MAX = 65_536  # bytes of one file
 STEPS_MAX = 10**15
 SECONDS_MAX = 1e10  # more than three hundred years
+INTERVAL_S, INTERVAL_MAX_S = 10.0, 600.0  # how often the file is written; the hook writes to slow storage less often
 RANKS_MAX = 1_000_000
 GPUS_MAX = 16
 RUN = re.compile(r"[0-9a-z]{1,32}")
@@ -31,8 +32,9 @@ NUMBERS: Mapping[str, int] = {
 SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "compiled"))
 
 
-def parse_report(data: bytes, age_s: float) -> RankReport:
-    """One report. Unknown keys are ignored, optional values that are not understood are unknown.
+def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
+    """One report. Unknown keys are ignored, optional values that are not understood are unknown. `name`: of its file,
+    which tells two processes apart that name no run.
 
     Raises ValueError if the format or the number of steps is not understood.
     """
@@ -53,9 +55,10 @@ def parse_report(data: bytes, age_s: float) -> RankReport:
     is_gpu = starved_s is not None and worked_s is not None
     run = report.get("run")
     return RankReport(
-        run=run if isinstance(run, str) and RUN.fullmatch(run) else "",
+        run=run if isinstance(run, str) and RUN.fullmatch(run) else name,
         steps=steps,
         age_s=max(0.0, age_s),
+        interval_s=min(INTERVAL_MAX_S, max(INTERVAL_S, _seconds(report.get("interval_seconds")) or INTERVAL_S)),
         has_ended=report.get("state") == "ended",
         rank=_whole(report.get("rank"), RANKS_MAX),
         world_size=_whole(report.get("world_size"), RANKS_MAX),

@@ -26,12 +26,13 @@ class RankReport(NamedTuple):
     so far; `measured`: those that the seconds cover. `step_s`, `wait_s`: seconds of all of these, and of waiting for
     data in them. `starved_s`, `worked_s`: of the GPU's own time line: without work because the loop waited for data,
     and with work. `phases`: seconds by name, the GPU's where `is_gpu`. `facts`: settings of the loop. None is unknown.
-    `age_s`: since the file was written.
+    `age_s`: since the file was written, which happens every `interval_s` at least while the loop makes steps.
     """
 
     run: str
     steps: int
     age_s: float = 0.0
+    interval_s: float = 10.0
     has_ended: bool = False
     rank: int | None = None
     world_size: int | None = None
@@ -47,13 +48,14 @@ class RankReport(NamedTuple):
 
 
 class TrainingPace(NamedTuple):
-    """The last minutes of one or more ranks of a holder on one node; the shares are of the time of their steps, 0 to 1.
+    """The last minutes of the running ranks of a holder on one node; the shares are of the time of their steps, 0 to 1.
 
     `steps`: how many were made in this time, of the rank with the fewest; `step_s`: their mean length. `wait`: share
     that waits for data, of the rank that waits longest; `waiting_rank`: this rank. `is_gpu`: the share is the GPU's, so
-    it counts only what the GPU had no work in. `phases`: by name, mean of the ranks. `silent_s`: since the last step
-    that is known of. `late`: the rank that the others wait for and by which share of a step, as a text; "" without one.
-    `facts`: settings that all ranks have in common.
+    it counts only what the GPU had no work in. `phases`: by name, mean of the ranks that have placed the phase.
+    `silent_s`: since the last step that is known of. `late`: the rank that the others wait for and by which share of a
+    step, as a text; "" without one. `late_share`: this share, None if the ranks cannot be compared. `facts`: settings
+    that all ranks have in common.
     """
 
     ranks: int
@@ -71,9 +73,10 @@ class TrainingPace(NamedTuple):
 
 
 class TrainingView(NamedTuple):
-    """What is published of the training on one allocation. `steps`, `seconds`: totals of its ranks; `seconds` by phase,
-    with `step` for all of it and `wait` for waiting for data. `rank`: the lowest one on this allocation. `pace`: of the
-    whole holder on this node. `contradiction`: why the claim cannot be true, "" if it can.
+    """What is published of the training on one allocation. `steps`, `seconds`: what its ranks did since the exporter
+    knows them; `seconds` by phase, with `step` for all of it and `wait` for waiting for data. `rank`: the lowest one on
+    this allocation. `pace`: of the whole holder on this node. `contradiction`: why the claim cannot be true, "" if it
+    can.
     """
 
     steps: int

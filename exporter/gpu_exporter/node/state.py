@@ -314,10 +314,13 @@ class NodeState:
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             gpus = {key: self._gpu_record(each, now, wall) for key, each in placed.items()}
+            units: dict[Who | None, list[UnitId]] = {}  # only where a training needs them
+            for each, _ in self._held.resolution.allocations if self._training.is_used else ():
+                units.setdefault(identify(each.holder), []).append(each.unit)
             holders = tuple(
                 record
                 for allocation, grant in self._held.resolution.allocations
-                if (record := self._holder_record(allocation, grant, now, wall)) is not None
+                if (record := self._holder_record(allocation, grant, now, wall, units)) is not None
             )
             return NodeRecords(now, wall, gpus, holders, tuple(self._tenant_totals()))
 
@@ -340,7 +343,9 @@ class NodeState:
         not_free |= {used.mig_uuid: text for used, text in self._held.in_use.items() if used.uuid == uuid}
         return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), not_free, allocatable)
 
-    def _holder_record(self, allocation: Allocation, grant: Grant, now: float, wall: float) -> HolderRecord | None:
+    def _holder_record(
+        self, allocation: Allocation, grant: Grant, now: float, wall: float, units: Mapping[Who | None, list[UnitId]]
+    ) -> HolderRecord | None:
         unit, key = allocation.unit, allocation.holder.key
         totals = self.ledger.holder_totals(allocation, now, wall)
         if totals is None:
@@ -355,10 +360,8 @@ class NodeState:
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
         spin, hour = self._spins.boards.report(unit, key), self._spins.boards.means(unit, key)
-        training = None
-        if self._training.has(who):
-            own = [each.unit for each, _ in self._held.resolution.allocations if identify(each.holder) == who]
-            training = self._training.view(who, unit, own, now, totals.idle_run_s if totals.known else None)
+        idle_run_s = totals.idle_run_s if totals.known else None
+        training = self._training.view(who, unit, units.get(who, ()), now, idle_run_s)
         unconfirmed_s = now - grant.confirmed
         return HolderRecord(allocation, totals, unconfirmed_s, stale_s, mig, use, ratio, host, spin, hour, training)
 

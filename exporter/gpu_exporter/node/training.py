@@ -6,9 +6,10 @@ keeps nothing from a mark (docs/torch.md). A report counts for a GPU only if the
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.host.training import TrainingFiles
@@ -16,7 +17,10 @@ from gpu_exporter.model.holders import Allocation
 from gpu_exporter.model.training import Fact, RankReport, TrainingPace, TrainingView
 from gpu_exporter.model.units import UnitId
 
+ProcessKey: TypeAlias = "tuple[int | None, str]"
+"""Rank and run of a process."""
 KEEP_S = 600.0
+GROUPS_MAX = 64  # groups of GPUs that the ranks of one holder may name
 LOOKS_MAX = 41  # one every 15 s
 STEPS_MIN = 20  # measured steps that a share needs; TraceML is confident from 20 on
 LATE_SHARE = 0.1  # of a step: from here on a rank is named as late; gpuprof and TraceML name it from 10 %
@@ -31,13 +35,39 @@ class TrainingSteps(NamedTuple):
     steps: int | None
 
 
-class _KeptTraining:
-    """The looks at one holder, oldest first. `stepped`: when a step was last seen to be made, monotonic seconds."""
+class _Booked:
+    """What the ranks on the same GPUs did since the exporter knows them, also those that have ended."""
 
-    def __init__(self, files: TrainingFiles) -> None:
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds: dict[str, float] = {}
+
+    def add(self, new: RankReport, old: RankReport | None) -> None:
+        """Book what a process did since `old`; a counter that falls adds nothing."""
+        self.steps += max(0, new.steps - (old.steps if old is not None else 0))
+        before = _seconds_of(old) if old is not None else {}
+        for name, value in _seconds_of(new).items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
+
+
+class _KeptTraining:
+    """The looks at one holder, oldest first. `stepped`: when a step was last seen to be made, monotonic seconds.
+    `booked`: by the GPUs that the ranks name.
+    """
+
+    def __init__(self, files: TrainingFiles, watched_s: float) -> None:
+        """`watched_s`: how long the exporter has watched. A process that is older counts from now on."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
-        self.paces: dict[frozenset[tuple[int | None, str]], TrainingPace] = {}  # of this look, by ranks and runs
+        self.booked: dict[tuple[str, ...], _Booked] = {}
+        for each in files.reports:
+            self.book(each, None if (each.step_s or 0.0) <= watched_s else each)
+        self.paces: dict[frozenset[ProcessKey], TrainingPace] = {}  # of this look, by ranks and runs
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
+
+    def book(self, new: RankReport, old: RankReport | None) -> None:
+        """Book what one process did; of more than GROUPS_MAX groups of GPUs, only the first count."""
+        if new.gpus in self.booked or len(self.booked) < GROUPS_MAX:
+            self.booked.setdefault(new.gpus, _Booked()).add(new, old)
 
 
 class NodeTraining:
@@ -45,16 +75,21 @@ class NodeTraining:
 
     def __init__(self) -> None:
         self._kept: dict[Who, _KeptTraining] = {}
+        self._since = math.inf  # monotonic; of the first poll or look
 
     def note(self, who: Who, files: TrainingFiles) -> TrainingSteps | None:
         """Keep one look. What was done since the last look, None at the first one."""
         kept = self._kept.get(who)
+        self._since = min(self._since, files.monotonic)
         if kept is None:
-            self._kept[who] = _KeptTraining(files)
+            self._kept[who] = _KeptTraining(files, files.monotonic - self._since)
             return None
         last = kept.looks[-1]
-        steps = _count_steps(last, files)
-        if steps or steps is None:  # a process that has begun is no silence either
+        known = {_key(each): each for each in last.reports}
+        for each in files.reports:
+            kept.book(each, known.get(_key(each)))
+        steps = _count_steps(known, files)
+        if steps or any(_key(each) not in known and not each.has_ended for each in files.reports):
             kept.stepped = files.monotonic
         kept.looks.append(files)
         kept.paces = {}
@@ -64,14 +99,16 @@ class NodeTraining:
 
     def keep(self, present: Iterable[Allocation], now: float) -> None:
         """Forget holders that have left, and those whose files have gone."""
+        self._since = min(self._since, now)
         whos = {identify(allocation.holder) for allocation in present}
         self._kept = {
             who: kept for who, kept in self._kept.items() if who in whos and now - kept.looks[-1].monotonic <= KEEP_S
         }
 
-    def has(self, who: Who | None) -> bool:
-        """Whether this holder's training is known."""
-        return who in self._kept
+    @property
+    def is_used(self) -> bool:
+        """Whether the training of any holder is known."""
+        return bool(self._kept)
 
     def view(
         self, who: Who | None, unit: UnitId, own: Sequence[UnitId], now: float, idle_run_s: float | None
@@ -83,18 +120,15 @@ class NodeTraining:
         kept = self._kept.get(who) if who is not None else None
         if kept is None:
             return None
-        ranks = [each for each in kept.looks[-1].reports if _is_on(each, unit, own)]
+        ranks = [each for each in kept.looks[-1].reports if _is_on(each.gpus, unit, own)]
         if not ranks:
             return None
-        seconds: dict[str, float] = {}
-        for rank in ranks:
-            for name, value in {"step": rank.step_s, "wait": rank.wait_s, **rank.phases}.items():
-                if value is not None:
-                    seconds[name] = seconds.get(name, 0.0) + value
+        booked = [each for gpus, each in kept.booked.items() if _is_on(gpus, unit, own)]
+        names = {name for each in booked for name in each.seconds}
         pace = _measure(kept, kept.looks[-1].reports)._replace(silent_s=max(0.0, now - kept.stepped))
         return TrainingView(
-            steps=sum(each.steps for each in ranks),
-            seconds=seconds,
+            steps=sum(each.steps for each in booked),
+            seconds={name: sum(each.seconds.get(name, 0.0) for each in booked) for name in sorted(names)},
             rank=min((each.rank for each in ranks if each.rank is not None), default=None),
             step_s=_measure(kept, ranks).step_s,
             pace=pace,
@@ -111,22 +145,44 @@ def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
     )
 
 
-def _is_on(report: RankReport, unit: UnitId, own: Sequence[UnitId]) -> bool:
-    """Whether a rank uses a unit: it names the unit, or names none and the holder has no other."""
-    return (unit.mig_uuid or unit.uuid) in report.gpus if report.gpus else len(own) == 1
+def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
+    """Whether a rank that names these GPUs uses a unit: it names the unit, or names none and the holder has no other.
+
+    The hook cannot tell an instance's UUID from its board's, so prefixes do not count, and a board's name means the
+    instance if that is all that the holder has.
+    """
+    if not gpus:
+        return len(own) == 1
+    named = {_bare(each) for each in gpus}
+    return _bare(unit.mig_uuid or unit.uuid) in named or (len(own) == 1 and _bare(unit.uuid) in named)
 
 
-def _pairs(before: TrainingFiles, after: TrainingFiles) -> list[tuple[RankReport, RankReport]]:
-    """The reports of the same processes in two looks."""
-    known = {(each.rank, each.run): each for each in before.reports}
-    found = [(known.get((each.rank, each.run)), each) for each in after.reports]
-    return [(old, new) for old, new in found if old is not None and new.steps >= old.steps]
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
-def _count_steps(before: TrainingFiles, after: TrainingFiles) -> int | None:
-    """Steps that were made; None if no process is in both looks, so that nothing can be compared."""
-    pairs = [(old, new) for old, new in _pairs(before, after) if not new.has_ended]
-    return sum(new.steps - old.steps for old, new in pairs) if pairs else None
+def _key(report: RankReport) -> ProcessKey:
+    """The process that wrote a report."""
+    return report.rank, report.run
+
+
+def _seconds_of(report: RankReport) -> dict[str, float]:
+    found = {"step": report.step_s, "wait": report.wait_s, **report.phases}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
+    """Steps that were made since the reports `known`; None if nothing can be compared.
+
+    A process that made no step does not write. Until it should have written again, this is no silence.
+    """
+    pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
+    found = [
+        new.steps - old.steps
+        for old, new in pairs
+        if old is not None and (new.steps > old.steps or (new.steps == old.steps and new.age_s > new.interval_s))
+    ]
+    return sum(found) if found else None
 
 
 class _Change(NamedTuple):
@@ -150,16 +206,24 @@ class _Change(NamedTuple):
 
 
 def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace:
-    """The pace of some of the newest reports over the looks that are kept."""
-    names = frozenset((each.rank, each.run) for each in reports)
+    """The pace of those of the newest reports whose process runs, over the looks that are kept."""
+    alive = [each for each in reports if not each.has_ended and each.age_s <= KEEP_S + each.interval_s]
+    names = frozenset(map(_key, alive))
     if (known := kept.paces.get(names)) is not None:
         return known
-    firsts: dict[tuple[int | None, str], RankReport] = {}
-    for look in kept.looks:  # a rank may have begun after the oldest look
+    firsts: dict[ProcessKey, tuple[int, RankReport]] = {}
+    for number, look in enumerate(kept.looks):  # a rank may have begun after the oldest look
         for each in look.reports:
-            firsts.setdefault((each.rank, each.run), each)
-    compared = [_compare(firsts[each.rank, each.run], each) for each in reports]
-    pace = kept.paces[names] = _sum_up(reports, [change for change in compared if change is not None])
+            firsts.setdefault(_key(each), (number, each))
+    changes: list[_Change] = []
+    for each in alive:
+        number, first = firsts[_key(each)]
+        # Before the first look, and where the process began later, its totals are all that is known of it.
+        is_whole = len(kept.looks) == 1 or number > 0
+        change = _compare(RankReport(each.run, 0) if is_whole else first, each)
+        if change is not None:
+            changes.append(change)
+    pace = kept.paces[names] = _sum_up(alive, changes)
     return pace
 
 
@@ -167,6 +231,7 @@ def _sum_up(reports: Sequence[RankReport], changes: Sequence[_Change]) -> Traini
     most = max((each for each in changes if each.wait is not None), key=lambda each: each.wait or 0.0, default=None)
     names = sorted({name for change in changes for name in change.phases})
     late = find_late(changes)
+    by_phase = {name: [each.phases[name] for each in changes if name in each.phases] for name in names}
     return TrainingPace(
         ranks=len(reports),
         world_size=next((each.world_size for each in reports if each.world_size), None),
@@ -175,22 +240,18 @@ def _sum_up(reports: Sequence[RankReport], changes: Sequence[_Change]) -> Traini
         wait=most.wait if most is not None else None,
         waiting_rank=most.report.rank if most is not None else None,
         is_gpu=most is not None and most.is_gpu,
-        phases={name: sum(each.phases.get(name, 0.0) for each in changes) / len(changes) for name in names},
+        phases={name: sum(shares) / len(shares) for name, shares in by_phase.items()},
         silent_s=0.0,
         late=late[0] if late is not None else "",
-        late_share=late[1] if late is not None else (0.0 if sum(each.is_of_many for each in changes) > 1 else None),
+        late_share=late[1] if late is not None else None,
         facts=_common([each.facts for each in reports]),
     )
 
 
-def _compare(old: RankReport, new: RankReport) -> _Change | None:
-    """None if too few steps were measured to say anything.
-
-    A first look takes the totals: it may come after the training has begun.
-    """
+def _compare(before: RankReport, new: RankReport) -> _Change | None:
+    """What a process did since a report of it. None if too few steps were measured to say anything."""
     if new.step_s is None:
         return None
-    before = old if old is not new and new.measured - old.measured >= STEPS_MIN else RankReport(new.run, 0)
     steps = new.measured - before.measured
     step_s = new.step_s - (before.step_s or 0.0)
     if steps < STEPS_MIN or step_s <= 0.0:
@@ -213,7 +274,8 @@ def _difference(new: float | None, old: float | None) -> float | None:
 
 
 def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
-    """The rank that the others wait for, as a text, and by which share of a step; None if none is late.
+    """The rank that the others wait for, as a text, and by which share of a step. "" and 0 if none is late, None if
+    the ranks cannot be compared.
 
     Durations are compared, never clocks. In a collective operation all wait for the last one: so the culprit waits
     least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its data.
@@ -221,21 +283,20 @@ def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
     named = [change for change in changes if change.is_of_many]
     if len(named) < 2:
         return None
-    inside = [change.phases.get("collective") for change in named]
-    shares = [share for share in inside if share is not None]
-    if len(shares) == len(named):
-        culprit = min(named, key=lambda change: change.phases["collective"])
-        others = sorted(change.phases["collective"] for change in named if change is not culprit)
-        share, how = others[len(others) // 2] - culprit.phases["collective"], "waits least in the collective operations"
+    if all("collective" in change.phases for change in named):
+        inside = sorted(named, key=lambda change: change.phases["collective"])
+        culprit, others = inside[0], inside[1:]
+        share = others[len(others) // 2].phases["collective"] - culprit.phases["collective"]
+        how = "waits least in the collective operations"
     else:
-        waiting = [change for change in named if change.wait is not None]
+        waiting = sorted((each for each in named if each.wait is not None), key=lambda each: -(each.wait or 0.0))
         if len(waiting) < 2:
             return None
-        culprit = max(waiting, key=lambda change: change.wait or 0.0)
-        others = sorted(change.wait or 0.0 for change in waiting if change is not culprit)
-        share, how = (culprit.wait or 0.0) - others[len(others) // 2], "waits longest for its data"
+        culprit, others = waiting[0], waiting[1:]
+        share = (culprit.wait or 0.0) - (others[len(others) // 2].wait or 0.0)
+        how = "waits longest for its data"
     if share < LATE_SHARE:
-        return None
+        return "", 0.0
     late_s = share * culprit.each_s
     return f"rank {culprit.report.rank} {how}: the others wait {late_s * 1e3:.3g} ms of each step for it", share
 

@@ -22,11 +22,9 @@ def judge_confidence(
     """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
-    `has_stopped`: its own training loop, which made steps before, reports that it makes none.
+    `has_stopped`: its own training loop made steps until the run began, and none since: one step more.
     """
     doubts: list[str] = []
-    if has_stopped:
-        return "high", [f"not known: {', '.join(unknown)}"] if unknown else []
     if sm is not None and is_collective(sm, rules):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
@@ -41,4 +39,6 @@ def judge_confidence(
     if unknown:
         step = max(STEPS.index("low"), step - 1)
         doubts.append(f"not known: {', '.join(unknown)}")
+    if has_stopped:
+        step = min(step + 1, STEPS.index("high"))
     return STEPS[step], doubts

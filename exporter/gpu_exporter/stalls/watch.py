@@ -192,10 +192,10 @@ class SpinWatch:
             self._steps_read = host.end
 
     def _has_stopped(self, run: SpinRun) -> bool:
-        """Whether the training loop is known to have made no step in this run, except at its begin."""
+        """Whether the training loop is known to have made steps until this run began, and none since."""
         since = self._silent_since
         is_read = run.until - self._steps_read <= GRACE_S
-        return since is not None and since <= run.begin + GRACE_S and is_read
+        return since is not None and abs(since - run.begin) <= GRACE_S and is_read
 
     def report(self) -> Spin:
         """The present run, as it is published."""

@@ -6,52 +6,68 @@ and the begin of the next one is the wait, with the framework's own work in it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any
 
+from gpu_exporter.torch.facts import Fact
 from gpu_exporter.torch.observation import TrainingObservation, observe
 
 
 class FrameworkLoop:
-    """Turns begins and ends of batches into what an observed loader would tell."""
+    """Turns begins and ends of batches into what an observed loader would tell.
+
+    What the framework does between two batches, and tells of (evaluations, checkpoints, logs), is no wait.
+    """
 
     def __init__(self, **options: Any) -> None:
-        """`options`: as for `observe`."""
+        """`options`: as for `observe`, without loader, optimizer and model. Raises TypeError for others."""
+        inspect.signature(observe).bind((), optimizer=(), model=None, **options)
         self._options = options
-        self.observation: TrainingObservation | None = None
+        self._observation: TrainingObservation | None = None
         self._loader: Iterable[Any] = ()
-        self._asked: int | None = None
+        self._asked = 0
         self._is_first = True
 
-    def begin(self, loader: Any, optimizers: Any, model: object | None, **facts: int | float | bool | str) -> None:
+    def begin(self, loader: Any, optimizers: Any, model: object | None, **facts: Fact) -> None:
         """The training begins. `loader`: only its settings are read."""
         self._loader = loader
-        self.observation = observe(loader, optimizer=optimizers, model=model, **self._options)
-        self.observation.note_facts(**facts)
+        self._observation = observe(loader, optimizer=optimizers, model=model, **self._options)
+        self._observation.note_facts(**facts)
 
     def begin_epoch(self) -> None:
-        if self.observation is not None:
-            self.observation.make_iterator(self._loader)
-            self._is_first, self._asked = True, perf_counter_ns()
-            self.observation.ask(self._loader, self._asked)
+        if self._observation is not None:
+            self._observation.make_iterator(self._loader)
+            self._is_first = True
+            self._ask()
 
     def begin_batch(self) -> None:
-        if self.observation is not None and self._asked is not None:
-            now, is_first = perf_counter_ns(), self._is_first
-            self.observation.get(self._loader, self._asked, now, None, is_first=is_first)
+        if self._observation is not None:
+            now = perf_counter_ns()
+            self._observation.get(self._loader, self._asked, now, None, is_first=self._is_first)
             self._is_first = False
 
     def end_batch(self) -> None:
-        if self.observation is not None:
+        if self._observation is not None:
+            self._ask()
+
+    def interrupt(self, *, is_over: bool = True) -> None:
+        """The framework has done something else since the last batch. `is_over`: false if it goes on."""
+        if self._observation is not None:
             self._asked = perf_counter_ns()
-            self.observation.ask(self._loader, self._asked)
+            self._observation.restart(self._asked, is_over=is_over)
 
     def end_epoch(self) -> None:
-        if self.observation is not None:
-            self.observation.end(self._loader)
+        if self._observation is not None:
+            self._observation.end(self._loader)
 
     def finish(self) -> None:
-        if self.observation is not None:
-            self.observation.close()
-            self.observation = None
+        if self._observation is not None:
+            self._observation.close()
+            self._observation = None
+
+    def _ask(self) -> None:
+        self._asked = perf_counter_ns()
+        if self._observation is not None:
+            self._observation.ask(self._loader, self._asked, is_first=self._is_first)

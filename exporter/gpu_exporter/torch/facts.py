@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable
@@ -17,48 +18,101 @@ WHOLE_LOADER = ("num_workers", "prefetch_factor", "batch_size")
 SWITCHES = ("pin_memory", "persistent_workers")
 
 
-def read_facts(loader: object, optimizers: Iterable[object], model: object | None) -> dict[str, Fact]:
-    """What is known of the loop's settings; what is not known is left out."""
-    facts: dict[str, Fact] = {}
+class LoopFacts:
+    """The settings of a loop. What is read at set-up is kept, so that the model and the optimizers need not be."""
+
+    def __init__(self, loader: object, optimizers: Iterable[object], model: object | None) -> None:
+        self._known: dict[str, Fact] = {}
+        self.device: int | None = None
+        """index of the GPU of the first parameter; None on a CPU, or if no parameter is known"""
+        self.is_placed = False
+        """whether a parameter shows where the loop computes; otherwise it may be on the present device of torch"""
+        self._devices: list[int] = []
+        for read in (_of_loader, _of_model):
+            with contextlib.suppress(Exception):  # an unusual loader or model: these facts are not known
+                self._known |= read(loader if read is _of_loader else model)
+        with contextlib.suppress(Exception):
+            self._read_parameter(optimizers, model)
+
+    def _read_parameter(self, optimizers: Iterable[object], model: Any) -> None:
+        parameter = _first_parameter(optimizers, model)
+        dtype = DTYPES.get(str(getattr(parameter, "dtype", "")))
+        if dtype is not None:
+            self._known["parameters"] = dtype
+        device: Any = getattr(parameter, "device", None)
+        self.is_placed = device is not None
+        if getattr(device, "type", "") == "cuda":
+            self.device = device.index if device.index is not None else 0
+            self._devices = [self.device]
+            if self._known.get("data_parallel"):
+                self._devices = sorted({self.device, *(each for each in model.device_ids if isinstance(each, int))})
+
+    def read(self) -> dict[str, Fact]:
+        """What is known now; what is not known is left out."""
+        found = dict(self._known)
+        with contextlib.suppress(Exception):  # after the new settings of torch.backends, the old ones cannot be read
+            found["matmul"] = _read_matmul()
+        with contextlib.suppress(Exception):
+            if (cpus := count_cpus()) is not None:
+                found["cpus"] = cpus
+        return found
+
+    def find_gpus(self) -> list[str]:
+        """UUIDs of the GPUs of the model; empty if they are not known, or on a CPU."""
+        cuda, found = find_cuda(), list[str]()
+        if cuda is None:
+            return found
+        devices = self._devices
+        if not self.is_placed and cuda.device_count() == 1:
+            devices = [0]
+        for device in devices[:16]:
+            uuid = getattr(cuda.get_device_properties(device), "uuid", None)  # since torch 2.4
+            if uuid is not None:
+                text = str(uuid)  # without a prefix, also of a MIG instance
+                found.append(text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}")
+        return found
+
+
+def _of_loader(loader: object) -> dict[str, Fact]:
+    found: dict[str, Fact] = {}
     for name in WHOLE_LOADER:
         value = getattr(loader, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
-            facts[name] = value
+            found[name] = value
     for name in SWITCHES:
         value = getattr(loader, name, None)
         if isinstance(value, bool):
-            facts[name] = value
-    if (dtype := _find_dtype(optimizers)) is not None:
-        facts["parameters"] = dtype
-    if model is not None:
-        facts["data_parallel"] = type(model).__module__ == "torch.nn.parallel.data_parallel"
-        is_wrapped = (
-            type(model).__name__ == "OptimizedModule"
-        )  # of torch.compile(model); model.compile() sets the other
-        facts["compiled"] = is_wrapped or getattr(model, "_compiled_call_impl", None) is not None
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        facts["matmul"] = str(torch.get_float32_matmul_precision())
-    if (cpus := count_cpus()) is not None:
-        facts["cpus"] = cpus
-    return facts
-
-
-def find_gpus(model: object | None) -> list[str]:
-    """UUIDs of the GPUs that this process uses: the present device, and those of a DataParallel model."""
-    cuda = find_cuda()
-    if cuda is None:
-        return []
-    devices = {cuda.current_device()}
-    if type(model).__module__ == "torch.nn.parallel.data_parallel":
-        devices |= {each for each in getattr(model, "device_ids", ()) if isinstance(each, int)}
-    found: list[str] = []
-    for device in sorted(devices)[:16]:
-        uuid = getattr(cuda.get_device_properties(device), "uuid", None)  # since torch 2.4
-        if uuid is not None:
-            text = str(uuid)
-            found.append(text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}")
+            found[name] = value
     return found
+
+
+def _of_model(model: object) -> dict[str, Fact]:
+    if model is None:
+        return {}
+    is_wrapped = type(model).__name__ == "OptimizedModule"  # of torch.compile(model); model.compile() sets the other
+    return {
+        "data_parallel": type(model).__module__ == "torch.nn.parallel.data_parallel",
+        "compiled": is_wrapped or getattr(model, "_compiled_call_impl", None) is not None,
+    }
+
+
+def _read_matmul() -> str:
+    """The precision of products of float32 matrices. Raises LookupError, RuntimeError, AttributeError if unknown."""
+    torch = sys.modules["torch"]
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # it was set by torch.backends.cuda.matmul.fp32_precision
+        return {"ieee": "highest", "tf32": "high"}[torch.backends.cuda.matmul.fp32_precision]
+
+
+def _first_parameter(optimizers: Iterable[object], model: Any) -> Any:
+    """The first parameter that is trained, else the first one of the model; None without one."""
+    for optimizer in optimizers:
+        groups: Any = getattr(optimizer, "param_groups", None)
+        for group in groups if isinstance(groups, list) else ():
+            for parameter in group.get("params", ()):
+                return parameter
+    return None if model is None else next(iter(model.parameters()), None)
 
 
 def count_cpus() -> float | None:
@@ -79,16 +133,6 @@ def _read(path: str) -> str:
         return Path(path).read_text("ascii")[:100]
     except (OSError, ValueError):
         return ""
-
-
-def _find_dtype(optimizers: Iterable[object]) -> str | None:
-    """The type of the first parameter that is trained."""
-    for optimizer in optimizers:
-        groups: Any = getattr(optimizer, "param_groups", None)
-        for group in groups if isinstance(groups, list) else ():
-            for parameter in group.get("params", ()):
-                return DTYPES.get(str(getattr(parameter, "dtype", "")))
-    return None
 
 
 def is_autocast() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -14,6 +15,7 @@ DEFAULT = Path("/run/gpu-exporter/training")  # in Kubernetes an emptyDir; in Sl
 INTERVAL_S = 10.0
 INTERVAL_MAX_S = 600.0
 COST_MAX = 0.001  # share of the loop's time that writing may take
+READABLE = 0o644
 OLD_S = 3600.0  # files of processes that ended longer ago are removed
 
 
@@ -37,6 +39,7 @@ class ReportFile:
         self._due = time.monotonic()
         self._interval_s = INTERVAL_S
         self._path: Path | None = None
+        self._last: Mapping[str, Any] | None = None
 
     @property
     def is_due(self) -> bool:
@@ -47,22 +50,29 @@ class ReportFile:
         if os.getpid() != self._pid:
             return
         began = time.monotonic()
-        name = f"rank-{report['rank']}.json" if report["world_size"] > 1 else f"run-{self._run}.json"
+        name = f"run-{self._run}.json"
         if self._path is None:
             self._remove_old()
-        self._path = self._directory / name
+        self._path, self._last = self._directory / name, report
         fresh = self._directory / f".{name}.{self._run}"
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(handle, "w", encoding="ascii") as file:
-            json.dump(report, file, allow_nan=False)
+            os.fchmod(handle, READABLE)  # whatever the umask: the exporter may run as another user
+            json.dump({**report, "interval_seconds": self._interval_s}, file, allow_nan=False)
         fresh.replace(self._path)
         now = time.monotonic()
         self._interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, (now - began) / COST_MAX))
         self._due = now + self._interval_s
 
+    def end(self) -> None:
+        """Write that nothing follows, if a report was written and does not say so. Raises nothing."""
+        if self._last is not None and self._last["state"] != "ended":
+            with contextlib.suppress(Exception):  # it may run while the interpreter ends
+                self.write({**self._last, "state": "ended"})
+
     def _remove_old(self) -> None:
-        """Remove what processes without a rank left here, so that restarts do not fill the folder."""
+        """Remove what earlier processes left here, so that restarts do not fill the folder."""
         before = time.time() - OLD_S
         for path in self._directory.glob("run-*.json"):
             try:

@@ -30,31 +30,35 @@ class Event(Protocol):
 class GpuTimeline:
     """Each mark ends the interval of the mark before it. `seconds`: by kind of interval, as far as it is read.
 
-    `is_known` is false while no interval was read.
+    `is_known` is false while no interval was read, and after one was lost.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.dropped = 0
-        self._device: int | None = None
+        self.device: int | None = None
+        """the index of the GPU that the loop computes on, None if it is not known"""
+        self.follows = False
+        """whether the present device at the first mark is that GPU, if none is known"""
         self._pending: deque[tuple[str, Event]] = deque()
         self._free: list[Event] = []
 
     @property
     def is_known(self) -> bool:
-        return bool(self.seconds)
+        return bool(self.seconds) and not self.dropped
 
     def mark(self, kind: str) -> None:
         """Begin an interval of this kind; NOTHING is not counted."""
         cuda = find_cuda()
-        if cuda is None:
+        if cuda is None or (self.device is None and not self.follows):
             return
-        device = cuda.current_device()
-        if self._device is None:
-            self._device = device
-        if cuda.is_current_stream_capturing() or device != self._device:
+        if self.device is None:
+            self.device = cuda.current_device()
+        if cuda.is_current_stream_capturing() or cuda.current_device() != self.device:
             self._forget()
             return
+        if len(self._pending) >= PENDING_MAX // 2:  # many batches or phases in one step
+            self.read()
         if len(self._pending) >= PENDING_MAX:
             self._forget()
             self.dropped += 1
@@ -70,6 +74,11 @@ class GpuTimeline:
                 seconds = begin.elapsed_time(self._pending[0][1]) / 1e3
                 self.seconds[kind] = self.seconds.get(kind, 0.0) + max(0.0, seconds)
             self._free.append(begin)
+
+    def cancel(self) -> None:
+        """The interval that has begun last is not counted after all."""
+        if self._pending:
+            self._pending[-1] = (NOTHING, self._pending[-1][1])
 
     def _forget(self) -> None:
         self._pending.clear()  # the events may still be in use by the stream, so they are not used again

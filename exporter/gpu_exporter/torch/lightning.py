@@ -39,6 +39,12 @@ class LightningObserver(Callback):  # type: ignore[misc, unused-ignore]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._loop.end_batch()
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._loop.interrupt()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._loop.interrupt(is_over=False)  # the file is written afterwards
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._loop.end_epoch()
 

@@ -13,7 +13,7 @@ class LoopListener(Protocol):
 
     def make_iterator(self, loader: object) -> None: ...
 
-    def ask(self, loader: object, now: int) -> None: ...
+    def ask(self, loader: object, now: int, *, is_first: bool) -> None: ...
 
     def get(self, loader: object, asked: int, now: int, batch: object, *, is_first: bool) -> None: ...
 
@@ -32,7 +32,7 @@ class ObservedIterator:
 
     def __next__(self) -> Any:
         asked = perf_counter_ns()
-        self._listener.ask(self._loader, asked)
+        self._listener.ask(self._loader, asked, is_first=self._is_first)
         try:
             batch = next(self._inner)
         except StopIteration:

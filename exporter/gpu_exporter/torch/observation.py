@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Literal
 
-from gpu_exporter.torch.facts import Fact, find_gpus, is_autocast, is_profiled, read_facts
+from gpu_exporter.torch.facts import Fact, LoopFacts, is_autocast, is_profiled
 from gpu_exporter.torch.file import ReportFile, find_directory
 from gpu_exporter.torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
 from gpu_exporter.torch.loaders import observe_loader
@@ -20,7 +22,7 @@ from gpu_exporter.torch.phases import NAMES, Phase, PhaseClock
 from gpu_exporter.torch.ranks import find_rank
 from gpu_exporter.torch.report import make_report
 from gpu_exporter.torch.siblings import read_siblings
-from gpu_exporter.torch.steps import WARMUP, StepCounter
+from gpu_exporter.torch.steps import StepCounter
 from gpu_exporter.torch.summary import render_summary
 
 log = logging.getLogger("gpu_exporter.torch")
@@ -51,6 +53,16 @@ def observe(
     return TrainingObservation(loader, optimizer, model, phases, samples, directory, registry, summary)
 
 
+OPEN: weakref.WeakSet[TrainingObservation] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the end of the program, loops that no `with` has ended print their summary."""
+    for observation in list(OPEN):
+        observation.close()
+
+
 class TrainingObservation:
     """The loop's loader, observed: an iterable, and a context manager whose end prints the summary.
 
@@ -74,6 +86,8 @@ class TrainingObservation:
         self._is_closed = False
         self._pid = os.getpid()
         self._facts: dict[str, Fact] = {}
+        self._file: ReportFile | None = None
+        self._unregister: Callable[[], None] = _ignore_end
         self._hooks: list[Any] = []
         self._counter = StepCounter(marked=False)
         self._gpu = GpuTimeline()
@@ -94,9 +108,11 @@ class TrainingObservation:
         registry: Any,
         summary: bool,
     ) -> None:
-        self._optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-        self._model, self._samples, self._prints = model, samples, summary
-        self._counter.marked = bool(self._optimizers)
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        self._samples, self._prints = samples, summary
+        self._counter.marked = bool(optimizers)
+        self._settings = LoopFacts(self._plain, optimizers, model)
+        self._gpu.device, self._gpu.follows = self._settings.device, not self._settings.is_placed
         self._sample_count: int | None = 0 if samples is not None else None
         if phases:
             self._phases = PhaseClock(perf_counter_ns, self._change_phase)
@@ -104,16 +120,20 @@ class TrainingObservation:
         self._run = os.urandom(8).hex()
         folder = find_directory() if directory is None else Path(directory)
         self._folder = folder
-        self._file = ReportFile(folder, self._run) if folder is not None else None
+        if folder is not None:
+            self._file = ReportFile(folder, self._run)
+            weakref.finalize(self, self._file.end)  # an observation that is dropped without an end
         self._began: int | None = None
         self.loader = observe_loader(self._plain, self)
-        for each in self._optimizers:
+        for each in optimizers:
             self._hooks.append(each.register_step_post_hook(self._after_step))
         if registry is not None:
             from gpu_exporter.torch.prometheus import TrainingCollector
 
-            registry.register(TrainingCollector(self.report))
-        atexit.register(self.close)
+            collector = TrainingCollector(self.report)
+            registry.register(collector)
+            self._unregister = functools.partial(registry.unregister, collector)
+        OPEN.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -188,8 +208,12 @@ class TrainingObservation:
         if loader is self._plain:
             self._guard(self._begin_epoch)
 
-    def ask(self, loader: object, now: int) -> None:
-        self._guard(self._ask, loader, now)
+    def ask(self, loader: object, now: int, *, is_first: bool) -> None:
+        self._guard(self._ask, loader, now, is_first)
+
+    def restart(self, now: int, *, is_over: bool = True) -> None:
+        """A framework has done something else between two batches. `is_over`: false if it goes on until the batch."""
+        self._guard(self._restart, now, is_over)
 
     def get(self, loader: object, asked: int, now: int, batch: object, *, is_first: bool) -> None:
         self._guard(self._get, loader, asked, now, batch, is_first)
@@ -226,16 +250,28 @@ class TrainingObservation:
             hooks, self._hooks = self._hooks, []
             for hook in hooks:
                 hook.remove()
-            atexit.unregister(self.close)
+            unregister, self._unregister = self._unregister, _ignore_end
+            unregister()
+            if self._file is not None:
+                self._file.end()
+            OPEN.discard(self)
         except Exception as exc:
             log.debug("cannot remove a hook of an optimizer: %s", exc)
 
     def _begin_epoch(self) -> None:
         self._counter.begin_epoch()
-        if self._phases is not None:  # what lies between two epochs, such as an evaluation
-            self._phases.close_step(is_measured=self._measures)
+        self._gpu.cancel()  # what came after the last batch may be anything
+        if self._phases is not None:  # what lies between two epochs belongs to no step
+            self._phases.close_step(is_measured=False)
 
-    def _ask(self, loader: object, now: int) -> None:
+    def _restart(self, now: int, is_over: bool) -> None:
+        self._counter.restart(now)
+        if not is_over:
+            self._counter.skip()
+        self._gpu.cancel()
+        self._gpu.mark(WAIT if self._counter.measures and is_over else NOTHING)
+
+    def _ask(self, loader: object, now: int, is_first: bool) -> None:
         counter = self._counter
         if loader is self._plain:
             if self._began is None:
@@ -245,8 +281,8 @@ class TrainingObservation:
             if counter.steps != before:
                 self._after_close(is_measured=counter.measured != measured)
         if is_profiled():
-            counter.note_profiler()
-        self._gpu.mark(WAIT if self._measures else NOTHING)
+            counter.skip()
+        self._gpu.mark(WAIT if counter.measures and not is_first else NOTHING)
 
     def _get(self, loader: object, asked: int, now: int, batch: object, is_first: bool) -> None:
         if loader is self._plain:
@@ -255,7 +291,7 @@ class TrainingObservation:
                 self._add_samples(batch)
         else:
             self._counter.add_wait(asked, now)
-        self._gpu.mark(WORK if self._measures else NOTHING)
+        self._gpu.mark(WORK if self._counter.measures else NOTHING)
 
     def _end(self) -> None:
         self._counter.end_epoch()
@@ -264,7 +300,7 @@ class TrainingObservation:
     def _mark(self) -> None:
         self._counter.mark(perf_counter_ns())
         if is_profiled():
-            self._counter.note_profiler()
+            self._counter.skip()
 
     def _after_step(self, optimizer: object, arguments: object, keywords: object) -> None:
         self._guard(self._mark)
@@ -275,10 +311,6 @@ class TrainingObservation:
             self._phases.close_step(is_measured=is_measured)
         if self._file is not None and self._file.is_due:
             self._file.write(self._report("running"))
-
-    @property
-    def _measures(self) -> bool:
-        return self._counter.steps >= WARMUP
 
     def _add_samples(self, batch: object) -> None:
         """A function of the user: where it fails or returns no number, the samples are unknown from then on."""
@@ -306,7 +338,7 @@ class TrainingObservation:
             self._guard(self._phases.leave)
 
     def _change_phase(self, name: str) -> None:
-        self._gpu.mark((name or WORK) if self._measures else NOTHING)
+        self._gpu.mark((name or WORK) if self._counter.measures else NOTHING)
 
     def _report(self, state: str) -> dict[str, Any]:
         torch = sys.modules.get("torch")
@@ -316,19 +348,18 @@ class TrainingObservation:
             self._gpu,
             self._phases,
             rank,
-            read_facts(self._plain, self._optimizers, self._model) | self._facts,
+            self._settings.read() | self._facts,
             writer="gpu_exporter.torch" if torch is None else f"gpu_exporter.torch (torch {torch.__version__})",
             run=self._run,
             state=state,
             local_world_size=rank.local_world_size,
-            gpus=find_gpus(self._model),
+            gpus=self._settings.find_gpus(),
             samples=self._sample_count,
         )
 
     def _finish(self) -> None:
+        self._begin_epoch()  # the last step ends with its mark
         self._gpu.read()
-        if self._phases is not None:
-            self._phases.close_step(is_measured=self._measures)
         report = self._report("ended")
         if self._file is not None:
             self._file.write(report)

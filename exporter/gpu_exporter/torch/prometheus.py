@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,14 +13,16 @@ class TrainingCollector:
     """A collector for a registry. After an error of the hook it publishes nothing."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
-        self._report = report
+        """`report`: a bound method; its object is not kept alive."""
+        self._report = weakref.WeakMethod(report)
 
     def describe(self) -> list[Metric]:
         """Nothing, so that registering reads no report."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        report = self._report()
+        read = self._report()
+        report = read() if read is not None else {}
         if not report:
             return
         labels, values = ["rank"], [str(report["rank"])]

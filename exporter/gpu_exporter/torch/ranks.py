@@ -6,10 +6,8 @@ import os
 import sys
 from typing import NamedTuple
 
-VARIABLES = (  # of torchrun, and of `srun` without torchrun
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-)
+# Of torchrun. Those of Slurm say nothing: a script of sbatch has them for all of its processes.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 RANKS_MAX = 100_000
 
 
@@ -37,11 +35,9 @@ def find_rank() -> Rank:
 
 
 def _read_variables() -> Rank:
-    for names in VARIABLES:
-        rank, world, local, local_world = (_number(os.environ.get(name)) for name in names)
-        if rank is not None and world is not None and rank < world:
-            return Rank(rank, world, local, local_world)
-    return Rank()
+    rank, world, local, local_world = (_number(os.environ.get(name)) for name in VARIABLES)
+    is_known = rank is not None and world is not None and rank < world
+    return Rank(rank, world, local, local_world) if is_known and rank is not None and world is not None else Rank()
 
 
 def _number(text: str | None) -> int | None:

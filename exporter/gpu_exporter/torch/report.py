@@ -37,7 +37,7 @@ def make_report(
         "optimizer_steps": counter.optimizer_steps if counter.marked else None,
         "epochs": counter.epochs,
         "measured_steps": counter.measured,
-        "profiled_steps": counter.profiled,
+        "skipped_steps": counter.skipped,
         "unfinished_batches": counter.unfinished,
         "step_seconds": counter.step_ns / NS,
         "wait_seconds": counter.wait_ns / NS,

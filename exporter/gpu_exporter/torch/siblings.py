@@ -15,16 +15,23 @@ RANKS_MAX = 64
 
 def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reports of the same training: of the same format and size, with another rank. Others are left out."""
-    found: list[dict[str, Any]] = []
+    ranks: dict[int, dict[str, Any]] = {}
     if own["world_size"] < 2:
-        return found
-    for path in sorted(directory.glob("rank-*.json"))[:RANKS_MAX]:
+        return []
+    for path in sorted(directory.glob("run-*.json"), key=_written, reverse=True)[:RANKS_MAX]:
         try:
             with path.open("rb") as file:
                 report = json.loads(file.read(SIZE_MAX))
         except (OSError, ValueError, RecursionError):
             continue
-        is_ours = isinstance(report, dict) and report.get("format") == FORMAT and report.keys() == own.keys()
-        if is_ours and report["world_size"] == own["world_size"] and report["rank"] != own["rank"]:
-            found.append(report)
-    return found
+        is_ours = isinstance(report, dict) and report.get("format") == FORMAT and own.keys() <= report.keys()
+        if is_ours and report["world_size"] == own["world_size"]:
+            ranks.setdefault(report["rank"], report)  # of an earlier run of this rank, the newest file counts
+    return [report for rank, report in ranks.items() if rank != own["rank"]]
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed at this moment
+        return 0.0

@@ -23,13 +23,13 @@ class StepCounter:
     def __init__(self, *, marked: bool) -> None:
         self.marked = marked
         self.batches = self.steps = self.optimizer_steps = self.epochs = 0
-        self.measured = self.profiled = self.unfinished = 0
+        self.measured = self.skipped = self.unfinished = 0
         self.step_ns = self.wait_ns = self.start_ns = 0  # of the measured steps; of all epochs
         self._recent = array("d", bytes(8 * RECENT))
         self._recent_count = 0
         self._begin: int | None = None  # of the present step
         self._wait = self._batches = self._marks = self._last_mark = 0
-        self._is_profiled = False
+        self._is_skipped = False
 
     def begin_epoch(self) -> None:
         """The loop makes a new iterator. What was left of the last one, after a break or an error, ends."""
@@ -51,8 +51,15 @@ class StepCounter:
             self.epochs += 1
             self.start_ns += now - asked
             self._begin = now
+        elif self._begin is None:  # another pass over the same loader has ended the step
+            self._begin = now
         else:
             self._wait += now - asked
+
+    def restart(self, now: int) -> None:
+        """The framework did something else between two batches, such as an evaluation: it belongs to no step."""
+        if self._begin is not None and not self._batches:
+            self._begin, self._wait = now, 0
 
     def add_wait(self, asked: int, now: int) -> None:
         """The loop has waited for another loader."""
@@ -67,14 +74,19 @@ class StepCounter:
         """The optimizer has made its step. Marks that follow each other without a new batch belong to one step."""
         if not self.marked:  # the first mark: the batches before it were no steps
             self.marked = True
-            self.steps = self.measured = self.profiled = self.step_ns = self.wait_ns = self._recent_count = 0
+            self.steps = self.measured = self.skipped = self.step_ns = self.wait_ns = self._recent_count = 0
         self.optimizer_steps += 1
         self._marks += 1
         self._last_mark = now
 
-    def note_profiler(self) -> None:
-        """A profiler runs: it slows the present step down, so this step is not measured."""
-        self._is_profiled = True
+    def skip(self) -> None:
+        """The present step is not measured: a profiler slows it down, or the framework does something else in it."""
+        self._is_skipped = True
+
+    @property
+    def measures(self) -> bool:
+        """Whether the present step will be measured."""
+        return self.steps >= WARMUP and not self._is_skipped
 
     @property
     def median_ns(self) -> float | None:
@@ -84,8 +96,8 @@ class StepCounter:
 
     def _close(self, now: int) -> None:
         self.steps += 1
-        if self._is_profiled:
-            self.profiled += 1
+        if self._is_skipped:
+            self.skipped += 1
         elif self.steps > WARMUP and self._begin is not None:
             self.measured += 1
             self.step_ns += now - self._begin
@@ -101,4 +113,4 @@ class StepCounter:
 
     def _reset(self) -> None:
         self._wait = self._batches = self._marks = 0
-        self._is_profiled = False
+        self._is_skipped = False

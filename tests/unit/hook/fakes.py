@@ -14,7 +14,9 @@ class FakeOptimizer:
 
     def __init__(self) -> None:
         self.hooks: list[Callable[..., None]] = []
-        self.param_groups = [{"params": [SimpleNamespace(dtype="torch.float32")]}]
+        self.param_groups = [
+            {"params": [SimpleNamespace(dtype="torch.float32", device=SimpleNamespace(type="cuda", index=0))]}
+        ]
         self.steps = 0
 
     def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
@@ -63,6 +65,7 @@ class FakeGpu:
         cuda = SimpleNamespace(
             is_initialized=lambda: True,
             current_device=lambda: gpu.device,
+            device_count=lambda: 1,
             is_current_stream_capturing=lambda: gpu.is_capturing,
             Event=Event,
             get_device_properties=lambda device: SimpleNamespace(uuid=f"aaaa-{device}"),

@@ -15,6 +15,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return found
 
 
+def timeline() -> GpuTimeline:
+    line = GpuTimeline()
+    line.follows = True
+    return line
+
+
 def run(gpu: FakeGpu, line: GpuTimeline, steps: int, wait: float, launch: float, work: float) -> None:
     """Steps that wait for data, launch work of the GPU, and go on without waiting for it, two steps ahead at most."""
     for _ in range(steps):
@@ -28,19 +34,19 @@ def run(gpu: FakeGpu, line: GpuTimeline, steps: int, wait: float, launch: float,
 
 
 def test_a_wait_that_the_gpu_works_through_is_no_wait_of_the_gpu(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     run(gpu, line, 200, wait=0.006, launch=0.001, work=0.010)
     assert line.seconds[WAIT] / sum(line.seconds.values()) < 0.02
 
 
 def test_a_wait_that_starves_the_gpu_counts(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     run(gpu, line, 200, wait=0.015, launch=0.001, work=0.005)
     assert line.seconds[WAIT] / sum(line.seconds.values()) == pytest.approx((15 - 5) / 16, abs=0.02)
 
 
 def test_nothing_is_recorded_inside_of_a_capture(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     run(gpu, line, 5, wait=0.01, launch=0.001, work=0.001)
     before = gpu.recorded
     gpu.is_capturing = True
@@ -53,7 +59,7 @@ def test_nothing_is_recorded_inside_of_a_capture(gpu: FakeGpu) -> None:
 
 
 def test_a_gpu_that_never_answers_costs_no_memory(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     gpu.work(1e9)
     for _ in range(3 * PENDING_MAX):
         line.read()
@@ -64,13 +70,13 @@ def test_a_gpu_that_never_answers_costs_no_memory(gpu: FakeGpu) -> None:
 
 
 def test_events_are_used_again(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     run(gpu, line, 1000, wait=0.001, launch=0.001, work=0.001)
     assert len(line._free) + len(line._pending) < 10
 
 
 def test_an_event_is_read_at_least_a_step_after_it_was_recorded(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     line.mark(WAIT)
     gpu.now += 1.0
     line.mark(WORK)
@@ -83,7 +89,7 @@ def test_an_event_is_read_at_least_a_step_after_it_was_recorded(gpu: FakeGpu) ->
 
 
 def test_another_device_ends_the_interval(gpu: FakeGpu) -> None:
-    line = GpuTimeline()
+    line = timeline()
     run(gpu, line, 10, wait=0.01, launch=0.001, work=0.001)
     line.read()
     known = dict(line.seconds)
@@ -94,7 +100,7 @@ def test_another_device_ends_the_interval(gpu: FakeGpu) -> None:
 
 def test_without_torch_there_is_no_time_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(__import__("sys").modules, "torch", raising=False)
-    line = GpuTimeline()
+    line = timeline()
     line.mark(WORK)
     line.read()
     assert not line.is_known and not line._pending

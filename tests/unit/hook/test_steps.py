@@ -131,9 +131,9 @@ def test_steps_under_a_profiler_are_counted_and_not_measured() -> None:
     for number in range(20):
         loop.batch(wait=1, work=1)
         if number == 10:
-            loop.counter.note_profiler()
+            loop.counter.skip()
     loop.end()
-    assert (loop.counter.steps, loop.counter.profiled, loop.counter.measured) == (20, 1, 20 - WARMUP - 1)
+    assert (loop.counter.steps, loop.counter.skipped, loop.counter.measured) == (20, 1, 20 - WARMUP - 1)
 
 
 def test_a_second_loader_adds_only_wait() -> None:
@@ -174,7 +174,7 @@ def test_parts_never_exceed_the_whole(events: list[tuple[str, int, int, int]], m
     counter = loop.counter
     assert 0 <= counter.wait_ns <= counter.step_ns <= loop.now
     assert counter.step_ns + counter.start_ns <= loop.now
-    assert counter.measured + counter.profiled <= counter.steps <= counter.batches
+    assert counter.measured + counter.skipped <= counter.steps <= counter.batches
     assert len(counter._recent) == RECENT
 
 

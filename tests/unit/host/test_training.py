@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,40 @@ def test_of_two_files_of_one_rank_the_newest_counts_and_old_ones_do_not(site: Si
     ancient = write(site.pod() / "rank-7.json", rank=7, world_size=8)
     os.utime(ancient, (time.time() - 90_000, time.time() - 90_000))
     assert [each.run for each in site.read(POD)[POD]] == ["new"]
+
+
+def test_files_that_cost_much_cost_only_their_holder(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    write(site.job() / "run-a.json", run="a")
+    for number in range(FILES_MAX):
+        (site.pod() / f"run-{number}.json").write_text(
+            json.dumps(REPORT | {"run": str(number), "x": [1e5] * ((SIZE_MAX - 1000) // 10)})
+        )
+    assert len(site.read(POD, JOB)[POD]) < 10
+    assert "bytes of reports; the newest count" in caplog.text
+    for _ in range(10):
+        assert JOB in site.read(POD, JOB), "the honest job is read every time"
+
+
+def test_two_writers_without_a_run_are_two_processes(site: Site) -> None:
+    for name in ("run-a", "run-b"):
+        report = {"format": REPORT["format"], "steps": 7}
+        (site.job() / f"{name}.json").write_text(json.dumps(report))
+    assert sorted(each.run for each in site.read(JOB)[JOB]) == ["run-a", "run-b"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a device file")
+def test_a_device_file_is_refused_before_it_is_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mknod(site.pod() / "run-a.json", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    opened, original = [], os.open
+
+    def note(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+        if not flags & (os.O_PATH | os.O_DIRECTORY):
+            opened.append(path)
+        return original(path, flags, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", note)
+    assert site.read(POD) == {}
+    assert opened == []
 
 
 def test_a_folder_full_of_files_costs_a_bounded_look_that_the_log_names(

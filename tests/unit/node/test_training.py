@@ -32,6 +32,13 @@ def rank(steps: int, *, each_s: float = 0.1, wait: float = 0.5, number: int = 0,
     return RankReport(steps=steps, **values | other)
 
 
+def watching(since: float = 0.0) -> NodeTraining:
+    """The trainings of a node that the exporter has watched since long before they began."""
+    training = NodeTraining()
+    training.keep((), since)
+    return training
+
+
 def look(training: NodeTraining, at: float, *reports: RankReport) -> int | None:
     found = training.note(WHO, TrainingFiles(at, reports))
     return None if found is None else found.steps
@@ -44,7 +51,7 @@ def view(training: NodeTraining, unit: UnitId = A, now: float = 1000.0, idle_run
 
 
 def test_totals_belong_to_the_gpu_that_the_rank_names_and_its_holder_has() -> None:
-    training = NodeTraining()
+    training = watching()
     look(training, 1000.0, rank(100), rank(90, number=1), rank(500, number=2, gpus=("GPU-of-another-job",)))
     assert (view(training, A).steps, view(training, B).steps) == (100, 90)
     assert view(training, A).seconds == pytest.approx({"step": 10.0, "wait": 5.0})
@@ -105,6 +112,90 @@ def test_trainings_of_one_process_each_do_not_wait_for_each_other() -> None:
     assert (view(training).pace.late, view(training).pace.late_share) == ("", None)
 
 
+def test_counters_never_fall_and_count_each_process_once() -> None:
+    training = watching()
+    steps = []
+    for at, reports in enumerate(
+        [
+            (rank(100, run="a"), rank(50, number=1)),
+            (rank(180, run="a", has_ended=True), rank(90, number=1)),
+            (rank(10, run="b"), rank(95, number=1)),  # the first rank starts again
+            (rank(20, run="b"), rank(95, number=1)),
+            (rank(4, run="b"), rank(95, number=1)),  # a counter that falls
+            (rank(30, run="b"), rank(95, number=1)),
+        ]
+    ):
+        look(training, 1000.0 + 15.0 * at, *reports)
+        steps.append((view(training, A).steps, view(training, B).steps))
+    assert steps == [(100, 50), (180, 90), (190, 95), (200, 95), (200, 95), (226, 95)]
+
+
+def test_after_a_restart_of_the_exporter_an_old_process_counts_from_now_on() -> None:
+    training = watching(990.0)
+    look(training, 1000.0, rank(50_000))
+    assert view(training).steps == 0
+    look(training, 1015.0, rank(50_150))
+    assert view(training).steps == 150
+
+
+def test_a_run_that_has_ended_or_is_no_longer_written_says_nothing_of_the_present() -> None:
+    training = watching()
+    dead = rank(10_000, wait=0.9, run="dead", world_size=1, has_ended=True)
+    silent = rank(10_000, wait=0.9, run="silent", world_size=1, age_s=2000.0)
+    look(training, 1000.0, rank(100, wait=0.0, world_size=1), dead, silent)
+    look(training, 1015.0, rank(300, wait=0.0, world_size=1), dead, silent._replace(age_s=2015.0))
+    pace = view(training, now=1015.0).pace
+    assert (pace.ranks, pace.wait, pace.step_s) == (1, 0.0, pytest.approx(0.1))
+
+
+def test_an_ended_training_is_silent_and_no_contradiction() -> None:
+    training = watching()
+    for number in range(200):
+        look(training, 1000.0 + 15.0 * number, rank(500, has_ended=True, age_s=15.0 * number))
+    found = view(training, now=4000.0, idle_run_s=2900.0)
+    assert found.contradiction == ""
+    assert found.pace.silent_s > 2000.0
+
+
+def test_a_loop_that_became_slow_has_no_share_before_it_made_twenty_steps() -> None:
+    training = watching()
+    look(training, 1000.0, rank(10_000, wait=0.4))
+    for number in range(1, 12):
+        fast = 10_000 * 0.1
+        slow = rank(10_000 + number, step_s=fast + 60.0 * number, wait_s=fast * 0.4)
+        look(training, 1000.0 + 60.0 * number, slow)
+    assert view(training, now=1660.0).step_s is None
+    assert view(training, now=1660.0).pace.wait is None
+
+
+def test_a_process_that_does_not_have_to_write_yet_is_not_silent() -> None:
+    training = watching()
+    look(training, 1000.0, rank(100))
+    assert look(training, 1015.0, rank(100, age_s=200.0, interval_s=300.0)) is None
+    assert look(training, 1030.0, rank(100, age_s=320.0, interval_s=300.0)) == 0
+
+
+def test_an_instance_is_found_by_its_own_uuid_with_any_prefix_and_by_its_board_if_it_is_all() -> None:
+    unit = UnitId("GPU-board", "MIG-part")
+    for named in ("MIG-part", "GPU-part", "GPU-board"):
+        training = watching()
+        look(training, 1000.0, rank(100, gpus=(named,)))
+        assert training.view(WHO, unit, (unit,), 1000.0, 0.0) is not None
+    other = UnitId("GPU-board", "MIG-other")
+    assert training.view(WHO, unit, (unit, other), 1000.0, 0.0) is None
+
+
+def test_what_only_some_ranks_say_is_not_diluted_and_what_none_says_is_unknown() -> None:
+    training = watching()
+    looks = [
+        rank(100, number=number, wait_s=None, phases={"logging": 4.0} if not number else {}) for number in range(8)
+    ]
+    look(training, 1000.0, *looks)
+    pace = view(training).pace
+    assert pace.phases == {"logging": pytest.approx(0.4)}
+    assert (pace.late_share, pace.late) == (None, "")
+
+
 def test_ranks_that_are_alike_have_no_late_one() -> None:
     training = NodeTraining()
     look(training, 1000.0, rank(100, wait=0.10), rank(100, number=1, wait=0.15))
@@ -152,7 +243,7 @@ def test_steps_make_no_gpu_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(after).totals == only(before).totals
     assert only(after).verdict == only(before).verdict
     assert only(after).verdict.state == "held_no_process" or only(after).verdict.state == "held_idle"
-    assert values(after, "gpu_training_steps_total") == [float(steps)]
+    assert values(after, "gpu_training_steps_total") == [float(steps - 1015)]  # it was older than the first look
     assert values(before, "gpu_training_steps_total") == []
 
 
@@ -160,9 +251,9 @@ def test_a_holder_that_left_is_forgotten() -> None:
     node = node_of(GPU, holders=[JOB | {"to": 60}])
     node.run(30)
     node.state.note_training(WHO, TrainingFiles(node.clock.monotonic(), (rank(100, gpus=()),)))
-    assert node.state._training.has(WHO)
+    assert node.state._training.is_used
     node.run(120)
-    assert not node.state._training.has(WHO)
+    assert not node.state._training.is_used
 
 
 @given(

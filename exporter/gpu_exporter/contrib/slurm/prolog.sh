@@ -3,10 +3,11 @@
 #
 # In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes Alloc, and
 # shows the exporter jobs that have no step). Runs as root at the start of each job. Always ends with status 0, since a
-# prolog that fails drains the node. Starts only mkdir, date, mv and install, and sends no request. Every value comes from
-# slurmd: variables that a job exports are not in this environment.
+# prolog that fails drains the node. Starts only mkdir, date, mv, stat and install, and sends no request. Every value comes
+# from slurmd: variables that a job exports are not in this environment.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
-# /run/gpu-exporter/training gives each job a folder in which it may describe its training (docs/torch.md); empty: none.
+# /run/gpu-exporter/training gives each job a folder in which it may describe its training; empty: none. Mount a file
+# system of its own there (docs/torch.md).
 training=${GPU_EXPORTER_TRAINING_FILES:-}
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
 [ -n "${SLURM_JOB_GPUS:-}${CUDA_VISIBLE_DEVICES:-}${SLURM_SHARDS_ON_NODE:-}" ] || exit 0
@@ -31,6 +32,8 @@ say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;;
     case $training${SLURM_JOB_UID:-} in
     /*[0-9])
         [ -d "$training" ] || mkdir -p "$training"
+        # On the tmpfs of /run itself, a user could take the last bytes from slurmd and systemd.
+        case $(stat -fc %T "$training"),$(stat -c %d "$training") in "tmpfs,$(stat -c %d /run)") exit 0 ;; esac
         install -d -m 0755 -o "$SLURM_JOB_UID" "$training/$SLURM_JOB_ID"
         ;;
     esac
