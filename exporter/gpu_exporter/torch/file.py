@@ -66,7 +66,7 @@ class ReportFile:
         self._due = now + self._interval_s
 
     def end(self) -> None:
-        """Write that nothing follows, if a report was written and does not say so. Raises nothing."""
+        """Write that nothing follows, unless the last report has it already. Raises nothing."""
         if self._last is not None and self._last["state"] != "ended":
             with contextlib.suppress(Exception):  # it may run while the interpreter ends
                 self.write({**self._last, "state": "ended"})

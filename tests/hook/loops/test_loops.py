@@ -325,7 +325,8 @@ def test_the_late_rank_is_found_by_durations(phases: bool, tmp_path: Path) -> No
         for rank in range(2)
     ]
     assert [each.wait(120) for each in ranks] == [0, 0]
-    reports = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    reports = [json.loads(path.read_text()) for path in tmp_path.glob("run-*.json")]
+    assert sorted(each["rank"] for each in reports) == [0, 1]
     said = find_late_rank(reports)
     assert said is not None and said.startswith("rank 1 is late by ")
     assert ("waits least in the collective" in said) == phases
