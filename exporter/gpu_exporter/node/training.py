@@ -7,7 +7,7 @@ keeps nothing from a mark (docs/torch.md). A report counts for a GPU only if the
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from gpu_exporter.model.units import UnitId
 ProcessKey: TypeAlias = "tuple[int | None, str]"
 """Rank and run of a process."""
 KEEP_S = 600.0
-GROUPS_MAX = 64  # groups of GPUs that the ranks of one holder may name
+BOOKED_MAX = 1024  # processes of one holder on one node, one after the other
 LOOKS_MAX = 41  # one every 15 s
 STEPS_MIN = 20  # measured steps that a share needs; TraceML is confident from 20 on
 LATE_SHARE = 0.1  # of a step: from here on a rank is named as late; gpuprof and TraceML name it from 10 %
@@ -59,15 +59,24 @@ class _KeptTraining:
         """`watched_s`: how long the exporter has watched. A process that is older counts from now on."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
+        self._last: dict[ProcessKey, RankReport] = {}  # of each process, also of one whose file is missing for a while
         for each in files.reports:
-            self.book(each, None if (each.step_s or 0.0) <= watched_s else each)
+            if (each.step_s or 0.0) > watched_s:
+                self._last[_key(each)] = each
+            self.book(each)
         self.paces: dict[frozenset[ProcessKey], TrainingPace] = {}  # of this look, by ranks and runs
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
 
-    def book(self, new: RankReport, old: RankReport | None) -> None:
-        """Book what one process did; of more than GROUPS_MAX groups of GPUs, only the first count."""
-        if new.gpus in self.booked or len(self.booked) < GROUPS_MAX:
-            self.booked.setdefault(new.gpus, _Booked()).add(new, old)
+    def book(self, new: RankReport) -> None:
+        """Book what one process did. Of a holder that names more groups of GPUs, or has had more processes, than
+        BOOKED_MAX, only the first count.
+        """
+        key = _key(new)
+        if (key in self._last or len(self._last) < BOOKED_MAX) and (
+            new.gpus in self.booked or len(self.booked) < BOOKED_MAX
+        ):
+            self.booked.setdefault(new.gpus, _Booked()).add(new, self._last.get(key))
+            self._last[key] = new
 
 
 class NodeTraining:
@@ -87,7 +96,7 @@ class NodeTraining:
         last = kept.looks[-1]
         known = {_key(each): each for each in last.reports}
         for each in files.reports:
-            kept.book(each, known.get(_key(each)))
+            kept.book(each)
         steps = _count_steps(known, files)
         if steps or any(_key(each) not in known and not each.has_ended for each in files.reports):
             kept.stepped = files.monotonic
@@ -281,6 +290,8 @@ def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
     least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its data.
     """
     named = [change for change in changes if change.is_of_many]
+    sizes = Counter(change.report.world_size for change in named)
+    named = [change for change in named if change.report.world_size == sizes.most_common(1)[0][0]]  # of one training
     if len(named) < 2:
         return None
     if all("collective" in change.phases for change in named):

@@ -63,6 +63,9 @@ class ObservedIterable:
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_listener"):  # not set yet: unpickled or copied
             raise AttributeError(name)

@@ -141,6 +141,9 @@ class TrainingObservation:
     def __len__(self) -> int:
         return len(self._plain)  # type: ignore[arg-type]  # raises TypeError as the loader does
 
+    def __bool__(self) -> bool:
+        return bool(self._plain)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "loader":  # not set: set-up has failed
             raise AttributeError(name)

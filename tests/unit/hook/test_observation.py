@@ -110,8 +110,10 @@ def test_the_observed_loader_is_the_loader_in_all_else() -> None:
     assert list(observed) == list(observed.loader) == [1, 2, 3]
     with pytest.raises(AttributeError, match="nothing"):
         _ = observed.nothing
+    endless = observe(iter(range(3)), summary=False)
+    assert endless and endless.loader and not observe([], summary=False)
     with pytest.raises(TypeError):
-        len(observe(iter(range(3)), summary=False))
+        len(endless)
     assert pickle.loads(pickle.dumps(observe(range(3), summary=False).loader)) == range(3)
 
 
@@ -168,7 +170,18 @@ UNKNOWN_FACTS = {
     *("_read_quota", "_read"),
 }
 # The loop's own iteration: an error there would be an error of Python's, and nothing lies between it and the loop.
-PASSES = {"end", "__iter__", "__next__", "__len__", "__getattr__", "__reduce__", "__enter__", "__exit__", "__init__"}
+PASSES = {
+    "end",
+    "__bool__",
+    "__iter__",
+    "__next__",
+    "__len__",
+    "__getattr__",
+    "__reduce__",
+    "__enter__",
+    "__exit__",
+    "__init__",
+}
 TARGETS = [
     (owner, name)
     for module in OURS
