@@ -19,6 +19,9 @@ from gpu_exporter.torch import observe
 from gpu_exporter.torch.lightning import LightningObserver
 from gpu_exporter.torch.transformers import TrainerObserver
 
+pytestmark = [  # of Lightning: it advises srun and other settings, and uses what torch has deprecated
+    pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "FutureWarning")
+]
 WITHIN = 0.1  # share of a step: the frameworks' own work is part of it
 
 
