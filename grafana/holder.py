@@ -20,6 +20,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import format_duration
+from gpu_exporter.model.training import PHASES
 from grafana import panels
 
 UID = "gpu-exporter-holder"
@@ -156,10 +157,7 @@ def build(settings: Settings) -> models.Dashboard:
         "Share of its steps by what the loop does, mean of its ranks: it waits for data, or is in a phase that the "
         "owner has placed. The rest is not named."
     )
-    phases = [
-        (queries.phase('="wait"'), "waits for data"),
-        (queries.phase('!~"step|wait"', " by (phase)"), "{{phase}}"),
-    ]
+    phases = [(queries.phase(name), name) for name in ("wait", *PHASES)]
     board.put(panels.stack(20, "Phases", text, "percentunit", phases), 8, 8)
     text = (
         "Share of a step for which the other ranks of a node wait for the slowest one; and beside it the utilization "

@@ -211,7 +211,7 @@ def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tup
 
 
 def stack(id_: int, title: str, description: str, unit: str, queries: Sequence[Query]) -> timeseries.Panel:
-    """Stacked parts whose names are known only to the data."""
+    """Stacked parts, each in a colour of Grafana's."""
     panel = graph(id_, title, description, unit, queries)
     stacking = common.StackingConfig().mode(shapes.StackingMode.NORMAL).group("parts")
     return panel.fill_opacity(70).line_width(0).stacking(stacking)

@@ -228,14 +228,13 @@ class Holder:
         """Seconds of a step of its training loop, for each of its GPUs."""
         return f"max by (cluster, node, gpu, mig) (gpu_training_step_seconds{{{WHO}}})"
 
-    def phase(self, matcher: str, by: str = "") -> str:
-        """Share of the steps of its training loop in some phases, over all ranks."""
-        seconds = "gpu_training_phase_seconds_total"
+    def phase(self, name: str) -> str:
+        """Share of the steps of its training loop in a phase, over all ranks; absent if the loop does not report it."""
         some, whole = (
-            f"max by ({KEY}, phase) (rate({seconds}{{{WHO}, phase{each}}}[$__rate_interval]))"
-            for each in (matcher, '="step"')
+            f'max by ({KEY}, phase) (rate(gpu_training_phase_seconds_total{{{WHO}, phase="{each}"}}[$__rate_interval]))'
+            for each in (name, "step")
         )
-        return f"sum{by} ({some}) / on () group_left () (sum({whole}) > 0)"
+        return f"sum({some}) / (sum({whole}) > 0)"
 
     def late(self) -> str:
         """Share of a step that the ranks on each node wait for the slowest one."""

@@ -79,9 +79,8 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
                 }
             holders.append(holder | {"memory_gib": random.randrange(4, 40)})
             level = random.choice((0.95, 0.9, 0.7, 0.35, 0.08))
-            if index % 2 == 0:
-                wait = 0.04 if level >= 0.7 else 0.58
-                holders[-1]["training"] = {"step": 0.38, "wait": wait, "workers": 4, "batch_size": 64}
+            wait = 0.04 if level >= 0.7 else 0.58
+            holders[-1]["training"] = {"step": 0.38, "wait": wait, "workers": 4, "batch_size": 64}
             stops = until if random.random() < 0.5 else random.uniform(now, until)  # some stop working earlier
             points += (
                 [[now + 60, 0.0], [now + 300, level], [stops - 1, level], [stops, 0.0]] if stops > now + 400 else []
