@@ -165,7 +165,7 @@ def build(settings: Settings) -> models.Dashboard:
     )
     ranks = [(queries.late(), "late {{node}} {{cluster}}"), (queries.own("utilization_ratio"), UNIT_LEGEND)]
     board.put(panels.graph(21, "Ranks and GPUs", text, "percentunit", ranks, most=1), 8, 8)
-    board.row(22, "Its hosts")
+    board.row(22, "What slows it down")
     text = "Share of time in which one of its GPUs was slowed down, by reason. The power cap is not a fault."
     board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
     text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line, the mark is delayed."

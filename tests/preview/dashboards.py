@@ -146,8 +146,10 @@ def faults(board: str, dom: str) -> list[str]:
 
 
 def choose(prometheus: Prometheus, end: int) -> dict[str, dict[str, str]]:
-    """Variables of each dashboard: the holder that has been idle for longest, and a node."""
-    rows = prometheus.query('topk(1, min by (namespace, pod, node) (gpu_allocation_idle_run_seconds{pod!=""}))', end)
+    """Variables of each dashboard: the holder with a training that has been idle for longest, and a node."""
+    idle = 'min by (namespace, pod, node) (gpu_allocation_idle_run_seconds{pod!=""})'
+    trains = "max by (namespace, pod, node) (gpu_training_steps_total)"
+    rows = prometheus.query(f"topk(1, {idle} and on (namespace, pod, node) {trains})", end)
     holder = {f"var-{name}": rows[0][0].get(name, "") for name in ("namespace", "pod", "node")}
     return {"fleet": {}, "holder": holder, "node": {"var-node": "gpu-node-1"}, "operations": {}}
 
