@@ -86,6 +86,11 @@ EMPTY = {  # queries without data here, and the reason
         for name in ("hours", "mean", "peak", "model")
     },
     **{("holder", "Activity", ref): "it holds no MIG instance" for ref in "BDF"},
+    **{
+        ("holder", title, ref): "its training is not observed; that of tests/preview is"
+        for title, refs in (("Steps", "A"), ("Phases", "ABCDEFGHI"), ("Ranks and GPUs", "A"))
+        for ref in refs
+    },
     ("holder", "Cause", "A"): "it works",
     ("holder", "Mark", "A"): "it works",
     ("holder", "Marks", "A"): "it works",
