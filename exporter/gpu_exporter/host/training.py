@@ -187,7 +187,7 @@ def _refuse_strangers(status: os.stat_result) -> None:
 
 
 def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes, float]:
-    """The content and age of a file. Raises OSError; ValueError for what is no plain file of the job. `owner`: the only
+    """The content and age of a file. Raises OSError; ValueError unless it is a plain file of the job. `owner`: the only
     uid whose file counts, None for any.
     """
     # Opening a device may act on it, so the file is looked at before it is opened.

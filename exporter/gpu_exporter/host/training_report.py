@@ -34,7 +34,7 @@ SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "comp
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
     """One report. Unknown keys are ignored, optional values that are not understood are unknown. `name`: of its file,
-    which tells two processes apart that name no run.
+    which identifies a process that names no run.
 
     Raises ValueError if the format or the number of steps is not understood.
     """
@@ -84,7 +84,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _at_most(value: float | None, most: float | None) -> float | None:
-    """A part of a whole; None if it is no part of it."""
+    """The value; None if it is larger than the whole that it should be a part of."""
     return value if value is not None and most is not None and value <= most * 1.01 else None
 
 

@@ -272,3 +272,12 @@ def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None
     assert (report.steps, report.measured, report.has_ended, report.is_gpu) == (60, 55, True, False)
     assert set(report.phases) == {"forward"}
     assert report.step_s is not None and report.wait_s is not None
+
+
+def test_the_hook_and_the_exporter_name_the_same_format_and_phases() -> None:
+    """The hook imports nothing of the exporter, so both have these names."""
+    from gpu_exporter.host import training_report
+    from gpu_exporter.torch import phases, report
+
+    assert phases.NAMES == PHASES
+    assert report.FORMAT == training_report.FORMAT

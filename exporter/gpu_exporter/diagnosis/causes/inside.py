@@ -31,6 +31,21 @@ def describe_wait(pace: TrainingPace) -> str:
     return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}"
 
 
+def judge_phase(case: CauseCase, name: str, phase: str, advice: str) -> Cause | None:
+    """The cause `name`, if the loop spends much of its steps in a phase that its owner has placed."""
+    pace = find_pace(case)
+    share = None if pace is None else pace.phases.get(phase)
+    if share is None or share < case.rules.phase_min:
+        return None
+    return Cause(
+        name,
+        HIGH if share >= case.rules.wait_high else MEDIUM,
+        f"its loop spends {share:.0%} of its steps in the phase {phase}",
+        advice=advice,
+        gain=f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times",
+    )
+
+
 def add_inside(case: CauseCase, cause: Cause) -> Cause:
     """The cause with what the loop says: a wait for data is evidence for causes of slow input, and no wait speaks
     against them.
