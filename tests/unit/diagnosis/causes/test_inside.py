@@ -8,7 +8,8 @@ import pytest
 from tests.testbed.cases import case, found, the
 
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu
-from gpu_exporter.diagnosis.causes.rules import INSIDE, RULES, find_causes
+from gpu_exporter.diagnosis.causes.inside import add_inside
+from gpu_exporter.diagnosis.causes.rules import INSIDE, find_causes
 from gpu_exporter.model.causes import Cause
 from gpu_exporter.model.training import TrainingPace
 
@@ -89,16 +90,25 @@ def test_a_loop_that_does_not_wait_speaks_against_slow_input() -> None:
     assert "its loop waits for data only in 1% of each step" in cause.against
 
 
-def test_no_claim_of_a_job_makes_a_cause_that_delays_a_mark_more_certain() -> None:
-    for rule in RULES:
-        if rule.name not in DELAY:
-            continue
-        for state in sorted(rule.states):
-            for about in ({}, {"worked": False, "held_s": 600.0}):
-                plain = case(state, about=about, written=2e8, network_files=("nfs",))
-                claims = plain._replace(training=pace(0.9, phases={"checkpoint": 0.9}))
-                for name in DELAY:
-                    assert found(claims).get(name) == found(plain).get(name)
+DELAYING = {
+    "remote_io": case(processes={"blocked": 2}, network_files=("nfs4",)),
+    "starting": case("held_no_process", cores=2.0, about={"worked": False, "held_s": 1500.0}),
+}
+
+
+@pytest.mark.parametrize("name", DELAYING)
+def test_no_claim_of_a_job_makes_a_cause_that_delays_a_mark_more_certain(name: str) -> None:
+    plain = DELAYING[name]
+    before = the(plain, name)
+    assert before.confidence != "high"
+    for share in (0.0, 0.9):
+        assert the(plain._replace(training=pace(share, phases={"checkpoint": share})), name) == before
+
+
+def test_no_claim_of_a_job_touches_any_cause_that_delays_a_mark() -> None:
+    for name in DELAY:
+        cause = Cause(name, "low", "evidence")
+        assert add_inside(inside(0.9), cause) is cause
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(0.05, None), (0.12, "medium"), (0.4, "high")])
