@@ -287,3 +287,13 @@ def test_a_stall_ends_when_the_gpu_is_divided_into_mig_instances() -> None:
     trace.enable_mig()
     trace.play(Stage(10, "hang"))
     assert (trace.report().run_s, trace.report().unknown) == (0.0, "the GPU is divided into MIG instances")
+
+
+def test_a_loop_that_ended_long_before_the_run_says_nothing_of_it() -> None:
+    """The exporter reads reports also while a GPU works."""
+    trace = Trace("A100")
+    trace.play(*work("A100"))
+    for steps in (5, 0):
+        trace.hear_of(trace.key, Host(None, None, None, None, steps))
+    trace.play(Stage(HOUR, "train"))
+    assert strongest(trace.play(Stage(HOUR, "hang", SILENT))) == "medium"
