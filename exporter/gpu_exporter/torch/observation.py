@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gpu_exporter.torch.facts import Fact, LoopFacts, is_autocast, is_profiled
 from gpu_exporter.torch.file import ReportFile, find_directory
@@ -50,7 +50,19 @@ def observe(
 
     Raises nothing: an argument that cannot be used switches the hook off with a warning.
     """
-    return TrainingObservation(loader, optimizer, model, phases, samples, directory, registry, summary)
+    return TrainingObservation(loader, _Options(optimizer, model, phases, samples, directory, registry, summary))
+
+
+class _Options(NamedTuple):
+    """The parameters of `observe`, as the caller gave them."""
+
+    optimizer: Any
+    model: object | None
+    phases: bool
+    samples: Callable[[Any], int] | None
+    directory: str | os.PathLike[str] | None
+    registry: Any
+    summary: bool
 
 
 OPEN: weakref.WeakSet[TrainingObservation] = weakref.WeakSet()
@@ -69,17 +81,7 @@ class TrainingObservation:
     Every other attribute is that of the loader. `loader`: the observed loader for a framework that needs a DataLoader.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        optimizer: object | Sequence[object],
-        model: object | None,
-        phases: bool,
-        samples: Callable[[Any], int] | None,
-        directory: str | os.PathLike[str] | None,
-        registry: Any,
-        summary: bool,
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], options: _Options) -> None:
         self.loader: Any = loader
         self._plain = loader
         self._is_off = False
@@ -94,20 +96,12 @@ class TrainingObservation:
         self._phases: PhaseClock | None = None
         self._phase_objects: dict[str, Phase] = {}
         try:
-            self._set_up(optimizer, model, phases, samples, directory, registry, summary)
+            self._set_up(options)
         except Exception as exc:
             self._switch_off(exc)
 
-    def _set_up(
-        self,
-        optimizer: Any,
-        model: object | None,
-        phases: bool,
-        samples: Callable[[Any], int] | None,
-        directory: str | os.PathLike[str] | None,
-        registry: Any,
-        summary: bool,
-    ) -> None:
+    def _set_up(self, options: _Options) -> None:
+        optimizer, model, phases, samples, directory, registry, summary = options
         optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         self._samples, self._prints = samples, summary
         self._counter.marked = bool(optimizers)
