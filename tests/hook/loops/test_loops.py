@@ -204,13 +204,22 @@ CASES: dict[str, Callable[[], tuple[Any, Callable[[], None], int, Any]]] = {
 }  # fmt: skip
 
 
+LONGEST_S = 0.03  # of one batch: if it takes longer, the machine was busy with something else
+TRIES = 5
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_wait_and_step_are_those_of_clocks_in_the_loop(name: str) -> None:
-    loader, work, every, second = CASES[name]()
-    truth, report = run_truth(loader, work, every=every, second=second)
+    for _ in range(TRIES):
+        loader, work, every, second = CASES[name]()
+        truth, report = run_truth(loader, work, every=every, second=second)
+        each = [after[0] - before[0] for before, after in itertools.pairwise(truth.gets)][WARMUP * every :]
+        # A pause between a clock of the hook and one of the loop is in one of the two alone. Such a run is void; that is
+        # decided before the hook's result is looked at.
+        if max(each) <= LONGEST_S * 1e9:
+            break
     wait, _ = truth.shares(first=WARMUP * every)
     assert report["wait_seconds"] / report["step_seconds"] == pytest.approx(wait, abs=WITHIN)
-    each = [after[0] - before[0] for before, after in itertools.pairwise(truth.gets)][WARMUP * every :]
     mean = sum(each) / len(each) * every / 1e9
     assert report["step_seconds"] / report["measured_steps"] == pytest.approx(mean, rel=WITHIN)
 
