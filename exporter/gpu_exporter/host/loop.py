@@ -83,7 +83,10 @@ class HostLoop:
         whos = (identify(allocation.holder) for allocation in node.list_held()[0])
         try:
             for who, files in training.read(who for who in whos if who is not None):
-                node.note_training(who, files)
+                try:
+                    node.note_training(who, files)
+                except Exception:  # a bug that one holder's report shows must not cost the others
+                    log.exception("cannot keep what a job writes about its training")
         except Exception:  # a bug here costs one look, never the thread
             log.exception("cannot read what jobs write about their training")
 

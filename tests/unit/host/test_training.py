@@ -14,10 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.host.training import FILES_MAX, IN_POD, NAMES_MAX, TrainingPlaces, TrainingReader
+from gpu_exporter.host.loop import HostLoop, HostNode
+from gpu_exporter.host.training import FILES_MAX, IN_POD, NAMES_MAX, TrainingFiles, TrainingPlaces, TrainingReader
 from gpu_exporter.host.training_report import SIZE_MAX, parse_report
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.training import PHASES, RankReport
+from gpu_exporter.model.units import UnitId
 
 UID = "3f7c5a52-0f4b-4b0e-9d0a-0c5a3e6f9b11"
 OTHER = "99999999-0f4b-4b0e-9d0a-0c5a3e6f9b11"
@@ -281,3 +285,25 @@ def test_the_hook_and_the_exporter_name_the_same_format_and_phases() -> None:
 
     assert phases.NAMES == PHASES
     assert report.FORMAT == training_report.FORMAT
+
+
+def test_a_fault_that_one_holders_report_shows_costs_the_others_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(site.pod() / "run-a.json", run="a")
+    write(site.job() / "run-b.json", run="b")
+    held = [
+        Allocation(UnitId("GPU-0"), Holder(HolderKey("kubernetes", UID), pod_uid=UID), "none", 1.0),
+        Allocation(UnitId("GPU-1"), Holder(HolderKey("slurm", "42"), job_id="42"), "none", 1.0),
+    ]
+    noted: list[Who] = []
+
+    def note(who: Who, files: TrainingFiles) -> None:
+        if who == POD:
+            raise RuntimeError("injected")
+        noted.append(who)
+
+    node = HostNode(lambda: (held, 2), lambda: (), lambda *_: None, lambda: (), lambda *_: None, note)
+    HostLoop._read_training(site.reader, node)
+    assert noted == [JOB]
+    assert "injected" in caplog.text
