@@ -66,11 +66,12 @@ def test_a_pods_report_becomes_series_with_the_labels_of_its_gpu(
     )
 
     def allocations() -> dict[str, dict[str, Any]]:
+        """By pod, as soon as its UID is known: the kubelet lists a pod a moment before its logs name its UID."""
         status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
-        return {entry["pod"]: entry for entry in status.get("allocations", [])}
+        return {entry["pod"]: entry for entry in status.get("allocations", []) if entry["pod_uid"]}
 
     names = {"observed-node1", "other-node1"}
-    held = wait_for(lambda: found if set(found := allocations()) == names else None, "both allocations", 90)
+    held = wait_for(lambda: found if set(found := allocations()) == names else None, "both pods with their UIDs", 90)
     mine, others = held["observed-node1"], held["other-node1"]
     folder = node.root.joinpath("pods", mine["pod_uid"], *IN_POD)
     wait_for(folder.is_dir, "the kubelet to make the emptyDir where the exporter looks for it", 30)
