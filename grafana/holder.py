@@ -32,7 +32,7 @@ CAUSE_COLORS = {
     **dict.fromkeys(("checkpointing", "remote_io", "small_file_io", "checkpoint_share", "cpu_logging"), OUTSIDE),
     **dict.fromkeys(("memory_pressure", "shm_full"), STALLED),
     **dict.fromkeys(("no_process", "unused_gpu", "late_rank"), IDLE_LONG),
-    **dict.fromkeys(("starting", "interactive"), FREE),
+    **dict.fromkeys(("starting", "interactive", "steps_elsewhere"), FREE),
     **dict.fromkeys(("data_parallel", "launch_bound", "small_batch", "no_mixed_precision"), GOOD),
 }
 UNIT_COLUMNS = {

@@ -165,6 +165,8 @@ class CausesDefaults(NamedTuple):
     """... of which there must be this many; there is one every 15 s, or fewer on a crowded node"""
     files: str = "none"
     """trace: also look at the open files and reads of processes; needs the right to trace them (CAP_SYS_PTRACE)"""
+    steps: str = "shown"
+    """delay: a mark is delayed while a training reports steps beside idle GPUs; they are the job's claim"""
     start_max: float = 1800.0
     """seconds; a holder is starting for at most this time; as policy.startup_grace"""
     throttled_min: float = 0.1

@@ -13,8 +13,10 @@ from urllib.parse import unquote_plus
 
 import pytest
 
+from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
 from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
@@ -141,6 +143,17 @@ def test_demand_is_the_number_of_gpus_wanted_all_the_time_in_the_holders_pools(
 ) -> None:
     """The demand of one pod and of one tenant is limited."""
     assert proofs(servers).read_demand([A, B, JOB]) == {A: {"nvidia_com_gpu": 3.0}}
+
+
+def test_explain_reads_how_many_gpus_of_the_holders_pools_are_waited_for(
+    servers: tuple[Prometheus, str, Webhook],
+) -> None:
+    options = PromQLOptions(servers[0].url, 3600.0, 7200.0, 'job="gpu-exporter"')
+    source = PromQLSource(options, SYSTEM_CLOCK)
+    assert source.read_waiting(A) == {"nvidia_com_gpu": 1000.0}
+    assert source.read_waiting(JOB) == {"gpu-long": 1000.0}
+    assert source.read_waiting(B) == {}, "no pod or job waits for its pool"
+    assert source.read_waiting(A._replace(namespace="other")) == {}
 
 
 def test_the_host_work_of_holders_is_read_per_node(servers: tuple[Prometheus, str, Webhook]) -> None:

@@ -13,6 +13,7 @@ CHOICES = {  # settings that are words, with their allowed values
     "actions.mode": ("none", "shadow", "act"),
     "actions.demand": ("needed", "ignored"),
     "causes.files": ("none", "trace"),
+    "causes.steps": ("shown", "delay"),
     "training.files": ("none", "read"),
 }
 ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # actions on a holder (docs/actions.md)

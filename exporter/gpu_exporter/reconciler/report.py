@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
 from gpu_exporter.reconciler.preview import Outlook
 
 NO_CAUSES: CauseTexts = {}
+NOBODY: Mapping[str, float] = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 IN_SHORT_MAX = 2  # causes in one sentence
 
@@ -69,11 +70,12 @@ def explain(
     other_s: float = 0.0,
     action: str = "",
     causes: CauseTexts = NO_CAUSES,
+    waiting: Mapping[str, float] = NOBODY,
 ) -> str:
     """Explain the stage of one holder: every number that counted, and the limits of the policy.
 
     `action`: the act that may follow, by what_may_follow. `causes`: those with their texts. `other`: the witnesses
-    that kept its GPUs from being idle in the last `other_s` seconds.
+    that kept its GPUs from being idle in the last `other_s` seconds. `waiting`: GPUs of its pools that are waited for.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
@@ -81,7 +83,7 @@ def explain(
     lines = [
         f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
-        *_say_in_short(decision, causes),
+        *_say_in_short(decision, causes, waiting),
         f"  {named}: candidate after {format_duration(windows.candidate_s)}, underused after "
         f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
@@ -119,11 +121,18 @@ def explain(
     return "\n".join(lines) + "\n"
 
 
-def _say_in_short(decision: Decision, causes: CauseTexts) -> Iterator[str]:
-    """One sentence for the owner: how many GPUs, and the evidence of the most certain causes, each once."""
-    known = [each for unit in decision.units for each in causes.get((unit.uuid, unit.mig), ()) if each.evidence]
+def _say_in_short(decision: Decision, causes: CauseTexts, waiting: Mapping[str, float]) -> Iterator[str]:
+    """One sentence for the owner: how many GPUs, the evidence of the most certain causes, each once, and who waits for
+    such GPUs. Metrics have no texts: with them, the sentence has the names of the causes.
+    """
+    known = [each for unit in decision.units for each in causes.get((unit.uuid, unit.mig)) or unit.causes]
     found = [cause for confidence in ("high", "medium") for cause in known if cause.confidence == confidence]
-    texts = list(dict.fromkeys(cause.evidence for cause in found))[:IN_SHORT_MAX]
+    texts = list(dict.fromkeys(cause.evidence or f"cause {cause.name}" for cause in found))[:IN_SHORT_MAX]
+    texts += [
+        f"pods or jobs wait for {number:.0f} GPU{'s' * (number > 1)} of its pool {pool}"
+        for pool, number in sorted(waiting.items())
+        if number >= 1.0
+    ]
     if texts:
         number = len(decision.units)
         owner = f" of {decision.owner}" if decision.owner else ""

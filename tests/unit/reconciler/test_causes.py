@@ -84,6 +84,8 @@ def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
     assert lines[at + 1 : at + 3] == ["      against it: a hint", "      to change: ask for more CPUs"]
     bare = explain(decision, Policy()).splitlines()  # as from Prometheus
     assert "    cause: cpu_quota, confidence high" in bare
+    assert "  in short: 1 GPU of ada/phys: cause cpu_quota" in bare
+    assert [line for line in lines if "in short" in line] == ["  in short: 1 GPU of ada/phys: its quota ran out"]
 
 
 def test_what_is_the_same_for_all_gpus_is_printed_once() -> None:

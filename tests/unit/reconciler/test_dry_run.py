@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,11 @@ class Source:
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         return [each.name for each in (*self.suspects, *self.others) if uuid in {unit.uuid for unit in each.units}]
+
+    def read_waiting(self, name: HolderName) -> Mapping[str, float]:
+        if self.unreadable:
+            raise EvidenceError("Prometheus is slow")
+        return {"h100": 3.0}
 
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         return {}
@@ -254,6 +259,17 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: it is unknown which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
+
+
+def test_an_explanation_of_idle_gpus_says_how_many_such_gpus_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table"), Preview({})) == 0
+    assert "  in short: 1 GPU: pods or jobs wait for 3 GPUs of its pool h100\n" in capsys.readouterr().out
+    source.unreadable = True
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table"), Preview({})) == 0
+    shown = capsys.readouterr()
+    assert "gpu-exporter: it is unknown how many GPUs are waited for: Prometheus is slow\n" in shown.err
+    assert "in short" not in shown.out
 
 
 def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[str]) -> None:

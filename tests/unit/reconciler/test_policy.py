@@ -72,6 +72,11 @@ def unit(**changes: Any) -> UnitEvidence:
             "its one GPU idle for 3.0 h, but it is busy elsewhere (cause starting), so it stays a candidate until it has been idle for 6.0 h",
         ),
         ({"causes": (PublishedCause("no_process", "high"),)}, "underused", "its one GPU idle for 3.0 h"),
+        (  # published only where the site trusts the steps of trainings
+            {"causes": (PublishedCause("steps_elsewhere", "medium"),)},
+            "candidate",
+            "its one GPU idle for 3.0 h, but it is busy elsewhere (cause steps_elsewhere), so it stays a candidate until it has been idle for 6.0 h",
+        ),
         (
             {"causes": (PublishedCause("remote_io", "high"),), "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
             "underused",

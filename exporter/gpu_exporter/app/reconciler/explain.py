@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from gpu_exporter.defaults import Actions
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
-from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import (
     FORMS,
@@ -96,8 +96,10 @@ def explain_once(
     for decision in chosen:
         other = _other_activity(source, decision)
         outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
-        causes = source.read_causes(decision.name, decision.units)
-        sys.stdout.write(explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes))
+        causes, waiting = source.read_causes(decision.name, decision.units), _read_waiting(source, decision)
+        sys.stdout.write(
+            explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes, waiting)
+        )
     sys.stdout.writelines(f"  {line}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
 
@@ -113,6 +115,17 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
         return source.read_other_activity({unit.uuid for unit in decision.units})
     except EvidenceError as exc:
         complain(f"it is unknown which witnesses were active: {exc}")
+        return {}
+
+
+def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
+    """GPUs of its pools that are waited for; asked only about a holder that uses its GPUs badly."""
+    if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
+        return {}
+    try:
+        return source.read_waiting(decision.name)
+    except EvidenceError as exc:
+        complain(f"it is unknown how many GPUs are waited for: {exc}")
         return {}
 
 

@@ -24,6 +24,7 @@ from gpu_exporter.diagnosis.causes import (
     small_batch,
     small_file_io,
     starting,
+    steps_elsewhere,
     too_few_workers,
     unused_gpu,
 )
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     starting.RULE,
     interactive.RULE,
     no_process.RULE,
+    steps_elsewhere.RULE,
     late_rank.RULE,
     checkpointing.RULE,
     memory_pressure.RULE,
@@ -67,6 +69,7 @@ INSIDE_RULES = frozenset(
         "launch_bound",
         "small_batch",
         "no_mixed_precision",
+        "steps_elsewhere",
     )
 )
 

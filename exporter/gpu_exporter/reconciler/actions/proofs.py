@@ -7,7 +7,6 @@ host. Members without GPUs do not work. A missing or partial answer proves nothi
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,14 +16,13 @@ from gpu_exporter.fetch import MIB
 from gpu_exporter.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
-from gpu_exporter.reconciler.evidence.vector import VectorRow, literal, parse_vector, quote, restrict
+from gpu_exporter.reconciler.evidence.vector import VectorRow, cluster_matchers, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
 FILTER_MAX = 4000  # characters: the whole URL stays below 8 kB, which proxies allow
 ANSWER_MAX = 4 * MIB
 WITHIN_S = 5.0  # per answer: the next cycle, which withdraws marks, waits for these answers
 ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
-CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
 WAITED_S = 900.0
 WAITED = "15m"  # how long pods or jobs must have waited
 ENOUGH = 0.9  # share of the rule evaluations in that time with a sample: without demand, there is no sample
@@ -82,9 +80,9 @@ class Proofs:
         """
         self._prometheus, self._alertmanager = prometheus.rstrip("/"), alertmanager.rstrip("/")
         self._matcher = matcher
-        self._cluster = [each[0] for each in CLUSTER.finditer(matcher)]
+        self._cluster = cluster_matchers(matcher)
         self._filters = (f'alertname="{ALERT}"', 'audience="owner"', *self._cluster, *filters)
-        self._is_pinned = any(CLUSTER.search(each) for each in self._filters)
+        self._is_pinned = any(cluster_matchers(each) for each in self._filters)
         self._samples = math.floor(ENOUGH * WAITED_S / rules_s)
         self._fetch, self._fetch_alerts = fetch, fetch_alerts
 

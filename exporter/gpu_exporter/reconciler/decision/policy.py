@@ -262,7 +262,7 @@ def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
 
 
 # Causes that say what a holder does while its GPUs are idle: they delay a mark as work on its host does.
-WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io"))
+WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io", "steps_elsewhere"))
 
 
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:

@@ -144,6 +144,10 @@ class ExporterSource:
         """As ExplainingSource: empty, since the counters of an exporter have no past."""
         return {}
 
+    def read_waiting(self, name: HolderName) -> Mapping[str, float]:
+        """As ExplainingSource: empty, since exporters do not know who waits."""
+        return {}
+
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """As ExplainingSource, from the status of the exporters of these units. One without a status has no texts."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}

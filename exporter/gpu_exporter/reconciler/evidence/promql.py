@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
+from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES, clean
 from gpu_exporter.model.holders import ALLOCATION_KEY
 from gpu_exporter.outside import WHOLE_MAX, whole
 from gpu_exporter.reconciler.evidence.client import Fetch, fetch_text
@@ -43,7 +43,15 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_several,
 )
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
-from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, VectorRow, literal, parse_vector, quote, restrict
+from gpu_exporter.reconciler.evidence.vector import (
+    HOLDER_LABELS,
+    VectorRow,
+    cluster_matchers,
+    literal,
+    parse_vector,
+    quote,
+    restrict,
+)
 from gpu_exporter.threads import NoThread, run_ahead
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
@@ -233,6 +241,21 @@ class PromQLSource:
         chosen = (self.select("gpu_allocation_info", f'{label}="{quote(uuid)}"') for label in ("uuid", "mig_uuid"))
         rows = self.query(" or ".join(chosen))
         return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
+
+    def read_waiting(self, name: HolderName) -> Mapping[str, float]:
+        """As ExplainingSource, by the recording rules of the fleet."""
+        self._until = time.monotonic() + EVIDENCE_S
+        clusters = cluster_matchers(self._matcher)
+        found: dict[str, float] = {}
+        for of_it in restrict([name]):
+            matchers = [of_it, *clusters]
+            if name.scheduler != "slurm":
+                matchers.append(f'namespace="{quote(name.namespace)}"')
+            pools = f"group by (cluster, pool) (allocation:gpu_pool:info{{{','.join(matchers)}}})"
+            waiting = f"pool:gpu_pending_gpus:sum{{{','.join(clusters)}}} and on (cluster, pool) {pools}"
+            for row in self.query(f"max by (pool) ({waiting})"):
+                found[clean(row.labels.get("pool", ""))] = row.value
+        return found
 
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """As ExplainingSource: empty, since the texts are no metrics."""

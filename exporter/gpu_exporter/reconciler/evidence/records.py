@@ -183,6 +183,12 @@ class ExplainingSource(EvidenceSource, Protocol):
         Raises EvidenceError.
         """
 
+    def read_waiting(self, name: HolderName) -> Mapping[str, float]:
+        """By pool of this holder's GPUs: GPUs that pods and jobs wait for now. Empty where it is not known.
+
+        Raises EvidenceError.
+        """
+
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """The causes of a holder on these units with their texts; empty where only metrics are read."""
 

@@ -15,6 +15,7 @@ from gpu_exporter.reconciler.evidence.records import RENAMED_LABELS, EvidenceErr
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics accepts queries of up to 16 KiB
 HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 STRINGS = frozenset({str})
+CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
 
 
 class VectorRow(NamedTuple):
@@ -58,6 +59,11 @@ def _labels(metric: Any) -> dict[str, str]:
     if not STRINGS.issuperset(map(type, labels.values())):  # JSON keys are strings; fast, since there are 300,000 rows
         raise TypeError
     return labels
+
+
+def cluster_matchers(matcher: str) -> list[str]:
+    """Those of the site's matchers that are on `cluster`: recorded series keep this label, and not `job`."""
+    return [each[0] for each in CLUSTER.finditer(matcher)]
 
 
 def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:

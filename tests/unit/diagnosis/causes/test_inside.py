@@ -21,7 +21,7 @@ ALONE = {
     "loader_cores": 0.99,
     "loader_most": 0.99,
 }
-DELAY = ("starting", "checkpointing", "remote_io")  # they delay a mark (docs/causes.md)
+DELAY = ("starting", "checkpointing", "remote_io", "steps_elsewhere")  # they delay a mark (docs/causes.md)
 
 
 def pace(wait: float | None = 0.02, *, is_gpu: bool = True, **changes: Any) -> TrainingPace:
@@ -109,6 +109,31 @@ def test_no_claim_of_a_job_touches_any_cause_that_delays_a_mark() -> None:
     for name in DELAY:
         cause = Cause(name, "low", "evidence")
         assert add_inside(inside(0.9), cause) is cause
+
+
+@pytest.mark.parametrize("state", ["held_idle", "held_no_process"])
+def test_steps_beside_an_idle_gpu_are_a_claim_that_delays_a_mark_only_where_the_site_trusts_it(state: str) -> None:
+    one = inside(state=state)
+    assert found(one)["steps_elsewhere"] == "low", "a low cause is not published, so it delays nothing"
+    trusted = one._replace(rules=one.rules._replace(steps="delay"))
+    assert found(trusted)["steps_elsewhere"] == "medium"
+    assert the(one, "steps_elsewhere").against and not the(trusted, "steps_elsewhere").against
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        case("held_idle"),
+        inside(state="held_idle", steps=19),
+        inside(state="held_idle", silent_s=400.0),  # the loop has stopped
+        inside(state="held_idle", about={"idle_run_s": 299.0}),
+        inside(state="held_idle", about={"idle_run_s": None}),
+        inside(state="low"),
+        inside(state="unknown"),
+    ],
+)
+def test_no_steps_elsewhere(one: CauseCase) -> None:
+    assert "steps_elsewhere" not in found(one._replace(rules=one.rules._replace(steps="delay")))
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(0.05, None), (0.12, "medium"), (0.4, "high")])
