@@ -54,8 +54,60 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "podLabels": {"a": "b"},
             "priorityClassName": "system-node-critical",
             "affinity": {"nodeAffinity": {}},
+            "image": {"digest": "sha256:" + 64 * "a"},
+            "serviceAccount": {"annotations": {"a": "b"}},
+            "dnsPolicy": "Default",
+            "annotations": {"a": "b"},
+            "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+            "podSecurityContext": {"fsGroup": 1},
+            "securityContext": {"seLinuxOptions": {"type": "spc_t"}},
+            "livenessProbe": {"initialDelaySeconds": 30},
         },
+        "nameOverride": "gpus",
+        "fullnameOverride": "all-gpus",
+        "namespaceOverride": "monitoring",
+        "commonLabels": {"team": "platform"},
+        "commonAnnotations": {"contact": "gpus@example.org"},
+        "global": {"imageRegistry": "registry.example.org:5000", "imagePullSecrets": [{"name": "site"}]},
+        "extraManifests": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mine", "namespace": "monitoring"}},
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-other', namespace: monitoring}",
+        ],
+        "service": {"enabled": True, "labels": {"a": "b"}, "annotations": {"a": "b"}},
+        "networkPolicy": {
+            "enabled": True,
+            "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        },
+        "podMonitor": {
+            "enabled": True,
+            "namespace": "monitoring",
+            "annotations": {"a": "b"},
+            "scrapeTimeout": "10s",
+            "sampleLimit": 20_000,
+            "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+            "metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.+"}],
+        },
+        "prometheusRule": {
+            "enabled": True,
+            "namespace": "monitoring",
+            "annotations": {"a": "b"},
+            "without": ["GpuWasteWhileQueued"],
+        },
+        "dashboard": {"enabled": True, "namespace": "monitoring", "folder": "GPUs", "annotations": {"a": "b"}},
         "reconciler": {
+            "serviceAccount": {"name": "marks", "annotations": {"a": "b"}},
+            "clusterRoles": ["cluster-monitoring-view"],
+            "lease": {"namespace": "kube-system", "name": "gpus"},
+            "prometheusURL": "https://prometheus.example.org",
+            "prometheus": {
+                "caFile": "/x/ca.crt",
+                "bearerTokenFile": "/x/token",
+                "headers": ["X-Scope-OrgID: team-a"],
+            },
+            "extraVolumes": [{"name": "x", "secret": {"secretName": "prometheus"}}],
+            "extraVolumeMounts": [{"name": "x", "mountPath": "/x"}],
+            "podDisruptionBudget": {"enabled": True},
+            "podSecurityContext": {"runAsUser": None, "runAsGroup": None},
             "apply": True,
             "condition": True,
             "replicas": 2,
@@ -75,6 +127,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "files": {"settings": {"causes": {"files": "trace"}}, "agent": {"processes": True}},
     "training": {"settings": {"training": {"files": "read"}}, "agent": {"podsPath": "/data/kubelet/pods"}},
     "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
+    "services": {"service": {"enabled": True}, "serviceMonitor": {"enabled": True}, "openshift": {"scc": False}},
+    "own-accounts": {
+        "rbac": {"create": False},
+        "agent": {"serviceAccount": {"create": False}},
+        "reconciler": {"apply": True, "serviceAccount": {"create": False, "name": "mine"}},
+    },
 }
 
 UID_OF_POD = {
@@ -137,6 +195,22 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ),
         ({"web": {"scheme": "https"}}, "value must be one of"),
         ({"podMonitor": {"enabled": True, "tlsConfig": {"serverName": "a"}}}, "set web.scheme=HTTPS"),
+        ({"serviceMonitor": {"enabled": True}}, "set service.enabled=true"),
+        (
+            {"serviceMonitor": {"enabled": True}, "service": {"enabled": True}, "podMonitor": {"enabled": True}},
+            "enable only one",
+        ),
+        ({"reconciler": {"prometheus": {"caFile": "/x/ca.crt"}}}, "TLS needs an address with https"),
+        (
+            {"reconciler": {"prometheusURL": "https://p", "prometheus": {"certFile": "/x/a"}}},
+            "certFile and keyFile belong together",
+        ),
+        (
+            {"reconciler": {"prometheus": {"bearerTokenFile": "/x/a", "username": "a"}}},
+            "use either bearerTokenFile or username",
+        ),
+        ({"agent": {"image": {"digest": "abc"}}}, "does not match pattern"),
+        ({"agent": {"dnsPolicy": "Cluster"}}, "value must be one of"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:
@@ -250,7 +324,7 @@ def test_the_rules_include_a_sites_own_resources(helm: Helm) -> None:
 @pytest.mark.parametrize(
     ("reconciler", "hooks"),
     [
-        ({}, {"post-delete,post-upgrade"}),
+        ({}, set()),
         ({"apply": True}, {"post-delete"}),
         ({"apply": True, "removeLabels": False}, set()),
         ({"enabled": False}, set()),

@@ -44,9 +44,13 @@ class Helm:
         assert done.returncode == 0 or not check, f"helm {arguments}: {done.stdout}{done.stderr}"
         return done
 
-    def _with(self, values: Mapping[str, Any]) -> tuple[str, str]:
+    def write_values(self, values: Mapping[str, Any]) -> Path:
+        """The file of these values; the next call rewrites it."""
         self._values.write_text(json.dumps(values))
-        return "--values", str(self._values)
+        return self._values
+
+    def _with(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        return "--values", str(self.write_values(values))
 
     def template(self, values: Mapping[str, Any], check: bool = True) -> subprocess.CompletedProcess[str]:
         """The chart's objects as text, with these values over the defaults."""

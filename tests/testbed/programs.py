@@ -163,7 +163,7 @@ def find_go() -> str:
 def prometheus_operator_crds() -> Path:
     """A folder with the CRDs of the Prometheus operator. Raises RuntimeError."""
     go = find_go()
-    with fresh_entry("prometheus-operator-v0.85.0") as (target, making):
+    with fresh_entry("prometheus-operator-v0.85.0-2") as (target, making):
         if making is not None:
             module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
             command = [go, "mod", "download", "-json", module]
@@ -172,7 +172,7 @@ def prometheus_operator_crds() -> Path:
                 raise RuntimeError(f"{module} could not be downloaded: {done.stdout}{done.stderr}")
             source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
             (making / "crds").mkdir()
-            for name in ("podmonitors", "prometheusrules"):
+            for name in ("podmonitors", "prometheusrules", "servicemonitors"):
                 shutil.copyfile(source / f"monitoring.coreos.com_{name}.yaml", making / "crds" / f"{name}.yaml")
             (making / "crds").rename(target)
     return target

@@ -26,6 +26,22 @@ class Config(NamedTuple):
     rules: tuple[PolicyRule, ...] = ()
 
 
+class Order(NamedTuple):
+    """`times` the setting `low` must not be above the setting `high`. `words`: what an error says before `low`."""
+
+    low: str
+    high: str
+    times: int = 1
+    words: str = ""
+
+
+ORDER = (
+    Order("policy.candidate_after", "policy.underused_after"),
+    Order("attribution.interval", "ledger.idle_run_unknown_reset", 4, "four times "),
+    Order("ledger.low_ratio", "ledger.high_ratio"),
+)
+
+
 def load_settings(path: Path | None) -> Settings:
     """The settings part of `load_config`."""
     return load_config(path).settings
@@ -81,25 +97,15 @@ def load_config(path: Path | None) -> Config:
 
 def _check_order(settings: Settings) -> list[str]:
     """Faults of settings that are valid one by one, but not together."""
-    pairs = (
-        (
-            "policy.candidate_after",
-            settings.policy.candidate_after,
-            "policy.underused_after",
-            settings.policy.underused_after,
-        ),
-        (
-            "four times attribution.interval",
-            4 * settings.attribution.interval,
-            "ledger.idle_run_unknown_reset",
-            settings.ledger.idle_run_unknown_reset,
-        ),
-        ("ledger.low_ratio", settings.ledger.low_ratio, "ledger.high_ratio", settings.ledger.high_ratio),
-    )
+
+    def read(name: str) -> float:
+        section, key = name.split(".")
+        return float(getattr(getattr(settings, section), key))
+
     return [
-        f"{low_name} ({low:g}) must not be above {high_name} ({high:g})"
-        for low_name, low, high_name, high in pairs
-        if low > high
+        f"{each.words}{each.low} ({each.times * read(each.low):g}) must not be above {each.high} ({read(each.high):g})"
+        for each in ORDER
+        if each.times * read(each.low) > read(each.high)
     ]
 
 

@@ -1,25 +1,89 @@
+{{/* Every template begins with this. `helm upgrade --reuse-values` replaces the chart's defaults by those of the chart
+     before, which lack newer keys: then the defaults fill the gaps. */}}
+{{- define "gpu-exporter.begin" -}}
+{{- $defaults := .Files.Get "files/values.yaml" | fromYaml -}}
+{{- if ne (int (.Values.valuesVersion | default 0)) (int $defaults.valuesVersion) -}}
+{{- $_ := set . "Values" (mergeOverwrite $defaults .Values) -}}
+{{- end -}}
+{{- with .Values.reconciler -}}
+{{- if hasKey . "removeLabelsOnUninstall" }}{{ $_ := set . "removeLabels" .removeLabelsOnUninstall }}{{ end -}}
+{{- end -}}
+{{- include "gpu-exporter.check" . -}}
+{{- end }}
+
+{{- define "gpu-exporter.chart" -}}
+{{ .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
 {{- define "gpu-exporter.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
-{{- else -}}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{- end -}}
+{{- $chart := include "gpu-exporter.chart" . -}}
+{{- if .Values.fullnameOverride -}}{{ .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains $chart .Release.Name -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-%s" .Release.Name $chart | trunc 50 | trimSuffix "-" }}{{- end -}}
+{{- end }}
+
+{{- define "gpu-exporter.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
 {{- end }}
 
 {{/* Selector of one component: (dict "root" $ "component" "agent") */}}
 {{- define "gpu-exporter.selector" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/name: {{ include "gpu-exporter.chart" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{- define "gpu-exporter.labels" -}}
-{{ include "gpu-exporter.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{- /* Flux adds +DIGEST to the version, and a label may hold neither + nor more than 63 characters. */}}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." }}
+{{/* A version as a label: Flux adds +DIGEST to it, and a label may hold neither + nor more than 63 characters. */}}
+{{- define "gpu-exporter.version" -}}
+{{ . | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." }}
 {{- end }}
 
+{{- define "gpu-exporter.labels" -}}
+{{ include "gpu-exporter.selector" . }}
+app.kubernetes.io/version: {{ include "gpu-exporter.version" .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ include "gpu-exporter.version" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The metadata of an object: (dict "root" $ "component" "agent" "name" NAME), and if needed "namespace" (none for an object
+     of the whole cluster: "-"), "labels" and "annotations". */}}
+{{- define "gpu-exporter.metadata" -}}
+name: {{ .name }}
+{{- if ne (.namespace | default "") "-" }}
+namespace: {{ .namespace | default (include "gpu-exporter.namespace" .root) }}
+{{- end }}
+labels:
+  {{- include "gpu-exporter.labels" . | nindent 2 }}
+  {{- with .labels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* An image: its registry may be replaced for the whole site, and a tag holds no +. */}}
 {{- define "gpu-exporter.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- $repository := .image.repository -}}
+{{- with .root.Values.global.imageRegistry -}}
+{{- $first := splitList "/" $repository | first -}}
+{{- if or (contains "." $first) (contains ":" $first) (eq $first "localhost") -}}
+{{- $repository = trimPrefix (printf "%s/" $first) $repository -}}
+{{- end -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) $repository -}}
+{{- end -}}
+{{- if .image.digest }}{{ $repository }}@{{ .image.digest }}
+{{- else }}{{ $repository }}:{{ .image.tag | default .root.Chart.AppVersion | replace "+" "_" }}{{ end -}}
+{{- end }}
+
+{{/* The account of one part: (dict "root" $ "part" .Values.agent "component" "agent") */}}
+{{- define "gpu-exporter.account" -}}
+{{- if .part.serviceAccount.create -}}
+{{ .part.serviceAccount.name | default (printf "%s-%s" (include "gpu-exporter.name" .root) .component) }}
+{{- else -}}
+{{ .part.serviceAccount.name | default "default" }}
+{{- end -}}
 {{- end }}
 
 {{/* The configuration file, the same for agent and reconciler. */}}
@@ -52,176 +116,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- $text = $text | replace (printf "${%s}" $name) $value -}}
 {{- end -}}
+{{- $without := .root.Values.prometheusRule.without -}}
+{{- if $without -}}
+{{- $groups := list -}}
+{{- range $group := (fromYaml $text).groups -}}
+{{- $kept := list -}}
+{{- range $group.rules -}}
+{{- if not (has (.alert | default .title) $without) }}{{ $kept = append $kept . }}{{ end -}}
+{{- end -}}
+{{- if $kept }}{{ $groups = append $groups (merge (dict "rules" $kept) (omit $group "rules")) }}{{ end -}}
+{{- end -}}
+{{- $text = ternary (toYaml (merge (dict "groups" $groups) (omit (fromYaml $text) "groups"))) "" (gt (len $groups) 0) -}}
+{{- end -}}
 {{- $text -}}
 {{- end }}
 
-{{/* The kubelet's probe. It names the program's listen address, unless the program listens on every address.
-     (dict "root" $ "address" ADDRESS) */}}
-{{- define "gpu-exporter.probe" -}}
-scheme: {{ .root.Values.web.scheme }}
-{{- $host := trimAll "[]" .address }}
-{{- if not (has $host (list "" "::" "0.0.0.0")) }}
-host: {{ $host | quote }}
-{{- end }}
-{{- end }}
-
-{{/* How a Prometheus of the operator scrapes the port. */}}
-{{- define "gpu-exporter.scheme" -}}
-{{- if eq .Values.web.scheme "HTTPS" }}
-scheme: https
-{{- with .Values.podMonitor.tlsConfig }}
-tlsConfig: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- else if .Values.podMonitor.tlsConfig }}
-{{- fail "podMonitor.tlsConfig: Prometheus uses it with TLS only; set web.scheme=HTTPS" }}
-{{- end }}
-{{- with .Values.podMonitor.basicAuth }}
-basicAuth: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-
-{{/* The security context of every container: no rights. */}}
-{{- define "gpu-exporter.securityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
-seccompProfile: {type: RuntimeDefault}
-{{- end }}
-
-{{/* As above. The right to trace processes only where open files are read for causes (settings.causes.files). */}}
-{{- define "gpu-exporter.agentSecurityContext" -}}
-{{- if eq "trace" (dig "causes" "files" "none" .Values.settings) }}
-{{- if not .Values.agent.processes }}
-{{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" }}
-{{- end }}
-{{- include "gpu-exporter.securityContext" . | replace "{drop: [ALL]}" "{drop: [ALL], add: [SYS_PTRACE]}" }}
-{{- else }}
-{{- include "gpu-exporter.securityContext" . }}
-{{- end }}
-{{- end }}
-
-{{/* Shared by the reconciler and its cleanup: parts of the pod and the container, and their rights. */}}
-{{- define "gpu-exporter.reconcilerPod" -}}
-enableServiceLinks: false
-hostNetwork: {{ .Values.reconciler.hostNetwork }}
-{{- with .Values.reconciler.priorityClassName }}
-priorityClassName: {{ . | quote }}
-{{- end }}
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
-{{- end }}
-securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532}
-{{- with .Values.reconciler.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.reconciler.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.reconciler.affinity }}
-affinity: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-{{- define "gpu-exporter.reconcilerContainer" -}}
-image: {{ include "gpu-exporter.image" (dict "root" . "image" .Values.reconciler.image) | quote }}
-imagePullPolicy: {{ .Values.reconciler.image.pullPolicy }}
-{{- with .Values.reconciler.extraEnv }}
-env: {{- toYaml . | nindent 2 }}
-{{- end }}
-securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
-{{- end }}
-
-{{/* A dry run reads the pods that it would mark, and changes nothing. */}}
-{{- /* The objects around a pod: for its group, its class, and its exemptions. */ -}}
-{{- define "gpu-exporter.dryRunRules" -}}
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [get, list]
-{{ include "gpu-exporter.surroundingsRules" . }}
-{{- end }}
-
-{{- define "gpu-exporter.markRules" -}}
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [get, list, patch]
-{{- if .Values.reconciler.condition }}
-- apiGroups: [""]
-  resources: [pods/status]
-  verbs: [patch]
-{{- end }}
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create]
-{{- end }}
-
-{{- define "gpu-exporter.reconcilerRules" -}}
-{{ include "gpu-exporter.markRules" . }}
-{{ include "gpu-exporter.surroundingsRules" . }}
-{{- include "gpu-exporter.actionRules" . }}
-{{- end }}
-
-{{/* `none`, `shadow` or `act`, and whether one of the kinds is allowed. */}}
-{{- define "gpu-exporter.actionMode" -}}
-{{ dig "actions" "mode" "none" (.Values.settings | default dict) }}
-{{- end }}
-
-{{- define "gpu-exporter.mayDo" -}}
-{{- if has .kind (splitList "," (dig "actions" "kinds" "" (.root.Values.settings | default dict) | nospace)) }}true{{ end -}}
-{{- end }}
-
-{{/* The rights of each action, only if the site allows it. The rights above include reading these objects. */}}
-{{- define "gpu-exporter.actionRules" -}}
-{{- $mode := include "gpu-exporter.actionMode" . | trim -}}
-{{- if ne $mode "none" }}
-{{- if eq $mode "act" }}
-{{- /* The object of a deactivated Workload gets a note, because Kueue can create the Workload again. */}}
-{{- if or (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) (include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate")) }}
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [patch]
-- apiGroups: [jobset.x-k8s.io]
-  resources: [jobsets]
-  verbs: [patch]
-- apiGroups: [kubeflow.org]
-  resources: [jaxjobs, mpijobs, paddlejobs, pytorchjobs, tfjobs, xgboostjobs]
-  verbs: [patch]
-{{- end }}
-{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "stop") }}
-- apiGroups: [kubeflow.org]
-  resources: [notebooks]
-  verbs: [patch]
-{{- end }}
-{{- end }}
-{{- $mayDeactivate := include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate") }}
-{{- if or $mayDeactivate (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) }}
-- apiGroups: [kueue.x-k8s.io]   # objects of Kueue are deactivated instead of suspended, since Kueue would resume them
-  resources: [workloads]
-  verbs: {{ ternary "[get, list, patch]" "[list]" (and (eq $mode "act") (ne $mayDeactivate "")) }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{- define "gpu-exporter.surroundingsRules" -}}
-- apiGroups: [""]
-  resources: [namespaces, replicationcontrollers]
-  verbs: [get]
-- apiGroups: [""]
-  resources: [services]
-  verbs: [list]
-- apiGroups: [discovery.k8s.io]
-  resources: [endpointslices]
-  verbs: [list]
-- apiGroups: [autoscaling]
-  resources: [horizontalpodautoscalers]
-  verbs: [list]
-- apiGroups: [apps]
-  resources: [replicasets, deployments, statefulsets, daemonsets]
-  verbs: [get]
-- apiGroups: [batch]
-  resources: [jobs, cronjobs]
-  verbs: [get]
-{{- range $group, $resources := .Values.reconciler.ownerResources }}
-- apiGroups: [{{ $group | quote }}]
-  resources: {{ toJson $resources }}
-  verbs: [get]
-{{- end }}
+{{/* NAMESPACE/NAME of the reconciler's Lease, which also keeps the pause. */}}
+{{- define "gpu-exporter.lease" -}}
+{{ .Values.reconciler.lease.namespace | default (include "gpu-exporter.namespace" .) }}/{{ .Values.reconciler.lease.name | default (printf "%s-reconciler" (include "gpu-exporter.name" .)) }}
 {{- end }}

@@ -1,0 +1,68 @@
+{{/* What the programs would refuse, the chart refuses first: a pod that ends with an error says so to nobody. The schema
+     checks each value alone; here are the rules between values, as in `gpu-exporter check-config`. */}}
+{{- define "gpu-exporter.check" -}}
+{{- $settings := .Values.settings | default dict -}}
+{{- $agent := .Values.agent -}}
+{{- $rules := .Files.Get "files/settings.json" | fromJson -}}
+{{- $given := dict -}}
+{{- range $name, $default := $rules.defaults -}}
+{{- $place := splitList "." $name -}}
+{{- $_ := set $given $name (dig (first $place) (last $place) $default $settings) -}}
+{{- end -}}
+{{- range $rules.order -}}
+{{- $low := get $given .low -}}
+{{- $high := get $given .high -}}
+{{- if gt (mulf .times (include "gpu-exporter.number" $low | float64)) (include "gpu-exporter.number" $high | float64) -}}
+{{- fail (printf (printf "settings: %s" .words) $low $high) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $limit := $rules.least -}}
+{{- if lt (include "gpu-exporter.number" (get $given $name) | float64) (include "gpu-exporter.number" $limit.least | float64) -}}
+{{- fail (printf "settings.%s (%v) %s" $name (get $given $name) $limit.why) -}}
+{{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $index, $policy := $settings.policies -}}
+{{- $first := $policy.candidate_after | default (get $given "policy.candidate_after") -}}
+{{- $then := $policy.underused_after | default (get $given "policy.underused_after") -}}
+{{- if gt (include "gpu-exporter.number" $first | float64) (include "gpu-exporter.number" $then | float64) -}}
+{{- fail (printf "settings.policies[%d] (%v): candidate_after (%v) must not be above underused_after (%v)" $index $policy.name $first $then) -}}
+{{- end -}}
+{{- if has $policy.name $names }}{{ fail (printf "settings.policies[%d]: the name %v is given twice" $index $policy.name) }}{{ end -}}
+{{- $names = append $names $policy.name -}}
+{{- end -}}
+{{- if and (eq "trace" (dig "causes" "files" "none" $settings)) (not $agent.processes) -}}
+{{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" -}}
+{{- end -}}
+{{- if and (eq "read" (dig "training" "files" "none" $settings)) (not $agent.hostActivity) -}}
+{{- fail "settings.training.files=read: the agent looks for trainings only with agent.hostActivity=true" -}}
+{{- end -}}
+{{- if and $agent.xidKmsg (not $agent.privileged) -}}
+{{- fail "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true, or agent.xidKmsg=false" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
+{{- fail "serviceMonitor.enabled: a ServiceMonitor finds pods by a Service; set service.enabled=true, or use podMonitor" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
+{{- fail "serviceMonitor.enabled, podMonitor.enabled: enable only one, or Prometheus scrapes each exporter twice" -}}
+{{- end -}}
+{{- if and .Values.podMonitor.tlsConfig (ne .Values.web.scheme "HTTPS") -}}
+{{- fail "podMonitor.tlsConfig: Prometheus uses it with TLS only; set web.scheme=HTTPS" -}}
+{{- end -}}
+{{- $own := .Values.reconciler.prometheus -}}
+{{- if and (or $own.caFile $own.certFile) (not (hasPrefix "https://" .Values.reconciler.prometheusURL)) -}}
+{{- fail "reconciler.prometheus.caFile: TLS needs an address with https in reconciler.prometheusURL" -}}
+{{- end -}}
+{{- if ne (empty $own.certFile) (empty $own.keyFile) -}}
+{{- fail "reconciler.prometheus: certFile and keyFile belong together" -}}
+{{- end -}}
+{{- if and $own.bearerTokenFile $own.username -}}
+{{- fail "reconciler.prometheus: use either bearerTokenFile or username" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Seconds of a duration, or a number as it is. */}}
+{{- define "gpu-exporter.number" -}}
+{{- $text := toString . -}}
+{{- if regexMatch "[a-z]$" $text }}{{ include "gpu-exporter.seconds" $text }}{{ else }}{{ $text }}{{ end -}}
+{{- end }}

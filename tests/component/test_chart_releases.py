@@ -1,0 +1,221 @@
+"""The chart on a real API server: every preset applied twice, older values, upgrade, rollback, and what uninstall leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from tests.component.test_chart import VARIANTS, conform
+from tests.testbed.chart import CHART, RELEASE, Helm, find
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import program
+from tests.testbed.processes import wait_for
+from tests.testbed.programs import prometheus_operator_crds
+from tests.testbed.recorded_schemas import VERSIONS, read_recorded
+from tests.testbed.schemas import write_schemas
+
+pytestmark = pytest.mark.kubernetes
+PRESETS = sorted((CHART / "presets").glob("*.yaml"))
+OLD = Path(__file__).resolve().parents[1] / "fixtures" / "charts" / "gpu-exporter-da7ce79.tgz"
+CASES: dict[str, dict[str, Any]] = {
+    **VARIANTS,
+    **{path.stem: yaml.safe_load(path.read_text("utf-8")) for path in PRESETS},
+    "apply": {"reconciler": {"apply": True, "admissionPolicy": True}},
+    "tests": {"tests": {"enabled": True}},
+}
+# OpenShift's API is not part of Kubernetes: here the kind accepts every field.
+SCC = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "securitycontextconstraints.security.openshift.io"},
+    "spec": {
+        "group": "security.openshift.io",
+        "scope": "Cluster",
+        "names": {
+            "plural": "securitycontextconstraints",
+            "singular": "securitycontextconstraints",
+            "kind": "SecurityContextConstraints",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane) -> ControlPlane:
+    """The control plane with the kinds that monitors, rules and OpenShift need."""
+    api = client.ApiextensionsV1Api(plane.api)
+    crds = [yaml.safe_load(path.read_text("utf-8")) for path in prometheus_operator_crds().glob("*.yaml")]
+    for crd in (SCC, *crds):
+        api.create_custom_resource_definition(crd)
+    wait_for(
+        lambda: all(
+            any(each.type == "Established" and each.status == "True" for each in crd.status.conditions or ())
+            for crd in api.list_custom_resource_definition().items
+        ),
+        "the CRDs",
+        30,
+    )
+    for name in ("gpu-exporter", "monitoring"):
+        plane.core.create_namespace({"metadata": {"name": name}})
+    return plane
+
+
+@pytest.fixture
+def helm(tmp_path: Path, cluster: ControlPlane) -> Helm:
+    return Helm(tmp_path, cluster.admin)
+
+
+def kubectl(cluster: ControlPlane, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(program("kubectl")), f"--kubeconfig={cluster.admin}", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+
+
+def plain(helm: Helm, values: dict[str, Any]) -> str:
+    """What a site without Helm applies: no hook."""
+    path = helm.write_values(values)
+    return helm.run("template", RELEASE, CHART, "--namespace=gpu-exporter", "--no-hooks", "--values", path).stdout
+
+
+@pytest.fixture
+def removed(cluster: ControlPlane) -> Iterator[None]:
+    yield
+    left = ours(cluster)
+    for kind, namespace, name in left:
+        kubectl(cluster, "delete", kind, name, *([f"--namespace={namespace}"] if namespace else []), "--wait=false")
+    wait_for(lambda: not ours(cluster), "the objects to be gone", 60)
+
+
+def ours(cluster: ControlPlane) -> list[tuple[str, str, str]]:
+    """Resource, namespace and name of every object of a release in the cluster, also Helm's own Secrets."""
+    resources = kubectl(cluster, "api-resources", "--verbs=list,delete", "--output=name").stdout.split()
+    found: set[tuple[str, str, str]] = set()
+    for kinds, selector in (
+        (",".join(resources), f"app.kubernetes.io/instance={RELEASE}"),
+        ("secrets", f"name={RELEASE},owner=helm"),
+    ):
+        done = kubectl(cluster, "get", kinds, "--all-namespaces", f"--selector={selector}", "--output=json")
+        assert done.returncode == 0, done.stderr
+        for each in json.loads(done.stdout)["items"]:
+            about = each["metadata"]
+            if not about.get("ownerReferences"):
+                found.add((each["kind"], about.get("namespace", ""), about["name"]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_manifests_are_applied_twice_and_the_second_time_changes_nothing(
+    cluster: ControlPlane, helm: Helm, removed: None, case: str
+) -> None:
+    text = plain(helm, CASES[case])
+    assert text == plain(helm, CASES[case]), "two renders differ"
+    assert "helm.sh/hook" not in text
+    tried = kubectl(cluster, "apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
+    assert tried.returncode == 0, tried.stderr
+    assert "Warning" not in tried.stderr, tried.stderr
+    done = kubectl(cluster, "apply", "-f", "-", text=text)
+    assert done.returncode == 0, done.stderr
+    assert {line.rsplit(" ", 1)[1] for line in done.stdout.splitlines()} == {"created"}
+    differs = kubectl(cluster, "diff", "-f", "-", text=text)
+    assert differs.returncode == 0, differs.stdout
+    again = kubectl(cluster, "apply", "-f", "-", text=text)
+    assert again.returncode == 0, again.stderr
+    # The client cannot see that some lists, such as relabelings, differ only by defaults of the server.
+    changed = [line for line in again.stdout.splitlines() if not line.endswith(" unchanged")]
+    assert case == "everything" or not changed
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_case_fits_the_schemas_of_older_kubernetes(version: str, helm: Helm, tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    schemas = write_schemas(read_recorded(version), prometheus_operator_crds(), folder)
+    text = "\n---\n".join(plain(helm, values) for values in CASES.values())
+    text = "\n---\n".join(each for each in text.split("\n---\n") if "SecurityContextConstraints" not in each)
+    done = conform(schemas, text)
+    assert done.returncode == 0, done.stdout
+    assert "Invalid: 0, Errors: 0, Skipped: 0" in done.stdout
+
+
+def test_values_of_the_first_chart_are_kept_in_an_upgrade_and_what_they_lack_has_defaults(
+    cluster: ControlPlane, helm: Helm, removed: None
+) -> None:
+    """Also immutable fields: the selectors of that chart."""
+    given = {"agent": {"port": 9999, "nodeSelector": {"a": "b"}}, "reconciler": {"apply": True}}
+    where = ("--namespace=gpu-exporter", "--kube-version=1.36")
+    helm.run("install", RELEASE, OLD, where[0], "--values", helm.write_values(given))
+    helm.run("upgrade", RELEASE, CHART, where[0], "--reuse-values", "--set", "reconciler.removeLabelsOnUninstall=false")
+    kept = json.loads(helm.run("get", "values", RELEASE, where[0], "--output=json").stdout)
+    assert kept["agent"] == given["agent"]
+    objects = [each for each in yaml.safe_load_all(helm.run("get", "manifest", RELEASE, where[0]).stdout) if each]
+    assert json.loads(helm.run("get", "hooks", RELEASE, where[0]).stdout or "null") is None, "a renamed key counts"
+    agent = find(objects, "DaemonSet")["spec"]
+    assert agent["template"]["spec"]["nodeSelector"] == {"a": "b", "kubernetes.io/os": "linux"}
+    assert agent["template"]["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9999}]
+    assert agent["template"]["spec"]["containers"][0]["livenessProbe"]["periodSeconds"] == 20
+    helm.run("rollback", RELEASE, "1", where[0], "--no-hooks")
+    helm.run("uninstall", RELEASE, where[0], "--no-hooks")
+    assert ours(cluster) == []
+
+
+def hooks_of(helm: Helm) -> dict[str, str]:
+    """Kind of each hook of the release, and when it runs."""
+    text = helm.run("get", "hooks", RELEASE, "--namespace=gpu-exporter").stdout
+    return {each["kind"]: each["metadata"]["annotations"]["helm.sh/hook"] for each in yaml.safe_load_all(text) if each}
+
+
+def test_labels_are_removed_where_apply_was_on_and_a_dry_run_has_no_hook(
+    cluster: ControlPlane, helm: Helm, removed: None
+) -> None:
+    where = ("--namespace=gpu-exporter", "--no-hooks")
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job")
+    dry, apply = {"reconciler": {"apply": False}}, {"reconciler": {"apply": True}}
+    helm.run("install", RELEASE, CHART, *where, "--values", helm.write_values(dry))
+    assert hooks_of(helm) == {}
+    helm.run("upgrade", RELEASE, CHART, *where, "--values", helm.write_values(apply))
+    assert hooks_of(helm) == dict.fromkeys(kinds, "post-delete")
+    off = {"reconciler": {"enabled": False}}
+    for values in (dry, off):
+        helm.run("upgrade", RELEASE, CHART, *where, "--values", helm.write_values(values))
+        assert hooks_of(helm) == dict.fromkeys(kinds, "post-upgrade")
+        helm.run("upgrade", RELEASE, CHART, *where, "--values", helm.write_values(values))
+        assert hooks_of(helm) == {}, "the labels were removed by the upgrade before"
+        helm.run("upgrade", RELEASE, CHART, *where, "--values", helm.write_values(apply))
+    helm.run("uninstall", RELEASE, *where)
+    assert ours(cluster) == []
+
+
+def test_a_dry_run_is_uninstalled_at_once_though_its_image_cannot_be_pulled(
+    cluster: ControlPlane, helm: Helm, removed: None
+) -> None:
+    helm.run("install", RELEASE, CHART, "--namespace=gpu-exporter")
+    began = time.monotonic()
+    helm.run("uninstall", RELEASE, "--namespace=gpu-exporter", "--wait", "--timeout=60s")
+    assert time.monotonic() - began < 30.0
+    assert ours(cluster) == []
+
+
+def test_the_hook_of_apply_is_one_that_argo_cd_runs(helm: Helm) -> None:
+    hooks = [
+        each["metadata"]["annotations"]
+        for each in helm.objects({"reconciler": {"apply": True}})
+        if "helm.sh/hook" in each["metadata"].get("annotations", {})
+    ]
+    assert len(hooks) == 4
+    assert {each["helm.sh/hook"] for each in hooks} == {"post-delete"}
+    assert {each["argocd.argoproj.io/hook"] for each in hooks} == {"PostDelete"}
