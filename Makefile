@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check manifests verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -101,6 +101,9 @@ gpu-check: $(VENV)/dev ## record the answers of this machine's driver and their 
 
 generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms, alerts/rules, the dashboard, the chart's copies
 	$(BIN)/python -m tools.generate
+
+manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
+	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
 
 verify: test e2e ## run the same checks as CI
 

@@ -14,6 +14,7 @@ import yaml
 from alerts.parameters import FIXED
 
 from gpu_exporter.config.load import ORDER
+from gpu_exporter.config.rules import CHANGES, JOB_LISTS, OF_PODS, RULES_MAX, SECTION
 from gpu_exporter.config.values import LEAST
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings
 from gpu_exporter.durations import format_duration
@@ -40,7 +41,19 @@ def check_rules() -> dict[str, object]:
         name: {"least": format_duration(value), "why": f"must be at least {format_duration(value)}: {why}"}
         for name, (value, why) in LEAST.items()
     }
-    return {"order": rules, "least": least, "defaults": {name: _default(name) for name in sorted(names)}}
+    policies = {
+        "most": RULES_MAX,
+        "section": SECTION,
+        "of_pods": OF_PODS,
+        "of_jobs": JOB_LISTS,
+        "changes": (*CHANGES, "ceiling"),
+    }
+    return {
+        "order": rules,
+        "least": least,
+        "policies": policies,
+        "defaults": {name: _default(name) for name in sorted(names)},
+    }
 
 
 def _default(name: str) -> object:

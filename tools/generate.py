@@ -77,6 +77,12 @@ def build_chart() -> Mapping[Path, str]:
     return build_all()
 
 
+def build_values_page() -> Mapping[Path, str]:
+    from tools.values_page import build_page
+
+    return build_page()
+
+
 STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
     build_defaults,
     build_docs,
@@ -86,6 +92,7 @@ STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
     build_schema,
     build_commands,
     build_chart,
+    build_values_page,
 )
 
 

@@ -575,3 +575,107 @@ def test_the_kubelets_pods_are_mounted_only_where_trainings_are_read(helm: Helm)
         # Without HostToContainer, the agent would keep volumes of ended pods busy.
         assert all(each["readOnly"] and each["mountPropagation"] == "HostToContainer" for each in mounts)
         assert [each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == "pods"] == expected
+
+
+def test_images_come_from_the_sites_registry_and_from_a_digest_where_one_is_given(helm: Helm) -> None:
+    def images(values: dict[str, Any]) -> list[str]:
+        objects = helm.objects(values)
+        pods = [find(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment")]
+        return [pod["containers"][0]["image"] for pod in pods]
+
+    site = {"global": {"imageRegistry": "r.example:5000/"}}
+    digest = "sha256:" + 64 * "a"
+    assert images({}) == ["ghcr.io/gpu-exporter/agent:0.1.0", "ghcr.io/gpu-exporter/reconciler:0.1.0"]
+    assert images(site)[0] == "r.example:5000/gpu-exporter/agent:0.1.0"
+    assert images({**site, "agent": {"image": {"repository": "team/agent"}}})[0] == "r.example:5000/team/agent:0.1.0"
+    assert images({"agent": {"image": {"digest": digest}}})[0] == f"ghcr.io/gpu-exporter/agent@{digest}"
+    pod = find(
+        helm.objects(
+            {"imagePullSecrets": [{"name": "a"}], "global": {"imagePullSecrets": [{"name": "a"}, {"name": "b"}]}}
+        ),
+        "DaemonSet",
+    )["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"policy": {"candidate_after": "3h"}},
+    {"policy": {"candidate_after": "120m"}},
+    {"policy": {"candidate_after": "7200001ms"}},
+    {"policy": {"candidate_after": "3h", "underused_after": "4h"}},
+    {"policy": {"underused_after": "59m"}},
+    {"attribution": {"interval": "10m"}},
+    {"attribution": {"interval": "10m"}, "ledger": {"idle_run_unknown_reset": "40m"}},
+    {"ledger": {"low_ratio": 0.9}},
+    {"ledger": {"low_ratio": 0.2, "high_ratio": 0.1}},
+    {"ledger": {"low_ratio": 0.01}},
+    {"sampling": {"interval": "100ms"}},
+    {"sampling": {"interval": "0.2s"}},
+    {"policies": [{"name": "a", "candidate_after": "3h"}]},
+    {"policies": [{"name": "a", "candidate_after": "3h", "underused_after": "4h"}]},
+    {"policies": [{"name": "a", "underused_after": "30m"}]},
+    {"policy": {"candidate_after": "10m"}, "policies": [{"name": "a", "underused_after": "30m"}]},
+    {"policies": [{"name": "a", "match": {"mig": True}}, {"name": "a"}]},
+    {"policies": [{"name": "a"}, {"name": "b"}]},
+    {"policies": [{"name": "policy"}]},
+    {"policies": [{"name": "a", "match": {"namespaces": ["x"], "partitions": ["y"]}}]},
+    {"policies": [{"name": "a", "exempt": "teaching", "candidate_after": "10m"}]},
+    {"actions": {"hour_max": 17}},
+    {"policy": {"host_delay_max": "0s"}},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=json.dumps)
+def test_the_chart_refuses_what_check_config_refuses(helm: Helm, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Otherwise the release is installed, and every pod ends with an error."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "gpu_exporter", "check-config", str(config)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    rendered = helm.template({"settings": settings}, check=False)
+    assert (rendered.returncode == 0) == (checked.returncode == 0), f"{checked.stderr}\n{rendered.stderr}"
+    assert rendered.returncode == 0 or "settings" in rendered.stderr
+
+
+def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(helm: Helm) -> None:
+    objects = helm.objects(yaml.safe_load((CHART / "presets" / "openshift.yaml").read_text("utf-8")))
+    agent, reconciler = (find(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
+    constraints = find(objects, "SecurityContextConstraints")
+    assert constraints["users"] == [f"system:serviceaccount:gpu-exporter:{agent['serviceAccountName']}"]
+    kinds = {next(key for key in volume if key != "name") for volume in agent["volumes"]}
+    assert kinds <= set(constraints["volumes"])
+    assert agent["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert reconciler["securityContext"] == {"runAsNonRoot": True}
+    bound = find(objects, "ClusterRoleBinding", "-cluster-monitoring-view")
+    assert (bound["roleRef"]["name"], bound["subjects"][0]["name"]) == (
+        "cluster-monitoring-view",
+        reconciler["serviceAccountName"],
+    )
+    assert (
+        "--source.tls.ca=/var/run/secrets/kubernetes.io/serviceaccount/service-ca.crt"
+        in (reconciler["containers"][0]["args"])
+    )
+
+
+def test_every_flag_of_the_chart_is_one_that_the_programs_know(helm: Helm) -> None:
+    """Also those of credentials, which only some sites set."""
+    prometheus = {name: f"/x/{name}" for name in ("caFile", "certFile", "keyFile", "passwordFile")} | {"username": "u"}
+    values = {**VARIANTS["everything"], "extraManifests": []}
+    values["reconciler"] = {
+        **values["reconciler"],
+        "prometheusURL": "https://p",
+        "prometheus": {**prometheus, "headers": ["X-Scope-OrgID: a"]},
+    }
+    objects = helm.objects({**values, "tests": {"enabled": True}})
+    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("DaemonSet", "Deployment", "Job")]
+    pods += [each["spec"] for each in objects if each["kind"] == "Pod"]
+    assert len(pods) == 4
+    for pod in pods:
+        (container,) = pod["containers"]
+        is_agent = "agent" in container["image"]
+        command = [sys.executable, "-m", "gpu_exporter", *([] if is_agent else ["reconcile"]), "--help"]
+        known = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+        for flag in container["args"]:
+            name = flag.split("=")[0].removeprefix("--").removeprefix("no-")
+            assert re.search(rf"--(\[no-\])?{re.escape(name)}\b", known), name

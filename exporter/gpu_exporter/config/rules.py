@@ -30,6 +30,7 @@ CHANGES = (  # keys of the section `policy` that a policy may change for its hol
 )
 POD_LISTS = ("namespaces", "owner_kinds")
 JOB_LISTS = ("partitions", "accounts", "qos", "users")
+OF_PODS = (*POD_LISTS, "labels")  # criteria that only pods have
 LISTS = (*POD_LISTS, "classes", "models", *JOB_LISTS)
 
 
@@ -118,11 +119,9 @@ def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:
     if over.candidate_after > over.underused_after:
         first, then = (format_duration(each) for each in (over.candidate_after, over.underused_after))
         faults.append(f"{where}: candidate_after ({first}) must not be above underused_after ({then})")
-    asks_pods = any(getattr(rule.match, key) for key in (*POD_LISTS, "labels"))
+    asks_pods = any(getattr(rule.match, key) for key in OF_PODS)
     if asks_pods and any(getattr(rule.match, key) for key in JOB_LISTS):
-        faults.append(
-            f"{where}: nothing matches: {', '.join((*POD_LISTS, 'labels'))} are of pods, {', '.join(JOB_LISTS)} of jobs"
-        )
+        faults.append(f"{where}: nothing matches: {', '.join(OF_PODS)} are of pods, {', '.join(JOB_LISTS)} of jobs")
     if rule.exempt and (rule.changes or rule.ceiling):
         faults.append(f"{where}: exempt holders are not judged, so the other keys have no effect")
     return faults

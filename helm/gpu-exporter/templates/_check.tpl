@@ -1,4 +1,4 @@
-{{/* What the programs would refuse, the chart refuses first: a pod that ends with an error says so to nobody. The schema
+{{/* What the programs would refuse, the chart refuses first: otherwise every pod of the release ends with an error. The schema
      checks each value alone; here are the rules between values, as in `gpu-exporter check-config`. */}}
 {{- define "gpu-exporter.check" -}}
 {{- $settings := .Values.settings | default dict -}}
@@ -22,6 +22,9 @@
 {{- end -}}
 {{- end -}}
 {{- $names := list -}}
+{{- $known := $rules.policies -}}
+{{- $all := "" -}}
+{{- if gt (len ($settings.policies | default list)) (int $known.most) }}{{ fail (printf "settings.policies: more than %v policies" $known.most) }}{{ end -}}
 {{- range $index, $policy := $settings.policies -}}
 {{- $first := $policy.candidate_after | default (get $given "policy.candidate_after") -}}
 {{- $then := $policy.underused_after | default (get $given "policy.underused_after") -}}
@@ -30,6 +33,14 @@
 {{- end -}}
 {{- if has $policy.name $names }}{{ fail (printf "settings.policies[%d]: the name %v is given twice" $index $policy.name) }}{{ end -}}
 {{- $names = append $names $policy.name -}}
+{{- if eq $policy.name $known.section }}{{ fail (printf "settings.policies[%d]: the name %s belongs to the section, which decides if no policy matches" $index $known.section) }}{{ end -}}
+{{- if $all }}{{ fail (printf "settings.policies[%d] (%v): is never reached, since %v before it matches all holders" $index $policy.name $all) }}{{ end -}}
+{{- $match := $policy.match | default dict -}}
+{{- if not $match }}{{ $all = $policy.name }}{{ end -}}
+{{- $ofPods := pick $match "" -}}
+{{- range $known.of_pods }}{{ if hasKey $match . }}{{ $_ := set $ofPods . true }}{{ end }}{{ end -}}
+{{- range $known.of_jobs }}{{ if and $ofPods (hasKey $match .) }}{{ fail (printf "settings.policies[%d] (%v): nothing matches: %s are of pods, %s of jobs" $index $policy.name (join ", " $known.of_pods) (join ", " $known.of_jobs)) }}{{ end }}{{ end -}}
+{{- range $known.changes }}{{ if and $policy.exempt (hasKey $policy .) }}{{ fail (printf "settings.policies[%d] (%v): exempt holders are not judged, so %s has no effect" $index $policy.name .) }}{{ end }}{{ end -}}
 {{- end -}}
 {{- if and (eq "trace" (dig "causes" "files" "none" $settings)) (not $agent.processes) -}}
 {{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" -}}
