@@ -1,0 +1,218 @@
+"""Everything of a release except its publication: `make release-dry-run`. The release workflow calls the same parts.
+
+    python -m tools.release download     tools and dependencies, the only part that needs the network
+    python -m tools.release dist         wheel and sdist; the wheel is built twice and must be the same bytes
+    python -m tools.release chart        the package of the chart
+    python -m tools.release sbom         CycloneDX of what the agent and the reconciler install, and their licences
+    python -m tools.release use          installs and uses the wheel and the chart, from an empty folder
+    python -m tools.release sums         SHA256SUMS
+
+Results and LOG are in out/release. As root on Linux, `use` has no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from gpu_exporter.version import VERSION
+from tools.files import ROOT
+from tools.manifests import find_helm
+
+OUT = ROOT / "out" / "release"
+TOOLS, WHEELS = OUT / "tools", OUT / "wheels"
+REQUIREMENTS = ("build==1.6.1", "setuptools==80.9.0", "cyclonedx-bom==7.5.0")
+CHART = ROOT / "helm" / "gpu-exporter"
+SCENARIO = ROOT / "tests" / "scenarios" / "h100-mig.yaml"
+PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, and the extras that they install
+
+
+class ReleaseError(Exception):
+    """A part of the release is wrong. The text says which, and what was expected."""
+
+
+def say(text: str) -> None:
+    """Print a line, and keep it in LOG."""
+    print(text, flush=True)
+    with (OUT / "LOG").open("a", encoding="utf-8") as log:
+        log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def run(command: Sequence[str | Path], where: Path = ROOT, **environment: str) -> str:
+    """The standard output. Raises ReleaseError with what the command printed."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=where,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ReleaseError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def make_venv(folder: Path) -> Path:
+    """A new environment; its python."""
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    return folder / "bin" / "python"
+
+
+def download() -> None:
+    """Tools of the release, and the dependencies of both images as wheels."""
+    python = make_venv(TOOLS)
+    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS])
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    for extras in PARTS.values():
+        run(
+            [
+                python,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--dest",
+                WHEELS,
+                f".[{extras}]",
+            ]
+        )
+    for own in WHEELS.glob("gpu[-_]exporter-*"):
+        own.unlink()
+    say(f"download: {len(list(WHEELS.iterdir()))} dependencies")
+
+
+def dist() -> None:
+    """The wheel and the sdist of the commit, dated by the commit."""
+    date = run(["git", "log", "-1", "--format=%ct"]).strip()
+    folders = [OUT / "dist", OUT / "dist-again"]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory() as source:  # a clone: nothing that git does not know gets into a release
+            run(["git", "clone", "--quiet", ROOT, source])
+            command = [TOOLS / "bin" / "python", "-m", "build", "--no-isolation", "--outdir", folder]
+            run(command, Path(source), SOURCE_DATE_EPOCH=date)
+    (wheel,), (again,) = ([*folder.glob("*.whl")] for folder in folders)
+    if wheel.read_bytes() != again.read_bytes():
+        raise ReleaseError(f"{wheel.name}: two builds of one commit differ")
+    if f"-{VERSION}-" not in wheel.name:
+        raise ReleaseError(f"{wheel.name}: exporter/gpu_exporter/version.py has {VERSION}")
+    shutil.rmtree(folders[1])
+    say(f"dist: {wheel.name} built twice, the same {wheel.stat().st_size} bytes; sdist")
+
+
+def chart() -> None:
+    """The chart's package. Its version must be the project's."""
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    if (about["version"], about["appVersion"]) != (VERSION, VERSION):
+        raise ReleaseError(
+            f"Chart.yaml: version and appVersion must be {VERSION}, as in exporter/gpu_exporter/version.py"
+        )
+    run([find_helm(), "package", CHART, "--destination", OUT / "dist"])
+    say(f"chart: gpu-exporter-{VERSION}.tgz")
+
+
+def sbom() -> None:
+    """For each image, what it installs in Python, with its licences. A component without a licence is an error."""
+    (wheel,) = (OUT / "dist").glob("*.whl")
+    for part, extras in PARTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            python = make_venv(Path(folder))
+            install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
+            run([*install, f"{wheel}[{extras}]"])
+            run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip"])
+            path = OUT / "dist" / f"gpu-exporter-{part}-{VERSION}.cdx.json"
+            run([TOOLS / "bin" / "cyclonedx-py", "environment", "--output-reproducible", "--output-file", path, python])
+        components = json.loads(path.read_text("utf-8"))["components"]
+        unlicensed = sorted(each["name"] for each in components if not each.get("licenses"))
+        if unlicensed:
+            raise ReleaseError(f"{path.name}: no licence is known of {', '.join(unlicensed)}")
+        say(f"sbom: {part} has {len(components)} components, each with a licence")
+
+
+def use() -> None:
+    """Install the wheel and render the packaged chart, with nothing else of the checkout."""
+    (wheel,), (package,) = (OUT / "dist").glob("*.whl"), (OUT / "dist").glob("*.tgz")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        shutil.copy(SCENARIO, home / "scenario.yaml")
+        python = make_venv(home / "venv")
+        install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
+        run([*offline(), *install, f"{wheel}[reconciler,web-auth]"], home, HOME=folder)
+        program = home / "venv" / "bin" / "gpu-exporter"
+        metrics = run([*offline(), program, "--once", "--devices.scenario=scenario.yaml"], home, HOME=folder)
+        if "\ngpu_up{" not in metrics:
+            raise ReleaseError(f"{wheel.name}: --once on a scenario prints no gpu_up")
+        version = run([*offline(), program, "--version"], home, HOME=folder)
+        if VERSION not in version:
+            raise ReleaseError(f"{wheel.name}: --version prints {version.strip()}, expected {VERSION}")
+        say(f"use: {wheel.name} installed without an index; --once prints {len(metrics.splitlines())} lines")
+        helm = find_helm()
+        run([helm, "lint", "--strict", package], home, HOME=folder)
+        for preset in ("", *sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))):
+            run(["tar", "xzf", package], home)
+            values = ["--values", f"gpu-exporter/presets/{preset}.yaml"] if preset else []
+            text = run([helm, "template", "gpus", package, *values], home, HOME=folder)
+            if f"/agent:{VERSION}" not in text:
+                raise ReleaseError(f"{package.name}: the agent's image has not the tag {VERSION}")
+        say(f"use: {package.name} linted, and rendered with every preset")
+
+
+def offline() -> list[str]:
+    """The beginning of a command that has no network; empty where that needs rights which are missing."""
+    command = ["unshare", "--net", "--"]
+    able = (
+        shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    )
+    return command if able else []
+
+
+def sums() -> None:
+    """SHA256SUMS of everything that is published."""
+    paths = sorted(path for path in (OUT / "dist").iterdir() if path.name != "SHA256SUMS")
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
+    (OUT / "dist" / "SHA256SUMS").write_text("".join(lines), encoding="ascii")
+    say(f"sums: {len(lines)} files")
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "download": download,
+    "dist": dist,
+    "chart": chart,
+    "sbom": sbom,
+    "use": use,
+    "sums": sums,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named parts, or all; the exit code."""
+    unknown = [name for name in arguments if name not in STEPS]
+    if unknown:
+        print(f"no part {unknown[0]}: the parts are {', '.join(STEPS)}", file=sys.stderr)
+        return 2
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name in arguments or STEPS:
+        try:
+            STEPS[name]()
+        except ReleaseError as exc:
+            print(f"release: {name}: {exc}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
