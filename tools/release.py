@@ -34,7 +34,8 @@ OUT = ROOT / "out" / "release"
 TOOLS, WHEELS = OUT / "tools", OUT / "wheels"
 REQUIREMENTS = ("build==1.6.1", "setuptools==80.9.0", "cyclonedx-bom==7.5.0")
 CHART = ROOT / "helm" / "gpu-exporter"
-SCENARIO = ROOT / "tests" / "scenarios" / "h100-mig.yaml"
+SCENARIO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
+SAID_MAX = 3000  # characters of the output of a command that failed
 PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, and the extras that they install
 
 
@@ -49,18 +50,13 @@ def say(text: str) -> None:
         log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
-def run(command: Sequence[str | Path], where: Path = ROOT, **environment: str) -> str:
+def run(command: Sequence[object], where: Path = ROOT, **environment: str) -> str:
     """The standard output. Raises ReleaseError with what the command printed."""
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=where,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    text, own = list(map(str, command)), {**os.environ, **environment}
+    done = subprocess.run(text, cwd=where, env=own, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ReleaseError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        said = f"{done.stdout}{done.stderr}"[-SAID_MAX:]
+        raise ReleaseError(f"{' '.join(text)}: exit code {done.returncode}\n{said}")
     return done.stdout
 
 
@@ -148,9 +144,9 @@ def use() -> None:
     (wheel,), (package,) = (OUT / "dist").glob("*.whl"), (OUT / "dist").glob("*.tgz")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        shutil.copy(SCENARIO, home / "scenario.yaml")
+        (home / "scenario.yaml").write_text(json.dumps(SCENARIO), encoding="utf-8")
         python = make_venv(home / "venv")
-        install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
+        install: list[object] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
         run([*offline(), *install, f"{wheel}[reconciler,web-auth]"], home, HOME=folder)
         program = home / "venv" / "bin" / "gpu-exporter"
         metrics = run([*offline(), program, "--once", "--devices.scenario=scenario.yaml"], home, HOME=folder)
