@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check manifests release-dry-run verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check manifests workflows release-dry-run verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -104,6 +104,11 @@ generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms,
 
 manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
 	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
+
+workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs Go) and zizmor
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'zizmor==1.32.*'
+	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yaml
+	$(BIN)/zizmor --offline .github
 
 release-dry-run: $(VENV)/runtime ## wheel, sdist, chart, SBOM and checksums in out/release, each installed and used; publishes nothing
 	@rm -rf out/release && $(BIN)/python -m tools.release
