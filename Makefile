@@ -108,7 +108,7 @@ manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml
 workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs Go) and zizmor
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'zizmor==1.32.*'
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yaml
-	$(BIN)/zizmor --offline .github
+	$(BIN)/zizmor --offline --min-severity=medium .github
 
 release-dry-run: $(VENV)/runtime ## wheel, sdist, chart, SBOM and checksums in out/release, each installed and used; publishes nothing
 	@rm -rf out/release && $(BIN)/python -m tools.release
