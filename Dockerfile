@@ -4,22 +4,38 @@
 # BASE is any image with Python 3.10 or newer, its venv module and /etc/ssl/certs. The driver comes from the host.
 ARG BASE=docker.io/library/python:3.13-slim
 
-FROM ${BASE} AS source
+FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY exporter exporter
 # For a private package index, and for networks that replace its CA (mount the CA bundle at this path).
 ARG PIP_INDEX_URL
 ARG PIP_CERT
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/gpu-exporter
+COPY exporter/locks exporter/locks
 
-FROM source AS agent-build
-RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check '.[web-auth]'
+# Dependencies come from the locks, with hashes. The image needs neither pip nor setuptools.
+FROM build AS agent-build
+RUN /opt/gpu-exporter/bin/pip install --require-hashes -r exporter/locks/build.txt -r exporter/locks/agent.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY exporter exporter
+RUN /opt/gpu-exporter/bin/pip install --no-deps --no-build-isolation . \
+ && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip
 
-FROM source AS reconciler-build
-RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check '.[reconciler,web-auth]'
+FROM build AS reconciler-build
+RUN /opt/gpu-exporter/bin/pip install --require-hashes -r exporter/locks/build.txt -r exporter/locks/reconciler.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY exporter exporter
+RUN /opt/gpu-exporter/bin/pip install --no-deps --no-build-isolation . \
+ && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip
 
 FROM ${BASE} AS agent
+ARG VERSION=""
+ARG REVISION=""
+LABEL org.opencontainers.image.title="gpu-exporter agent" \
+      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 COPY --from=agent-build /opt/gpu-exporter /opt/gpu-exporter
 ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -32,6 +48,13 @@ EXPOSE 9836
 ENTRYPOINT ["gpu-exporter"]
 
 FROM ${BASE} AS reconciler
+ARG VERSION=""
+ARG REVISION=""
+LABEL org.opencontainers.image.title="gpu-exporter reconciler" \
+      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 COPY --from=reconciler-build /opt/gpu-exporter /opt/gpu-exporter
 ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check manifests workflows release-dry-run verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -104,6 +104,10 @@ generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms,
 
 manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
 	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
+
+locks: $(VENV)/dev ## write exporter/locks anew: the images' dependencies, with hashes
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	$(BIN)/python -m tools.locks
 
 workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs Go) and zizmor
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'zizmor==1.32.*'

@@ -72,22 +72,9 @@ def download() -> None:
     python = make_venv(TOOLS)
     run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS])
     shutil.rmtree(WHEELS, ignore_errors=True)
-    for extras in PARTS.values():
-        run(
-            [
-                python,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--dest",
-                WHEELS,
-                f".[{extras}]",
-            ]
-        )
-    for own in WHEELS.glob("gpu[-_]exporter-*"):
-        own.unlink()
+    for part in PARTS:
+        fetch = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+        run([*fetch, "--dest", WHEELS, "-r", ROOT / "exporter" / "locks" / f"{part}.txt"])
     say(f"download: {len(list(WHEELS.iterdir()))} dependencies")
 
 
