@@ -136,11 +136,8 @@ def use() -> None:
         install: list[object] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
         run([*offline(), *install, f"{wheel}[reconciler,web-auth]"], home, HOME=folder)
         program = home / "venv" / "bin" / "gpu-exporter"
-        metrics = run(
-            [*offline(), program, "--once", "--no-attribution.slurm", "--devices.scenario=scenario.yaml"],
-            home,
-            HOME=folder,
-        )
+        once = [program, "--once", "--no-attribution.slurm", "--devices.scenario=scenario.yaml"]
+        metrics = run([*offline(), *once], home, HOME=folder)
         if "\ngpu_up{" not in metrics:
             raise ReleaseError(f"{wheel.name}: --once on a scenario prints no gpu_up")
         version = run([*offline(), program, "--version"], home, HOME=folder)
