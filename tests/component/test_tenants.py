@@ -18,6 +18,7 @@ GPUS = 16
 POD_S, PAUSE_S = 20.0, 4.0
 PODS = 2  # per GPU, one after the other
 RESTART_S = 22.0
+SETTLED = 6  # looks, one every second
 CONFIG = "sampling: {interval: 500ms}\nattribution: {interval: 250ms}\nstate: {write_interval: 2s}\n"
 ROW = re.compile(r'gpu_tenant_(held|busy|idle)_gpu_seconds_total\{.*namespace="(\w+)".*\} (\S+)')
 
@@ -89,7 +90,16 @@ def test_hours_of_namespaces_are_correct_over_a_restart(
             truth[namespace] += time.monotonic() - began.pop(gpu)
         kubelet.pods = pods
     wait_for(lambda: "gpu_allocation_info{" not in (fetch(f"{url}/metrics") or "") or None, "the last pod to be gone")
-    found = hours()
+    # The page lists a pod's end before it books the pod's last seconds for the namespace.
+    booked: list[dict[tuple[str, str], float]] = []
+
+    def is_settled() -> bool:
+        """Whether the counters have not changed for some looks."""
+        booked.append(hours())
+        return len(booked) > SETTLED and all(each == booked[-1] for each in booked[-SETTLED:])
+
+    wait_for(is_settled, "the counters to settle", 60, 1.0)
+    found = booked[-1]
     kubelet.stop()
     feeder.stop()
     print(f"true GPU-seconds {truth}, found {found}, away for {away:.1f} s")
