@@ -77,7 +77,8 @@ def build_all() -> dict[Path, str]:
     files[CHART / "files" / "alerts.json"] = json.dumps(alert_defaults(), indent=2) + "\n"
     files[CHART / "files" / "settings.json"] = json.dumps(check_rules(), indent=2) + "\n"
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-    files[CHART / "files" / "values.yaml"] = yaml.safe_dump(values, sort_keys=False, width=1000)
+    dumped = yaml.safe_dump(values, sort_keys=False, width=1000)
+    files[CHART / "files" / "values.yaml"] = f"# Made from ../values.yaml by tools/chart.py.\n{dumped}"
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     schema["properties"]["settings"] = settings_schema()
     files[CHART / "values.schema.json"] = json.dumps(schema, indent=2) + "\n"

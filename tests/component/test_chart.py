@@ -210,6 +210,21 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
             "use either bearerTokenFile or username",
         ),
         ({"agent": {"image": {"digest": "abc"}}}, "does not match pattern"),
+        ({"reconciler": {"serviceAccount": {"create": False}}}, "its rights would be those of every pod"),
+        (
+            {"openshift": {"scc": True}, "agent": {"serviceAccount": {"create": False}}},
+            "its rights would be those of every pod",
+        ),
+        ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name belongs to the chart"),
+        (
+            {"agent": {"podLabels": {"app.kubernetes.io/instance": "x"}}},
+            "app.kubernetes.io/instance belongs to the chart",
+        ),
+        ({"reconciler": {"podLabels": {"helm.sh/chart": "x"}}}, "helm.sh/chart belongs to the chart"),
+        ({"prometheusRule": {"without": ["GpuWasteWhileQeued"]}}, "no alert is called GpuWasteWhileQeued"),
+        ({"gpuResources": ["a("]}, "gpuResources: a( is not a regular expression"),
+        ({"agent": {"monitors": ["ns/(a"]}}, "agent.monitors: ns/(a is not a regular expression"),
+        ({"settings": {"alerts": {"resources": "*a"}}}, "settings.alerts.resources: *a is not a regular expression"),
         ({"agent": {"dnsPolicy": "Cluster"}}, "value must be one of"),
     ],
 )
@@ -623,6 +638,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"policies": [{"name": "a", "exempt": "teaching", "candidate_after": "10m"}]},
     {"actions": {"hour_max": 17}},
     {"policy": {"host_delay_max": "0s"}},
+    {"alerts": {"resources": "a("}},
+    {"alerts": {"resources": "nvidia_com_gpu|a_.+"}},
 ]
 
 

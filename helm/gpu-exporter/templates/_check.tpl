@@ -42,6 +42,27 @@
 {{- range $known.of_jobs }}{{ if and $ofPods (hasKey $match .) }}{{ fail (printf "settings.policies[%d] (%v): nothing matches: %s are of pods, %s of jobs" $index $policy.name (join ", " $known.of_pods) (join ", " $known.of_jobs)) }}{{ end }}{{ end -}}
 {{- range $known.changes }}{{ if and $policy.exempt (hasKey $policy .) }}{{ fail (printf "settings.policies[%d] (%v): exempt holders are not judged, so %s has no effect" $index $policy.name .) }}{{ end }}{{ end -}}
 {{- end -}}
+{{- include "gpu-exporter.checkExpressions" (dict "name" "gpuResources" "given" .Values.gpuResources) -}}
+{{- include "gpu-exporter.checkExpressions" (dict "name" "agent.monitors" "given" $agent.monitors) -}}
+{{- with dig "alerts" "resources" "" $settings -}}
+{{- include "gpu-exporter.checkExpressions" (dict "name" "settings.alerts.resources" "given" (list .)) -}}
+{{- end -}}
+{{- $rulesText := "" -}}
+{{- range $path, $_ := .Files.Glob "files/rules/**.yaml" }}{{ $rulesText = print $rulesText ($.Files.Get $path) }}{{ end -}}
+{{- range .Values.prometheusRule.without -}}
+{{- if not (contains (printf "alert: %s\n" .) $rulesText) }}{{ fail (printf "prometheusRule.without: no alert is called %s" .) }}{{ end -}}
+{{- end -}}
+{{- range $name, $labels := dict "commonLabels" .Values.commonLabels "agent.podLabels" $agent.podLabels "reconciler.podLabels" .Values.reconciler.podLabels -}}
+{{- range $key, $_ := $labels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $key) (hasPrefix "helm.sh/" $key) }}{{ fail (printf "%s: the label %s belongs to the chart" $name $key) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $part := dict "agent" $agent "reconciler" .Values.reconciler -}}
+{{- $hasRights := ternary $.Values.openshift.scc $.Values.reconciler.enabled (eq $name "agent") -}}
+{{- if and $hasRights (not $part.serviceAccount.create) (has $part.serviceAccount.name (list "" "default")) -}}
+{{- fail (printf "%s.serviceAccount: with create=false, name an account that is not `default`: its rights would be those of every pod of the namespace" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq "trace" (dig "causes" "files" "none" $settings)) (not $agent.processes) -}}
 {{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" -}}
 {{- end -}}
@@ -76,4 +97,11 @@
 {{- define "gpu-exporter.number" -}}
 {{- $text := toString . -}}
 {{- if regexMatch "[a-z]$" $text }}{{ include "gpu-exporter.seconds" $text }}{{ else }}{{ $text }}{{ end -}}
+{{- end }}
+
+{{/* Refuse an expression that is not one of RE2. A leading `|` matches the empty text, if the rest is valid. */}}
+{{- define "gpu-exporter.checkExpressions" -}}
+{{- range .given -}}
+{{- if not (regexMatch (print "|" .) "") }}{{ fail (printf "%s: %s is not a regular expression of RE2" $.name .) }}{{ end -}}
+{{- end -}}
 {{- end }}
