@@ -28,37 +28,30 @@ COPY exporter exporter
 RUN /opt/gpu-exporter/bin/pip install --no-deps --no-build-isolation . \
  && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip
 
-FROM ${BASE} AS agent
+FROM ${BASE} AS runtime
 ARG VERSION=""
 ARG REVISION=""
-LABEL org.opencontainers.image.title="gpu-exporter agent" \
-      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
+LABEL org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY --from=agent-build /opt/gpu-exporter /opt/gpu-exporter
 ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
-    MALLOC_ARENA_MAX=2 \
-    NVIDIA_VISIBLE_DEVICES=all \
+    MALLOC_ARENA_MAX=2
+
+FROM runtime AS agent
+LABEL org.opencontainers.image.title="gpu-exporter agent"
+COPY --from=agent-build /opt/gpu-exporter /opt/gpu-exporter
+ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility
 # The kubelet's PodResources socket belongs to uid 0. The chart drops every capability.
 USER 0:0
 EXPOSE 9836
 ENTRYPOINT ["gpu-exporter"]
 
-FROM ${BASE} AS reconciler
-ARG VERSION=""
-ARG REVISION=""
-LABEL org.opencontainers.image.title="gpu-exporter reconciler" \
-      org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
+FROM runtime AS reconciler
+LABEL org.opencontainers.image.title="gpu-exporter reconciler"
 COPY --from=reconciler-build /opt/gpu-exporter /opt/gpu-exporter
-ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \
-    PYTHONDONTWRITEBYTECODE=1 \
-    MALLOC_ARENA_MAX=2
 USER 65532:65532
 EXPOSE 9837
 ENTRYPOINT ["gpu-exporter", "reconcile"]
