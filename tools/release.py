@@ -134,20 +134,22 @@ def use() -> None:
         (home / "scenario.yaml").write_text(json.dumps(SCENARIO), encoding="utf-8")
         python = make_venv(home / "venv")
         install: list[object] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", WHEELS]
-        run([*offline(), *install, f"{wheel}[reconciler,web-auth]"], home, HOME=folder)
+        alone = offline()
+        run([*alone, *install, f"{wheel}[reconciler,web-auth]"], home, HOME=folder)
         program = home / "venv" / "bin" / "gpu-exporter"
         once = [program, "--once", "--no-attribution.slurm", "--devices.scenario=scenario.yaml"]
-        metrics = run([*offline(), *once], home, HOME=folder)
+        metrics = run([*alone, *once], home, HOME=folder)
         if "\ngpu_up{" not in metrics:
             raise ReleaseError(f"{wheel.name}: --once on a scenario prints no gpu_up")
-        version = run([*offline(), program, "--version"], home, HOME=folder)
+        version = run([*alone, program, "--version"], home, HOME=folder)
         if VERSION not in version:
             raise ReleaseError(f"{wheel.name}: --version prints {version.strip()}, expected {VERSION}")
-        say(f"use: {wheel.name} installed without an index; --once prints {len(metrics.splitlines())} lines")
+        network = "without a network" if alone else "with a network, since this user cannot take it away"
+        say(f"use: {wheel.name} installed without an index, {network}; --once prints {len(metrics.splitlines())} lines")
         helm = find_helm()
+        run(["tar", "xzf", package], home)
         run([helm, "lint", "--strict", package], home, HOME=folder)
         for preset in ("", *sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))):
-            run(["tar", "xzf", package], home)
             values = ["--values", f"gpu-exporter/presets/{preset}.yaml"] if preset else []
             text = run([helm, "template", "gpus", package, *values], home, HOME=folder)
             if f"/agent:{VERSION}" not in text:
