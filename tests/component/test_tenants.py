@@ -90,7 +90,7 @@ def test_hours_of_namespaces_are_correct_over_a_restart(
             truth[namespace] += time.monotonic() - began.pop(gpu)
         kubelet.pods = pods
     wait_for(lambda: "gpu_allocation_info{" not in (fetch(f"{url}/metrics") or "") or None, "the last pod to be gone")
-    # The page lists a pod's end before it books the pod's last seconds for the namespace.
+    # Counters are published as they were last written to the state file, every two seconds here.
     booked: list[dict[tuple[str, str], float]] = []
 
     def is_settled() -> bool:

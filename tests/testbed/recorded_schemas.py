@@ -26,7 +26,7 @@ KINDS = frozenset(
     )
 )
 KIND = "x-kubernetes-group-version-kind"
-QUANTITY = "Quantity is a fixed-point"  # tests/testbed/schemas.py tells quantities from other texts by this
+QUANTITY = "Quantity is a fixed-point"  # tests/testbed/schemas.py recognises a quantity by this
 
 
 def read_recorded(version: str) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class ExplainingSource(EvidenceSource, Protocol):
         """
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """By pool of this holder's GPUs: GPUs that pods and jobs wait for now. Empty where it is not known.
+        """GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty where it is not known.
 
         Raises EvidenceError.
         """
