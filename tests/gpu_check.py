@@ -3,7 +3,8 @@
     python -m tests.gpu_check [--seconds 60] [--no-loads]
 
 Only reads, except for its own loads on GPU 0 (tests/workloads). Writes to out/: gpu-check.rec.gz (a recording with
-hashed identifiers, to be committed as a fixture), gpu-check.json (all figures) and gpu-check.md (for docs/decisions).
+hashed identifiers, to be committed as a fixture), gpu-check-loads.rec.gz (the same during the loads; their times are in
+gpu-check.json), gpu-check.json (all figures) and gpu-check.md (for docs/decisions).
 Measurements that are not possible here are listed with the reason, never omitted.
 """
 
@@ -19,6 +20,7 @@ import os
 import platform
 import pwd
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,13 +40,15 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.recording import read_recording
 from gpu_exporter.devices.protocol import ENGINES, UtilizationSample
+from tests import gpu_review
+from tests.gpu_review import Mark
 from tests.testbed import torch_env
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
+from tests.workloads.gpu_loads import LOADS
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 FIELDS = range(1, 310)
 GPM_METRICS = range(1, 334)
-SHARES = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 1.0)
 BAR = 0.02
 
 
@@ -211,19 +215,30 @@ def describe_share(device: NvmlDevice, pid: int, since_wall: float) -> dict[str,
     }
 
 
-def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
-    """Busy and idle time of a running exporter during loads whose true utilization is known."""
+def check_loads(
+    device: NvmlDevice, seconds: float, recording: Path, keys: Iterable[str]
+) -> tuple[dict[str, Any], list[Mark]]:
+    """Busy and idle time of a running exporter during loads of known nature, all in one recording with their marks."""
     results: dict[str, Any] = {}
+    marks: list[Mark] = []
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         port = free_port()
         running = processes.start(
             [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", "--state.directory="], name="exporter"
         )
+        recorder = subprocess.Popen(
+            [*GPU_EXPORTER, "record", str(recording), "--duration=1h", "--hash-identifiers"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         url = f"http://127.0.0.1:{port}/metrics"
         wait_for(lambda: read_gpu(url).get("gpu_busy_seconds_total") is not None or None, "the first GPU", 30)
-        loads = [("kernels", share) for share in SHARES] + [("copies", 1.0)]
-        for kind, share in loads:
-            command = [sys.executable, "-m", "tests.workloads.duty_cycle", kind, str(share), str(seconds + 2)]
+        begin = time.time()
+        time.sleep(seconds)
+        marks.append(Mark("no context", begin, time.time(), 0.0))
+        for key in keys:
+            command = [sys.executable, "-m", "tests.workloads.gpu_loads", key, f"{seconds + 2:g}"]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             assert load.stdout is not None
             load.stdout.readline()  # `ready`, or the end of a load that cannot run here
@@ -231,33 +246,45 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
             before, since = read_gpu(url), time.time()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(seconds)
-            after, share = read_gpu(url), describe_share(device, load.pid, max(since, time.time() - 10.0))
-            out, errors = load.communicate(timeout=120)
-            key = f"{kind} {share:.0%}" if kind == "kernels" else kind
+            after, until = read_gpu(url), time.time()
+            share = describe_share(device, load.pid, max(since, until - 10.0))
+            try:
+                out, errors = load.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                load.kill()
+                out, errors = load.communicate()
             if load.returncode:
-                results[key] = errors.strip().splitlines()[-1]
+                results[key] = (errors.strip().splitlines() or [f"exit status {load.returncode}"])[-1]
                 continue
+            truth = json.loads(out.splitlines()[-1])
+            marks.append(Mark(key, since, until, truth))
             gone = {n: after[n] - before[n] for n in before if n.endswith("_total") and n in after}
             observed = gone.get("gpu_observed_seconds_total", 0.0)
             busy = gone.get("gpu_busy_seconds_total", 0.0) / observed if observed else None
+            within = truth is None or not key.startswith("kernels") or (busy is not None and abs(busy - truth) <= BAR)
             results[key] = {
-                "truth": float(out),
+                "truth": truth,
                 "busy": busy,
                 "idle_s": gone.get("gpu_idle_seconds_total"),
                 "observed_s": observed,
                 "pid_listed": listed,
                 "own_share": share,
-                "within_bar": kind != "kernels" or (busy is not None and abs(busy - float(out)) <= BAR),
+                "within_bar": within,
                 "gauges": {n: v for n, v in after.items() if not n.endswith("_total")},
             }
+        recorder.send_signal(signal.SIGINT)
+        _, errors = recorder.communicate(timeout=60)
+        if recorder.returncode:
+            raise RuntimeError(f"record ended with {recorder.returncode}: {errors}")
         results["rss_mib"] = next(
             int(line.split()[1]) / 1024
             for line in Path(f"/proc/{running.process.pid}/status").read_text("ascii").splitlines()
             if line.startswith("VmRSS")
         )
+    zero, _, _ = read_recording(recording)
     results["encoder only"] = "not measured: there is no load for the video encoder yet"
     results["graphics"] = "not measured: there is no graphics load yet"
-    return results
+    return results, [mark._replace(start=mark.start - zero, end=mark.end - zero) for mark in marks]
 
 
 def check_hook(*, makes: bool) -> dict[str, Any] | str:
@@ -318,10 +345,10 @@ def render(report: dict[str, Any]) -> str:
         busy = "-" if result["busy"] is None else f"{result['busy']:.3f}"
         idle = f"{result['idle_s']} of {result['observed_s']:.0f}"
         out.append(
-            f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} "
+            f"| {name} | {result['truth']} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} "
             f"| {_render_share(result['own_share'])} |"
         )
-    out += ["", f"- the hook of docs/torch.md: {report['hook']}"]
+    out += ["", f"- the hook of docs/torch.md: {report['hook']}", "", *report["review"]]
     return "\n".join(out) + "\n"
 
 
@@ -329,6 +356,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the recording and of each load")
     parser.add_argument("--no-loads", dest="loads", action="store_false", help="only read")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=LOADS, metavar="LOAD", help="this load; repeatable"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     unprivileged = gpm_without_privilege()
@@ -344,6 +374,11 @@ def main() -> int:
     recording = options.out / "gpu-check.rec.gz"
     command = [*GPU_EXPORTER, "record", str(recording), f"--duration={options.seconds:g}s", "--hash-identifiers"]
     subprocess.run(command, check=True)
+    marks: list[Mark] = []
+    loads: dict[str, Any] = {"all": "not measured: --no-loads"}
+    if options.loads:
+        played = options.out / "gpu-check-loads.rec.gz"
+        loads, marks = check_loads(device, options.seconds, played, [*options.only] or list(LOADS))
     report: dict[str, Any] = {
         "name": device.identity.name,
         "driver": device.identity.driver_version,
@@ -356,10 +391,15 @@ def main() -> int:
         "rings": rings_of(device),
         "latencies": latencies(recording),
         "once": run_once(),
-        "loads": check_loads(device, options.seconds) if options.loads else {"all": "not measured: --no-loads"},
+        "loads": loads,
+        "marks": [mark._asdict() for mark in marks],
         "hook": check_hook(makes=options.loads),
+        "review": [],
     }
     backend.close()
+    (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if marks:  # after the figures are on the disk: this part needs no GPU
+        report["review"] = gpu_review.render(gpu_review.review(played, marks))
     (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (options.out / "gpu-check.md").write_text(render(report), encoding="utf-8")
     print(render(report))

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpu_exporter.devices.loads import Constant
 from gpu_exporter.devices.nvml.recording import is_recording
 from tests.gpu_check import ranges
+from tests.gpu_review import as_marks, review
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import build
 
@@ -40,6 +41,57 @@ def test_gpu_check_writes_every_promised_measurement(
     page = (tmp_path / "gpu-check.md").read_text("utf-8")
     assert page.startswith("# Answers of NVIDIA H100 80GB HBM3\n")
     assert "GPM ids: 1-3, 5, 10-13, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
+
+
+TORCH = """
+import time
+float16 = uint8 = 0
+class cuda:
+    is_available = staticmethod(lambda: True)
+    synchronize = staticmethod(lambda: None)
+    class Event:
+        def __init__(self, **options): pass
+        def record(self): self.at = time.perf_counter()
+        def synchronize(self): pass
+        def elapsed_time(self, other): return 1e3 * (other.at - self.at)
+def randn(*sizes, **options): return 0
+def empty(*sizes, **options): return 0
+def mm(a, b): time.sleep(0.001)
+"""
+
+
+def test_gpu_check_reviews_its_loads_by_a_recording(
+    nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    """The loads do nothing here, and the GPU is what the scenario says: 50 % busy throughout."""
+    (tmp_path / "torch.py").write_text(TORCH, "utf-8")
+    feeder = ScenarioFeeder(build("h100"), nvml_table)
+    feeder.start()
+    try:
+        flags = ("--seconds=12", "--only=context", "--only=kernels 50%", "--only=decode", f"--out={tmp_path}")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu_check", *flags],
+            cwd=ROOT,
+            env={**nvml_environment, "PYTHONPATH": f"{tmp_path}:{nvml_environment.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+    finally:
+        feeder.stop()
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))
+    assert report["loads"]["decode"].startswith("TypeError: "), "a load that cannot run gives its reason"
+    assert [mark["name"] for mark in report["marks"]] == ["no context", "context", "kernels 50%"]
+    rows = review(tmp_path / "gpu-check-loads.rec.gz", as_marks(report["marks"]))
+    for row in rows:
+        assert row.known_s > 4.0
+        assert abs(row.busy_s / row.known_s - 0.5) < 0.02
+        assert row.idle_s == 0.0
+        assert row.spin.run_s == 0.0
+    page = (tmp_path / "gpu-check.md").read_text("utf-8")
+    assert "| kernels 50% | 6 | 0.500 | 0.0 |" in page or "| kernels 50% | 5 | 0.500 | 0.0 |" in page, page
 
 
 def test_gpu_check_measures_the_work_of_a_process(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:

@@ -1,0 +1,165 @@
+"""What the exporter's own rules make of a recording of known loads: the ledger's hours, the witnesses, the stall rule.
+
+Plays a recording of `make gpu-check` back on a virtual clock, so the same figures come out on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
+from gpu_exporter.defaults import Settings, Stalls
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.devices.nvml.recording import RecordedLibrary, read_recording
+from gpu_exporter.model.readings import DeviceSnapshot, Effort, HostProgress
+from gpu_exporter.model.views import Spin
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.stalls.floor import BoardFloor
+from gpu_exporter.stalls.watch import SpinWatch
+from gpu_exporter.stalls.work import WorkHistory
+
+EDGE_S = 3.0  # at both ends of a load: utilization is the driver's mean of up to a second, and arrives late
+# The rule's durations are shortened to the length of a load. Its thresholds stay.
+SHORT: dict[str, Any] = {"after": 15.0, "flat_over": 15.0, "work_min": 10.0}
+WITNESSES = tuple(Effort._fields[2:])
+
+
+class Mark(NamedTuple):
+    """A load of a recording: seconds from the start of the recording. `truth`: share of the time with a kernel."""
+
+    name: str
+    start: float
+    end: float
+    truth: float | None
+
+
+class Row(NamedTuple):
+    """One load. Seconds of known utilization, of busy and of idle time in it; `others`: seconds by witness beside the
+    utilization. `witnesses`: 5th percentile, median and 95th percentile by field of Effort, without unknown values.
+    `spin`: the stall rule at the end of the load, with a quiet host; `ended_by`: what ended its last run.
+    """
+
+    name: str
+    truth: float | None
+    known_s: float
+    busy_s: float
+    idle_s: float
+    others: dict[str, float]
+    witnesses: dict[str, tuple[float, float, float]]
+    spin: Spin
+    ended_by: str
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.known_s = self.busy_s = self.idle_s = 0.0
+        self.others: dict[str, float] = {}
+        self.efforts: list[Effort] = []
+
+    def add(self, snapshot: DeviceSnapshot, start: float, end: float) -> None:
+        for span in snapshot.activity.spans if snapshot.activity is not None else ():
+            length_s = min(span.end, end) - max(span.start, start)
+            if length_s <= 0.0:
+                continue
+            self.known_s += length_s
+            self.busy_s += length_s * span.ratio
+            self.idle_s += 0.0 if span.ratio or span.other else length_s
+            for name in span.other:
+                self.others[name] = self.others.get(name, 0.0) + length_s
+        if snapshot.effort is not None and snapshot.effort.start >= start and snapshot.effort.end <= end:
+            self.efforts.append(snapshot.effort)
+
+    def witnesses(self) -> dict[str, tuple[float, float, float]]:
+        found = {}
+        for name in WITNESSES:
+            values = sorted(value for effort in self.efforts if (value := getattr(effort, name)) is not None)
+            if values:
+                aside = len(values) // 20
+                found[name] = (values[aside], statistics.median(values), values[-1 - aside])
+        return found
+
+
+def read(path: Path, clock: ManualClock, step_s: float = 1.0) -> Iterator[DeviceSnapshot]:
+    """The snapshots of the first GPU, one every `step_s`, until the recording ends. Moves the clock."""
+    _, duration_s, _ = read_recording(path)
+    backend = NvmlBackend(RecordedLibrary(path, clock), clock)
+    backend.open()
+    sampler = DeviceSampler(backend.find(0), registry.ALL, clock, activity_rules(Settings()))
+    begin = clock.monotonic()
+    while clock.monotonic() - begin < duration_s - step_s:
+        yield sampler.sample()
+        clock.advance(step_s)
+
+
+def review(path: Path, marks: Sequence[Mark]) -> list[Row]:
+    """A row for each load, in the order of time."""
+    clock = ManualClock()
+    zero = clock.monotonic()
+    rules = Stalls()._replace(**SHORT)
+    watch: SpinWatch | None = None
+    tallies, spins = {mark: _Tally() for mark in marks}, {}
+    for snapshot in read(path, clock):
+        if watch is None:
+            watch = SpinWatch(rules, snapshot.identity.name, BoardFloor(), WorkHistory())
+        if snapshot.effort is not None:
+            spans = snapshot.activity.spans if snapshot.activity is not None else ()
+            watch.read(snapshot.effort, spans, snapshot.contradiction)
+            watch.hear(HostProgress(snapshot.effort.start, snapshot.effort.end, 0.0, False, 0.0, 0.0))
+        at = snapshot.monotonic - zero
+        for mark, tally in tallies.items():
+            tally.add(snapshot, zero + mark.start + EDGE_S, zero + mark.end - EDGE_S)
+            if mark.start <= at <= mark.end - EDGE_S:
+                spins[mark] = (watch.report(), watch.ended_by)
+    return [_row(mark, tally, *spins[mark]) for mark, tally in tallies.items() if mark in spins]
+
+
+def _row(mark: Mark, tally: _Tally, spin: Spin, ended_by: str) -> Row:
+    return Row(
+        mark.name,
+        mark.truth,
+        tally.known_s,
+        tally.busy_s,
+        tally.idle_s,
+        tally.others,
+        tally.witnesses(),
+        spin,
+        ended_by,
+    )
+
+
+def render(rows: Sequence[Row]) -> list[str]:
+    """A table in Markdown."""
+    names = ("power_w", "sm", "pipes", "dram", "pcie", "nvlink")
+    lines = [f"| load | known s | busy | idle s | other signs of work | {' | '.join(names)} | stall rule |"]
+    lines.append("| --- " * (len(names) + 6) + "|")
+    for row in rows:
+        busy = f"{row.busy_s / row.known_s:.3f}" if row.known_s else "-"
+        others = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(row.others.items()))
+        values = [_span(name, row.witnesses.get(name)) for name in names]
+        spin = row.spin
+        verdict = f"{spin.confidence}: {spin.evidence}" if spin.run_s else spin.unknown or f"no run: {row.ended_by}"
+        lines.append(
+            f"| {row.name} | {row.known_s:.0f} | {busy} | {row.idle_s:.1f} | {others} | {' | '.join(values)} | {verdict} |"
+        )
+    return lines
+
+
+def _span(name: str, values: tuple[float, float, float] | None) -> str:
+    if values is None:
+        return "unknown"
+    low, middle, high = values
+    if name == "power_w":
+        return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+    if name in ("pcie", "nvlink"):
+        return f"{middle / 1e6:.1f} ({low / 1e6:.1f} to {high / 1e6:.1f}) MB/s"
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+
+
+def as_marks(found: Sequence[dict[str, Any]]) -> list[Mark]:
+    """Marks as `make gpu-check` writes them."""
+    return [Mark(**entry) for entry in found]

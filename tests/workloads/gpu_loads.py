@@ -1,0 +1,209 @@
+"""Loads of known nature on a real GPU, for `make gpu-check`. Needs torch and a GPU.
+
+python -m tests.workloads.gpu_loads KIND SECONDS
+
+Prints `ready` when the load begins, and at its end the share of the time with a kernel, or `null` if it is not known.
+Kernel time is measured on the device, by events around each batch, so that the truth does not rest on sleeping well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+PERIOD_S = 1.0
+SIZE = 2048
+SHARES = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 1.0)
+Load = Callable[[Any, float], float | None]
+
+
+def say_ready(torch: Any) -> float:
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    return time.perf_counter()
+
+
+def kernels(share: float) -> Load:
+    """Matrix products for `share` of each period; the share of time with a kernel, by the device's own clock."""
+
+    def run(torch: Any, seconds: float) -> float:
+        a = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float16)
+        torch.mm(a, a)
+        begin, busy_s = say_ready(torch), 0.0
+        while (now := time.perf_counter()) - begin < seconds:
+            while time.perf_counter() - now < share * PERIOD_S:
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                for _ in range(16):
+                    torch.mm(a, a)
+                end.record()
+                end.synchronize()
+                busy_s += start.elapsed_time(end) / 1e3  # milliseconds
+            time.sleep(max(0.0, PERIOD_S - (time.perf_counter() - now)))
+        return busy_s / (time.perf_counter() - begin)
+
+    return run
+
+
+def copies(torch: Any, seconds: float) -> float:
+    """Copies from pinned memory, no kernel."""
+    host = torch.empty(256 * 1024**2, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty_like(host, device="cuda")
+    begin = say_ready(torch)
+    while time.perf_counter() - begin < seconds:
+        device.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+    return 0.0
+
+
+def context(torch: Any, seconds: float) -> float:
+    """A process that holds memory and does nothing, as a notebook at night."""
+    held = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    say_ready(torch)
+    time.sleep(seconds)
+    del held
+    return 0.0
+
+
+def rare(torch: Any, seconds: float) -> float:
+    """One short kernel every two seconds, as a server with few requests: work, never idleness."""
+    a = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float16)
+    torch.mm(a, a)
+    begin, busy_s = say_ready(torch), 0.0
+    while time.perf_counter() - begin < seconds:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.mm(a, a)
+        end.record()
+        end.synchronize()
+        busy_s += start.elapsed_time(end) / 1e3
+        time.sleep(2.0)
+    return busy_s / (time.perf_counter() - begin)
+
+
+def repeat(make: Callable[[Any], Callable[[], object]], *, reads: bool = False) -> Load:
+    """A step of kernels without a pause. `reads`: the CPU reads a result after each step, as `loss.item()` does."""
+
+    def run(torch: Any, seconds: float) -> None:
+        step = make(torch)
+        step()
+        begin = say_ready(torch)
+        while time.perf_counter() - begin < seconds:
+            for _ in range(20):
+                step()
+                if reads:
+                    torch.cuda.synchronize()
+            torch.cuda.synchronize()
+
+    return run
+
+
+def training(torch: Any) -> Callable[[], object]:
+    """Large products in bfloat16: what a GPU is bought for."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.mm(a, a)
+
+
+def decode(torch: Any) -> Callable[[], object]:
+    """A vector through 4 GB of weights, as decoding with one request: bound by the memory."""
+    weights = torch.randn(32, 8192, 8192, device="cuda", dtype=torch.float16)
+    x = torch.randn(8192, 1, device="cuda", dtype=torch.float16)
+    return lambda: [layer @ x for layer in weights]
+
+
+def small(torch: Any) -> Callable[[], object]:
+    """Sums of few numbers: every kernel is over before the next is launched."""
+    a = torch.ones(1024, device="cuda")
+    return lambda: [a.add_(1.0) for _ in range(50)]
+
+
+def fp64(torch: Any) -> Callable[[], object]:
+    """Small products in 64 bits: few SMs, no tensor core."""
+    a = torch.randn(128, 128, device="cuda", dtype=torch.float64)
+    return lambda: [torch.mm(a, a) for _ in range(50)]
+
+
+def integers(torch: Any) -> Callable[[], object]:
+    """Sums of integers that stay in the cache, on some of the SMs."""
+    a = torch.ones(16 * 1024, dtype=torch.int32, device="cuda")
+    return lambda: [a.add_(1).bitwise_xor_(3) for _ in range(50)]
+
+
+def block(torch: Any) -> Callable[[], object]:
+    """One block that counts cycles, on one of the SMs."""
+    return lambda: torch.cuda._sleep(20_000_000)
+
+
+def late_rank(torch: Any, seconds: float) -> None:
+    """A real collective whose second rank never comes: NCCL's kernel spins.
+
+    Both ranks use one GPU, which NCCL allows to ranks of different hosts only, so each names a host of its own.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "tests.workloads.gpu_loads", "_rank", port]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+        try:
+            x = _join(torch, 0, port)
+            say_ready(torch)
+            torch.distributed.all_reduce(x)  # returns at once: the kernel waits on the GPU
+            time.sleep(seconds)
+        finally:
+            other.kill()
+    print("null", flush=True)
+    os._exit(0)  # an exit in order would wait for the other rank
+
+
+def _join(torch: Any, rank: int, port: str) -> Any:
+    """The first collective, in which both ranks take part."""
+    os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    torch.cuda.set_device(0)
+    place = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("nccl", init_method=place, rank=rank, world_size=2)
+    x = torch.ones(2**24, device="cuda")
+    torch.distributed.all_reduce(x)
+    torch.cuda.synchronize()
+    return x
+
+
+LOADS: dict[str, Load] = {
+    **{f"kernels {share:.0%}": kernels(share) for share in SHARES},
+    "copies": copies,
+    "context": context,
+    "rare": rare,
+    "training": repeat(training),
+    "late rank": late_rank,
+    "decode": repeat(decode),
+    "small": repeat(small),
+    "small and read": repeat(small, reads=True),
+    "fp64": repeat(fp64),
+    "integers": repeat(integers),
+    "block": repeat(block),
+}
+
+
+def main(kind: str, rest: str) -> int:
+    try:
+        import torch
+    except ImportError:
+        print("torch is not installed", file=sys.stderr)
+        return 3
+    if not torch.cuda.is_available():
+        print("torch sees no GPU", file=sys.stderr)
+        return 3
+    if kind == "_rank":
+        _join(torch, 1, rest)
+        time.sleep(3600.0)
+    print(json.dumps(LOADS[kind](torch, float(rest))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))
