@@ -44,7 +44,7 @@ from tests import gpu_review
 from tests.gpu_review import Mark
 from tests.testbed import torch_env
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
-from tests.workloads.gpu_loads import LOADS
+from tests.workloads.gpu_loads import LENGTHS, LOADS
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 FIELDS = range(1, 310)
@@ -238,14 +238,15 @@ def check_loads(
         time.sleep(seconds)
         marks.append(Mark("no context", begin, time.time(), 0.0))
         for key in keys:
-            command = [sys.executable, "-m", "tests.workloads.gpu_loads", key, f"{seconds + 2:g}"]
+            length_s = seconds * LENGTHS.get(key, 1)
+            command = [sys.executable, "-m", "tests.workloads.gpu_loads", key, f"{length_s + 2:g}"]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             assert load.stdout is not None
             load.stdout.readline()  # `ready`, or the end of a load that cannot run here
             listed = describe_listing(device, load.pid)
             before, since = read_gpu(url), time.time()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                load.wait(seconds)
+                load.wait(length_s)
             after, until = read_gpu(url), time.time()
             share = describe_share(device, load.pid, max(since, until - 10.0))
             try:

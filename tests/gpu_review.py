@@ -23,7 +23,7 @@ from gpu_exporter.stalls.floor import BoardFloor
 from gpu_exporter.stalls.watch import SpinWatch
 from gpu_exporter.stalls.work import WorkHistory
 
-EDGE_S = 3.0  # at both ends of a load: utilization is the driver's mean of up to a second, and arrives late
+EDGE_S = 1.5  # at both ends of a load: the driver's samples are means of up to a second
 # The rule's durations are shortened to the length of a load. Its thresholds stay.
 SHORT: dict[str, Any] = {"after": 15.0, "flat_over": 15.0, "work_min": 10.0}
 WITNESSES = tuple(Effort._fields[2:])

@@ -111,7 +111,9 @@ def test_a_jobs_folder_is_made_by_the_prolog_belongs_to_its_user_and_goes_with_t
         job = slurm.submit("--gres=gpu:1")
         folder, owner = slurm.root / "training" / job, pwd.getpwnam(USER).pw_uid
         # Slurm calls a job RUNNING while its prolog still runs.
-        wait_for(lambda: folder.exists() and folder.stat().st_uid == owner, "the prolog to make the folder of the job", 60)
+        wait_for(
+            lambda: folder.exists() and folder.stat().st_uid == owner, "the prolog to make the folder of the job", 60
+        )
         reader = TrainingReader(TrainingPlaces(slurm.root / "pods", slurm.root / "training"), ManualClock())
         path = folder / "run-a1.json"
         path.write_text(json.dumps(REPORT))
