@@ -84,13 +84,16 @@ def supported_gpm(device: NvmlDevice) -> list[int]:
     for sample in samples:
         pynvml.nvmlGpmSampleGet(device.handle.raw, sample)
         time.sleep(0.2)
-    query = structures.GpmMetrics()
-    query.version, query.count = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
-    query.first, query.second = (ctypes.cast(sample, ctypes.c_void_p) for sample in samples)
-    for entry, metric in zip(query.metrics, GPM_METRICS, strict=False):
-        entry.metric = metric
-    pynvml.nvmlGpmMetricsGet(query)
-    found = [m for entry, m in zip(query.metrics, GPM_METRICS, strict=False) if entry.code == nvml.NVML_SUCCESS]
+    found = []
+    for metric in GPM_METRICS:  # one by one: a driver refuses the whole question for one metric that is new to it
+        query = structures.GpmMetrics()
+        query.version, query.count = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+        query.first, query.second = (ctypes.cast(sample, ctypes.c_void_p) for sample in samples)
+        query.metrics[0].metric = metric
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlGpmMetricsGet(query)
+            if query.metrics[0].code == nvml.NVML_SUCCESS:
+                found.append(metric)
     for sample in samples:
         pynvml.nvmlGpmSampleFree(sample)
     return found
@@ -375,11 +378,6 @@ def main() -> int:
     recording = options.out / "gpu-check.rec.gz"
     command = [*GPU_EXPORTER, "record", str(recording), f"--duration={options.seconds:g}s", "--hash-identifiers"]
     subprocess.run(command, check=True)
-    marks: list[Mark] = []
-    loads: dict[str, Any] = {"all": "not measured: --no-loads"}
-    if options.loads:
-        played = options.out / "gpu-check-loads.rec.gz"
-        loads, marks = check_loads(device, options.seconds, played, [*options.only] or list(LOADS))
     report: dict[str, Any] = {
         "name": device.identity.name,
         "driver": device.identity.driver_version,
@@ -392,19 +390,28 @@ def main() -> int:
         "rings": rings_of(device),
         "latencies": latencies(recording),
         "once": run_once(),
-        "loads": loads,
-        "marks": [mark._asdict() for mark in marks],
-        "hook": check_hook(makes=options.loads),
+        "loads": {"all": "not measured: --no-loads"},
+        "marks": [],
         "review": [],
     }
+    if options.loads:
+        played = options.out / "gpu-check-loads.rec.gz"
+        report["loads"], marks = check_loads(device, options.seconds, played, [*options.only] or list(LOADS))
+        report["marks"] = [mark._asdict() for mark in marks]
+        keep(report, options.out)
     backend.close()
-    (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if marks:  # after the figures are on the disk: this part needs no GPU
+    report["hook"] = check_hook(makes=options.loads)
+    keep(report, options.out)
+    if options.loads:
         report["review"] = gpu_review.render(gpu_review.review(played, marks))
-    (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (options.out / "gpu-check.md").write_text(render(report), encoding="utf-8")
     print(render(report))
     return 0
+
+
+def keep(report: dict[str, Any], folder: Path) -> None:
+    """Write the figures so far: a later part may fail, and time on a GPU is rare."""
+    (folder / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -71,20 +71,25 @@ def context(torch: Any, seconds: float) -> float:
     return 0.0
 
 
-def rare(torch: Any, seconds: float) -> float:
-    """One short kernel every two seconds, as a server with few requests: work, never idleness."""
-    a = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float16)
-    torch.mm(a, a)
-    begin, busy_s = say_ready(torch), 0.0
-    while time.perf_counter() - begin < seconds:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+def rare(products: int) -> Load:
+    """Some short kernels every two seconds, as a server with few requests: work, never idleness."""
+
+    def run(torch: Any, seconds: float) -> float:
+        a = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float16)
         torch.mm(a, a)
-        end.record()
-        end.synchronize()
-        busy_s += start.elapsed_time(end) / 1e3
-        time.sleep(2.0)
-    return busy_s / (time.perf_counter() - begin)
+        begin, busy_s = say_ready(torch), 0.0
+        while time.perf_counter() - begin < seconds:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(products):
+                torch.mm(a, a)
+            end.record()
+            end.synchronize()
+            busy_s += start.elapsed_time(end) / 1e3
+            time.sleep(2.0)
+        return busy_s / (time.perf_counter() - begin)
+
+    return run
 
 
 def repeat(make: Callable[[Any], Callable[[], object]], *, reads: bool = False) -> Load:
@@ -140,25 +145,31 @@ def block(torch: Any) -> Callable[[], object]:
     return lambda: torch.cuda._sleep(20_000_000)
 
 
-def late_rank(torch: Any, seconds: float) -> None:
-    """A real collective whose second rank never comes: NCCL's kernel spins.
+def late_rank(channels: str) -> Load:
+    """A real collective whose second rank never comes: NCCL's kernel spins. `channels`: of NCCL, "" for its own choice.
 
     Both ranks use one GPU, which NCCL allows to ranks of different hosts only, so each names a host of its own.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "tests.workloads.gpu_loads", "_rank", port]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
-        try:
-            x = _join(torch, 0, port)
-            say_ready(torch)
-            torch.distributed.all_reduce(x)  # returns at once: the kernel waits on the GPU
-            time.sleep(seconds)
-        finally:
-            other.kill()
-    print("null", flush=True)
-    os._exit(0)  # an exit in order would wait for the other rank
+
+    def run(torch: Any, seconds: float) -> None:
+        if channels:
+            os.environ.update(NCCL_MIN_NCHANNELS=channels, NCCL_MAX_NCHANNELS=channels)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        command = [sys.executable, "-m", "tests.workloads.gpu_loads", "_rank", port]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
+            try:
+                x = _join(torch, 0, port)
+                say_ready(torch)
+                torch.distributed.all_reduce(x)  # returns at once: the kernel waits on the GPU
+                time.sleep(seconds)
+            finally:
+                other.kill()
+        print("null", flush=True)
+        os._exit(0)  # an exit in order would wait for the other rank
+
+    return run
 
 
 def _join(torch: Any, rank: int, port: str) -> Any:
@@ -177,9 +188,11 @@ LOADS: dict[str, Load] = {
     **{f"kernels {share:.0%}": kernels(share) for share in SHARES},
     "copies": copies,
     "context": context,
-    "rare": rare,
+    "rare": rare(1),
+    "rare, longer": rare(40),
     "training": repeat(training),
-    "late rank": late_rank,
+    "late rank": late_rank(""),
+    "late rank, 16 channels": late_rank("16"),
     "decode": repeat(decode),
     "small": repeat(small),
     "small and read": repeat(small, reads=True),
@@ -187,7 +200,7 @@ LOADS: dict[str, Load] = {
     "integers": repeat(integers),
     "block": repeat(block),
 }
-LENGTHS = {"late rank": 3}  # times as long as the others: a stall has to last
+LENGTHS = {"late rank": 3, "late rank, 16 channels": 3}  # times as long as the others: a stall has to last
 
 
 def main(kind: str, rest: str) -> int:
