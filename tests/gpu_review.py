@@ -25,7 +25,7 @@ from gpu_exporter.stalls.work import WorkHistory
 
 EDGE_S = 1.5  # at both ends of a load: the driver's samples are means of up to a second
 # The rule's durations are shortened to the length of a load. Its thresholds stay.
-SHORT: dict[str, Any] = {"after": 15.0, "flat_over": 15.0, "work_min": 10.0}
+SHORT: dict[str, Any] = {"after": 15.0, "flat_over": 10.0, "work_min": 10.0}
 WITNESSES = tuple(Effort._fields[2:])
 
 
@@ -39,8 +39,8 @@ class Mark(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One load. Seconds of known utilization, of busy and of idle time in it; `others`: seconds by witness beside the
-    utilization. `witnesses`: 5th percentile, median and 95th percentile by field of Effort, without unknown values.
+    """One load. Seconds of known utilization, of busy and of idle time in it, and of the longest idle time without a
+    break; `others`: seconds by witness beside the utilization. `witnesses`: 5th percentile, median and 95th percentile by field of Effort, without unknown values.
     `spin`: the stall rule at the end of the load, with a quiet host; `ended_by`: what ended its last run.
     """
 
@@ -49,6 +49,7 @@ class Row(NamedTuple):
     known_s: float
     busy_s: float
     idle_s: float
+    longest_idle_s: float
     others: dict[str, float]
     witnesses: dict[str, tuple[float, float, float]]
     spin: Spin
@@ -57,7 +58,7 @@ class Row(NamedTuple):
 
 class _Tally:
     def __init__(self) -> None:
-        self.known_s = self.busy_s = self.idle_s = 0.0
+        self.known_s = self.busy_s = self.idle_s = self.longest_idle_s = self._run_s = 0.0
         self.others: dict[str, float] = {}
         self.efforts: list[Effort] = []
 
@@ -68,7 +69,9 @@ class _Tally:
                 continue
             self.known_s += length_s
             self.busy_s += length_s * span.ratio
-            self.idle_s += 0.0 if span.ratio or span.other else length_s
+            self._run_s = 0.0 if span.ratio or span.other else self._run_s + length_s
+            self.idle_s += length_s if self._run_s else 0.0
+            self.longest_idle_s = max(self.longest_idle_s, self._run_s)
             for name in span.other:
                 self.others[name] = self.others.get(name, 0.0) + length_s
         if snapshot.effort is not None and snapshot.effort.start >= start and snapshot.effort.end <= end:
@@ -96,16 +99,17 @@ def read(path: Path, clock: ManualClock, step_s: float = 1.0) -> Iterator[Device
         clock.advance(step_s)
 
 
-def review(path: Path, marks: Sequence[Mark]) -> list[Row]:
-    """A row for each load, in the order of time."""
+def review(path: Path, marks: Sequence[Mark], step_s: float = 1.0) -> list[Row]:
+    """A row for each load, in the order of time, with a reading of the GPU every `step_s`."""
     clock = ManualClock()
     zero = clock.monotonic()
     rules = Stalls()._replace(**SHORT)
     watch: SpinWatch | None = None
     tallies, spins = {mark: _Tally() for mark in marks}, {}
-    for snapshot in read(path, clock):
+    for snapshot in read(path, clock, step_s):
         if watch is None:
-            watch = SpinWatch(rules, snapshot.identity.name, BoardFloor(), WorkHistory())
+            # A load is too short to learn the power at rest, so the first reading, without a context, gives it.
+            watch = SpinWatch(rules, snapshot.identity.name, BoardFloor(_power(snapshot)), WorkHistory())
         if snapshot.effort is not None:
             spans = snapshot.activity.spans if snapshot.activity is not None else ()
             watch.read(snapshot.effort, spans, snapshot.contradiction)
@@ -125,6 +129,7 @@ def _row(mark: Mark, tally: _Tally, spin: Spin, ended_by: str) -> Row:
         tally.known_s,
         tally.busy_s,
         tally.idle_s,
+        tally.longest_idle_s,
         tally.others,
         tally.witnesses(),
         spin,
@@ -158,6 +163,10 @@ def _span(name: str, values: tuple[float, float, float] | None) -> str:
     if name in ("pcie", "nvlink"):
         return f"{middle / 1e6:.1f} ({low / 1e6:.1f} to {high / 1e6:.1f}) MB/s"
     return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+
+
+def _power(snapshot: DeviceSnapshot) -> float | None:
+    return next((each.value for each in snapshot.samples if each.family.name == "gpu_power_watts"), None)
 
 
 def as_marks(found: Sequence[dict[str, Any]]) -> list[Mark]:

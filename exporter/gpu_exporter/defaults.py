@@ -67,11 +67,13 @@ class LedgerDefaults(NamedTuple):
     power_active_step: float = 0.25
     """power above this share of the range from floor to limit contradicts idleness"""
     gpm_idle_max_ratio: float = 0.001
-    """SM or graphics activity up to this ratio is not work: a thousandth of the time"""
+    """GPM activity up to this ratio is not work: a context at rest has 0.00006 of graphics on an H200"""
+    gpm_sm_idle_max_ratio: float = 1e-07
+    """... and of the SMs: exactly 0 at rest; a kernel of 25 us on all SMs of an H200 has 0.00002"""
     pcie_idle_max_bytes_per_second: int = 10000000
-    """traffic of a GPU at rest, including monitoring; 0.03 % of a PCIe 4 link"""
+    """traffic of a GPU at rest, including monitoring: 2 to 7 MB/s on an H200 that is read every second"""
     nvlink_idle_max_bytes_per_second: int = 1000000
-    """links at rest have almost no traffic"""
+    """links at rest have almost no traffic; 0 on an H200"""
 
 
 class State(NamedTuple):
@@ -107,8 +109,8 @@ class Stalls(NamedTuple):
     """seconds; more unknown time than this ends the run; as ledger.idle_run_unknown_reset"""
     utilization_min: float = 0.95
     """every second of a spin; the driver rounds to whole percents"""
-    utilization_mean: float = 0.99
-    """... and the mean of every minute: a spinning kernel never ends"""
+    utilization_mean: float = 0.985
+    """... and the mean of every minute: a spinning kernel never ends, which H200s report as 99 or 100 %"""
     flat_over: float = 300.0
     """seconds; p95 - p5 of the power, in means of 10 s of the energy counter, over this time ..."""
     flat_watts: int = 4
@@ -131,12 +133,14 @@ class Stalls(NamedTuple):
     """tensor, FP64, FP32, FP16 pipes and memory of a spin, each below this"""
     sm_flat: float = 0.02
     """... whose SM activity changes by at most this"""
-    sm_min: float = 0.02
-    """a holder that never worked: SMs of a spin; a kernel of one block has 1/132 and may be work"""
+    sm_min: float = 0.014
+    """SMs of a spin: two channels of NCCL have 2/132 (H200); a kernel of one block has 1/132 and may be work"""
     sm_max: float = 0.3
     """more SMs than a collective uses (NCCL: at most 32 channels of 132 SMs): power must speak for itself"""
     traffic_max: int = 100000000
-    """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more)"""
+    """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more) ..."""
+    polling_max: int = 12000000000
+    """... beside SMs that poll flags in the host's memory; if all did: 8 GB/s (H200, 60 MB/s each of 2 and of 16)"""
     loaders_max: float = 0.05
     """cores used by the holder's processes that are not on its GPUs, that are progress"""
     host_bytes_max: int = 1000000

@@ -29,6 +29,7 @@ def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> Acti
         power_active_step=ledger.power_active_step,
         driver_period_max_s=driver_period_max_s,
         gpm_idle_max_ratio=ledger.gpm_idle_max_ratio,
+        gpm_sm_idle_max_ratio=ledger.gpm_sm_idle_max_ratio,
         pcie_idle_max_bytes_per_second=ledger.pcie_idle_max_bytes_per_second,
         nvlink_idle_max_bytes_per_second=ledger.nvlink_idle_max_bytes_per_second,
     )

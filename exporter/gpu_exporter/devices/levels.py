@@ -33,6 +33,7 @@ class Level(NamedTuple):
 
 
 ASSUMED = "ratios of GPM: assumption"
+H200 = "recorded on an H200, tests/fixtures/recordings"
 LEVELS: Mapping[tuple[str, str], Level] = {
     # H100 SXM, default limit 700 W
     ("H100", "rest"): Level(0.0, 70, source="SC'24 power study"),
@@ -42,6 +43,8 @@ LEVELS: Mapping[tuple[str, str], Level] = {
     ),
     ("H100", "hang"): Level(1.0, 100, 1, 0.12, source="about 100 W after 500 to 690, NeMo Speech#9291; " + ASSUMED),
     ("H100", "hang-152"): Level(1.0, 152, 1, 0.12, source="nccl#1550, the others at 0 %; " + ASSUMED),
+    ("H100", "hang-polls"): Level(1.0, 123, 0.5, 0.1212, pcie=9.7e8, source=f"16 channels over a network; {H200}"),
+    ("H100", "hang-two-sms"): Level(1.0, 123, 0.5, 0.0152, pcie=1.2e8, source=f"2 channels over a network; {H200}"),
     ("H100", "decode"): Level(1.0, 200, 12, 0.6, 0.03, dram=0.55, source="159 to 253 W, InferenceX#828; " + ASSUMED),
     ("H100", "evaluate"): Level(0.98, 300, 20, 0.5, 0.2, dram=0.3, source="assumption"),
     ("H100", "one-block"): Level(1.0, 110, 0.5, 0.0076, fp64=0.004, source="assumption: one block of 132 SMs, FP64"),

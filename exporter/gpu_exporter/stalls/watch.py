@@ -308,9 +308,13 @@ class SpinWatch:
             self._sm = None
         if effort.pipes is not None and effort.pipes >= rules.pipe_max:
             return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
-        for name in (PCIE, NVLINK):
+        # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. What is
+        # beyond that is judged as if all of it had moved in one second of the cycle.
+        spins = self._sm is not None and is_collective(self._sm, rules)
+        polling = rules.polling_max * (self._sm or 0.0) if spins else 0.0
+        for name, polled in ((PCIE, polling), (NVLINK, 0.0)):
             rate = known[name]
-            if rate is not None and rate >= rules.traffic_max:
+            if rate is not None and (rate - polled) * max(1.0, effort.end - effort.start) >= rules.traffic_max:
                 return f"{rate / 1e6:.0f} MB/s over {name}"
         self._highest_w = self._highest_power()
         # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.

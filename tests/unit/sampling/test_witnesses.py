@@ -83,11 +83,10 @@ def test_a_witness_that_cannot_be_read_is_not_counted(witness: str) -> None:
     assert run(faults=faults).witnesses == left
 
 
-# Noise below the floors: a thousandth of the time, a little traffic over the links, a few watts. Engines have no noise:
-# they are reported in whole percent, and any value above 0 is work.
+# Noise below the floors: a thousandth of the time, a little traffic over the links, a few watts. Engines and SMs have no
+# noise: engines are reported in whole percent, SM activity is exactly 0 at rest, and any value above 0 is work.
 NOISE = {
     "graphics": 0.0008,
-    "sm": 0.0008,
     "pcie": 5e6 / (2 * 64e9),
     "nvlink": 5e5 / (2 * 450e9),
     "power": 0.1,
@@ -115,7 +114,7 @@ def test_a_lasting_gpm_value_of_unused_memory_does_not_prevent_idleness() -> Non
 
 @pytest.mark.parametrize(
     ("witness", "of_a_second"),
-    [("gpm_graphics", 0.002), ("gpm_sm", 0.002), ("pcie", 20e6), ("nvlink", 2e6)],
+    [("gpm_graphics", 0.002), ("gpm_sm", 2e-7), ("pcie", 20e6), ("nvlink", 2e6)],
 )
 @pytest.mark.parametrize("span_s", [0.1, 1.0, 5.0])
 def test_work_of_one_second_in_a_long_cycle_is_detected_in_the_mean(
@@ -127,6 +126,30 @@ def test_work_of_one_second_in_a_long_cycle_is_detected_in_the_mean(
         mean = work / max(1.0, span_s)
         reading = QUIET._replace(span_s=span_s, **{field: mean})
         assert active_names(Witnesses(RULES).observe(Moment(reading))) == seen
+
+
+@pytest.mark.parametrize(("link", "rest"), [("pcie", 3e6), ("nvlink", 3e5)])
+@pytest.mark.parametrize("span_s", [1.0, 5.0])
+def test_only_the_traffic_above_rest_counts_as_if_it_had_moved_in_one_second(
+    link: str, rest: float, span_s: float
+) -> None:
+    """A board that carries a little traffic at all times is idle in long cycles too, and bursts are still seen."""
+    witnesses, floor = Witnesses(RULES), getattr(RULES, f"{link}_idle_max_bytes_per_second")
+
+    def observe(mean: float) -> tuple[str, ...]:
+        return active_names(witnesses.observe(Moment(QUIET._replace(span_s=span_s, **{link: mean}))))
+
+    first = observe(rest)
+    assert first == ((link,) if span_s * rest > floor else ()), "the traffic at rest is not known yet"
+    assert observe(rest) == first
+    for _ in range(20):
+        assert observe(rest) == ()
+        assert observe(rest + 0.9 * floor / span_s) == () or span_s == 1.0
+        assert observe(rest + 1.1 * floor / span_s) == (link,)
+        assert observe(1.1 * floor) == (link,), "never more than a second may have"
+    for _ in range(20):
+        observe(0.9 * floor)
+    assert observe(rest + 1.1 * floor / span_s) == (link,), "traffic of long work is not taken for rest"
 
 
 UNIT = UnitId("GPU-0", "MIG-1")

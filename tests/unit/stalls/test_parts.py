@@ -68,7 +68,8 @@ def test_a_step_has_the_mean_power_and_the_utilization_of_ten_seconds() -> None:
         ("NVIDIA A100-SXM4-80GB", 55.0),
         ("NVIDIA H100 80GB HBM3", 70.0),
         ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H200", None),
+        ("NVIDIA H200", 78.0),
+        ("NVIDIA H200 NVL", None),
         ("", None),
     ],
 )

@@ -70,6 +70,7 @@ class ActivityRules(NamedTuple):
     power_active_step: float
     driver_period_max_s: float = 1.0
     gpm_idle_max_ratio: float = 0.001
+    gpm_sm_idle_max_ratio: float = 1e-7
     pcie_idle_max_bytes_per_second: float = 10e6
     nvlink_idle_max_bytes_per_second: float = 1e6
     interval_max_s: float = 0.0
@@ -112,13 +113,16 @@ class TrafficRate:
     def __init__(self) -> None:
         self._last: tuple[float, Traffic] | None = None
 
+    span_s = 0.0
+    """length of the last step"""
+
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The most bytes that one second since the last step can have had, of both directions; None if unknown."""
+        """The mean since the last step, of both directions; None if unknown."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
-        moved, span_s = (traffic.rx - last[1].rx, traffic.tx - last[1].tx), at - last[0]
-        return in_one_second(sum(moved) / span_s, span_s) if min(moved) >= 0 else None
+        moved, self.span_s = (traffic.rx - last[1].rx, traffic.tx - last[1].tx), at - last[0]
+        return sum(moved) / self.span_s if min(moved) >= 0 else None
 
 
 def in_one_second(mean: float, span_s: float) -> float:
@@ -169,7 +173,8 @@ class GpmRatio:
         self.name = f"gpm_{ratio}"
         self._of_gpus = of_gpus
         self._ratio = ratio
-        self._floor = rules.gpm_idle_max_ratio
+        # At rest SM activity is exactly 0 (an H200 in 216 windows), so less of it proves work than of the others.
+        self._floor = rules.gpm_sm_idle_max_ratio if ratio == "sm" else rules.gpm_idle_max_ratio
 
     def observe(self, moment: Moment) -> Observation:
         value: float | None = None
@@ -180,8 +185,34 @@ class GpmRatio:
         return ACTIVE if in_one_second(value, moment.gpm.span_s) > self._floor else QUIET
 
 
+class LeastTraffic:
+    """Learns the traffic of a link at rest: the lowest median of three readings, so one wrong reading does not count.
+
+    0 until then, and it never rises, so that traffic of long work is not mistaken for rest.
+    """
+
+    READINGS = 3
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._recent: deque[float] = deque(maxlen=self.READINGS)
+        self._is_known = False
+
+    def learn(self, rate: float) -> None:
+        """Take a mean of some seconds, in bytes per second."""
+        self._recent.append(rate)
+        if len(self._recent) == self.READINGS:
+            median = sorted(self._recent)[self.READINGS // 2]
+            self.rate, self._is_known = min(self.rate, median) if self._is_known else median, True
+
+
 class LinkTraffic:
-    """Bytes over PCIe or NVLink: the higher of the driver's counters and GPM, since a counter may have wrapped."""
+    """Bytes over PCIe or NVLink: the higher of the driver's counters and GPM, since a counter may have wrapped.
+
+    A link at rest is not silent, because reading the GPU moves bytes too: 2 to 7 MB/s over the PCIe link of an H200. In
+    a long cycle only the traffic above rest is judged as if all of it had moved in one second. Otherwise no such GPU
+    would ever be idle.
+    """
 
     is_moment = False
 
@@ -189,18 +220,27 @@ class LinkTraffic:
         self.name = name
         self._floor = floor
         self._rate = TrafficRate()
+        self._least = {"counted": LeastTraffic(), "reported": LeastTraffic()}  # they do not count the same bytes
 
     def observe(self, moment: Moment) -> Observation:
         traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
         counted = self._rate.step(traffic, at)
         reported: float | None = getattr(moment.gpm, self.name, None)
-        if (counted or 0.0) > self._floor:
-            return ACTIVE
-        if reported and moment.gpm is not None and in_one_second(reported, moment.gpm.span_s) > self._floor:
+        is_work = [self._is_work("counted", counted, self._rate.span_s)]
+        if moment.gpm is not None:
+            is_work.append(self._is_work("reported", reported, moment.gpm.span_s))
+        if any(is_work):
             return ACTIVE
         if traffic is not None and counted is None:
             return UNKNOWN  # the counter needs a second reading before it can confirm a quiet GPM
         return ABSENT if counted is None and reported is None else QUIET
+
+    def _is_work(self, source: str, mean: float | None, span_s: float) -> bool:
+        if mean is None:
+            return False
+        least = self._least[source]
+        least.learn(mean)
+        return mean > self._floor or in_one_second(mean - least.rate, span_s) > self._floor
 
 
 class Power:
