@@ -49,6 +49,12 @@ def build_grafana_alerts() -> Mapping[Path, str]:
     return {PATH: render(read_rules(), DATASOURCE)}
 
 
+def build_alertmanager_config() -> Mapping[Path, str]:
+    from tools.alertmanager_config import build_page
+
+    return build_page()
+
+
 def build_dashboards() -> Mapping[Path, str]:
     if sys.version_info < (3, 11) and not os.environ.get("CI"):
         sys.stderr.write("the dashboard is not generated: grafana-foundation-sdk needs Python 3.11\n")
@@ -88,6 +94,7 @@ STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
     build_docs,
     build_rules,
     build_grafana_alerts,
+    build_alertmanager_config,
     build_dashboards,
     build_schema,
     build_commands,

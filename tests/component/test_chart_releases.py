@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from kubernetes import client
@@ -24,7 +25,8 @@ from tests.testbed.schemas import write_schemas
 
 pytestmark = pytest.mark.kubernetes
 PRESETS = sorted((CHART / "presets").glob("*.yaml"))
-OLD = Path(__file__).resolve().parents[1] / "fixtures" / "charts" / "gpu-exporter-da7ce79.tgz"
+ROOT = Path(__file__).resolve().parents[2]
+OLD = ROOT / "tests" / "fixtures" / "charts" / "gpu-exporter-da7ce79.tgz"
 CASES: dict[str, dict[str, Any]] = {
     **VARIANTS,
     **{path.stem: yaml.safe_load(path.read_text("utf-8")) for path in PRESETS},
@@ -138,6 +140,22 @@ def test_plain_manifests_are_applied_twice_and_the_second_time_changes_nothing(
     # The client cannot see that some lists, such as relabelings, differ only by defaults of the server.
     changed = [line for line in again.stdout.splitlines() if not line.endswith(" unchanged")]
     assert case == "everything" or not changed
+
+
+def test_the_prometheus_operators_api_accepts_the_alertmanager_configuration(cluster: ControlPlane) -> None:
+    path = ROOT / "alerts" / "alertmanager" / "alertmanagerconfig.yaml"
+    text = path.read_text("utf-8")
+    tried = kubectl(
+        cluster, "apply", "--dry-run=server", "--validate=strict", "--namespace=monitoring", "-f", "-", text=text
+    )
+    assert tried.returncode == 0, tried.stderr
+    crd = yaml.safe_load((prometheus_operator_crds() / "alertmanagerconfigs.yaml").read_text("utf-8"))
+    (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1alpha1"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["route"]
+    root = yaml.safe_load(text)["spec"]["route"]
+    for child in root["routes"]:  # the server does not look into child routes, but the operator does
+        jsonschema.validate(child, {**schema, "additionalProperties": False})
+        assert not child.keys() & {"routes"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

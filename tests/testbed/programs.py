@@ -163,7 +163,7 @@ def find_go() -> str:
 def prometheus_operator_crds() -> Path:
     """A folder with the CRDs of the Prometheus operator. Raises RuntimeError."""
     go = find_go()
-    with fresh_entry("prometheus-operator-v0.85.0-2") as (target, making):
+    with fresh_entry("prometheus-operator-v0.85.0-3") as (target, making):
         if making is not None:
             module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
             command = [go, "mod", "download", "-json", module]
@@ -172,8 +172,11 @@ def prometheus_operator_crds() -> Path:
                 raise RuntimeError(f"{module} could not be downloaded: {done.stdout}{done.stderr}")
             source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
             (making / "crds").mkdir()
-            for name in ("podmonitors", "prometheusrules", "servicemonitors"):
-                shutil.copyfile(source / f"monitoring.coreos.com_{name}.yaml", making / "crds" / f"{name}.yaml")
+            for name in ("alertmanagerconfigs", "podmonitors", "prometheusrules", "servicemonitors"):
+                text = (source / f"monitoring.coreos.com_{name}.yaml").read_text("utf-8")
+                # PyYAML takes a plain = for the tag of YAML 1.1 and refuses it.
+                text = re.sub(r"^( *- )=$", r'\1"="', text, flags=re.MULTILINE)
+                (making / "crds" / f"{name}.yaml").write_text(text, "utf-8")
             (making / "crds").rename(target)
     return target
 
