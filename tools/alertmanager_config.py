@@ -23,7 +23,7 @@ HEADER = """\
 #   kubectl -n monitoring create configmap gpu-exporter-templates --from-file=gpu-exporter.tmpl --from-file=owners.tmpl
 #   kubectl -n monitoring apply -f alertmanagerconfig.yaml
 #
-# An AlertmanagerConfig has no place for templates and for the mail server. By default it gets only the alerts of its own
+# An AlertmanagerConfig has no place for templates and the mail server. By default it gets only the alerts of its own
 # namespace. So the Alertmanager object must name it, or all mails to owners are missing:
 #
 #   spec:
