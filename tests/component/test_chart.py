@@ -488,14 +488,31 @@ def test_the_agent_reads_the_kernel_log_only_if_enabled_and_privileged(helm: Hel
 
 
 @pytest.mark.parametrize(
-    ("apply", "condition"),
-    [(False, False), (False, True), (True, False), (True, True)],
-    ids=["dry run", "dry run, condition", "apply", "apply, condition"],
+    ("apply", "condition", "lease"),
+    [
+        (False, False, {}),
+        (False, True, {}),
+        (True, False, {}),
+        (True, True, {}),
+        (False, False, {"namespace": "coordination", "name": "gpus"}),
+        (True, True, {"namespace": "coordination", "name": "gpus"}),
+        (True, False, {"name": "gpus"}),
+    ],
+    ids=[
+        "dry run",
+        "dry run, condition",
+        "apply",
+        "apply, condition",
+        "dry run, lease",
+        "apply, lease",
+        "name of a lease",
+    ],
 )
 def test_the_reconciler_has_the_rights_it_uses_and_no_others(
-    plane: ControlPlane, helm: Helm, apply: bool, condition: bool
+    plane: ControlPlane, helm: Helm, apply: bool, condition: bool, lease: dict[str, str]
 ) -> None:
-    objects = helm.objects({"reconciler": {"apply": apply, "condition": condition}})
+    about = {"serviceAccount": {"name": "marks"}} if lease else {}
+    objects = helm.objects({"reconciler": {"apply": apply, "condition": condition, "lease": lease, **about}})
     args = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert ("--kubernetes.condition" in args) is (apply and condition), "the command refuses it without --apply"
     rbac = client.RbacAuthorizationV1Api(plane.api)
@@ -510,7 +527,13 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
         plane.core.create_namespace({"metadata": {"name": home}})
     for each in local:
         create[each["kind"]](each["metadata"]["namespace"], each)
-    account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
+    (account,) = [
+        each["metadata"]
+        for each in objects
+        if each["kind"] == "ServiceAccount"
+        and each["metadata"]["labels"]["app.kubernetes.io/component"] == "reconciler"
+    ]
+    assert account["name"] == "marks" or not lease
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
 
     def may(
@@ -534,16 +557,17 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
         ("get", "pytorchjobs", "kubeflow.org"),
     ]
     status = ("patch", "pods", "", "status")
-    own = account["name"]
+    own = lease.get("name", "gpu-gpu-exporter-reconciler")
+    assert home == lease.get("namespace", account["namespace"])
+    assert f"--kubernetes.lease={home}/{own}" in args
     pause = ("get", "leases", "coordination.k8s.io", "", home, own)  # a dry run reads the pause
     record = [
         (verb, "leases", "coordination.k8s.io", "", home, f"{own}-record" if verb != "create" else "")
         for verb in ("create", "get", "update")
     ]
-    lease = [("update", "leases", "coordination.k8s.io", "", home, own)]
     writes = [
         ("patch", "pods"),
-        *lease,
+        ("update", "leases", "coordination.k8s.io", "", home, own),
         ("create", "events", "events.k8s.io"),
         *([status] if apply and condition else []),
     ]
@@ -560,6 +584,7 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
         ("get", "leases", "coordination.k8s.io", "", home, "another"),
         ("update", "leases", "coordination.k8s.io", "", home, "another"),
         ("create", "leases", "coordination.k8s.io", "", "ml"),
+        *([("create", "leases", "coordination.k8s.io", "", account["namespace"])] if "namespace" in lease else []),
         ("delete", "leases", "coordination.k8s.io", "", home, own),
         ("get", "secrets"),
         ("list", "nodes"),
