@@ -13,20 +13,23 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/gpu-exporter
 COPY exporter/locks exporter/locks
 
-# Dependencies come from the locks, with hashes. The image needs neither pip nor setuptools.
+# Dependencies come from the locks, with hashes. The image needs neither pip nor setuptools. Compiled files with a hash in
+# place of the time of their source are the same in each build, and the interpreter does not look for the source.
 FROM build AS agent-build
-RUN /opt/gpu-exporter/bin/pip install --require-hashes -r exporter/locks/build.txt -r exporter/locks/agent.txt
+RUN /opt/gpu-exporter/bin/pip install --no-compile --require-hashes -r exporter/locks/build.txt -r exporter/locks/agent.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
-RUN /opt/gpu-exporter/bin/pip install --no-deps --no-build-isolation . \
- && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip
+RUN /opt/gpu-exporter/bin/pip install --no-compile --no-deps --no-build-isolation . \
+ && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip \
+ && PYTHONHASHSEED=0 /opt/gpu-exporter/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/gpu-exporter/lib
 
 FROM build AS reconciler-build
-RUN /opt/gpu-exporter/bin/pip install --require-hashes -r exporter/locks/build.txt -r exporter/locks/reconciler.txt
+RUN /opt/gpu-exporter/bin/pip install --no-compile --require-hashes -r exporter/locks/build.txt -r exporter/locks/reconciler.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
-RUN /opt/gpu-exporter/bin/pip install --no-deps --no-build-isolation . \
- && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip
+RUN /opt/gpu-exporter/bin/pip install --no-compile --no-deps --no-build-isolation . \
+ && /opt/gpu-exporter/bin/pip uninstall --yes setuptools pip \
+ && PYTHONHASHSEED=0 /opt/gpu-exporter/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/gpu-exporter/lib
 
 FROM ${BASE} AS runtime
 ARG VERSION=""

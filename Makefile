@@ -114,7 +114,7 @@ workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs 
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yaml
 	$(BIN)/zizmor --offline --min-severity=medium .github
 
-release-dry-run: $(VENV)/runtime ## wheel, sdist, chart, SBOM and checksums in out/release, each installed and used; publishes nothing
+release-dry-run: $(VENV)/dev ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing
 	@rm -rf out/release && $(BIN)/python -m tools.release
 
 verify: test e2e ## run the same checks as CI

@@ -5,6 +5,7 @@
     python -m tools.release chart        the package of the chart
     python -m tools.release sbom         CycloneDX of what the agent and the reconciler install, and their licences
     python -m tools.release use          installs and uses the wheel and the chart, from an empty folder
+    python -m tools.release images       both images, built twice and started; needs buildah and mmdebstrap as root
     python -m tools.release sums         SHA256SUMS
 
 Results and LOG are in out/release. As root on Linux, `use` has no network.
@@ -157,6 +158,18 @@ def use() -> None:
         say(f"use: {package.name} linted, and rendered with every preset")
 
 
+def images() -> None:
+    """Both images, each built twice and started. Not done without root or its programs, and then LOG says so."""
+    missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        why = f"{', '.join(missing)} not on PATH" if missing else "this user is not root"
+        say(f"images: NOT BUILT, since {why}; the workflow builds and starts them with docker")
+        return
+    date = run(["git", "log", "-1", "--format=%ct"]).strip()
+    for line in run([sys.executable, "-m", "tests.testbed.images", OUT / "dist", VERSION, date]).splitlines():
+        say(f"images: {line}")
+
+
 def offline() -> list[str]:
     """The beginning of a command that has no network; empty where that needs rights which are missing."""
     command = ["unshare", "--net", "--"]
@@ -180,6 +193,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "chart": chart,
     "sbom": sbom,
     "use": use,
+    "images": images,
     "sums": sums,
 }
 

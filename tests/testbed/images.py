@@ -8,9 +8,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.testbed.programs import fresh_entry
 
@@ -77,9 +80,9 @@ class Builder:
         self._folder = sandbox.scratch / "images"
         self._folder.mkdir()
 
-    def _run(self, *arguments: str | Path) -> None:
+    def _run(self, *arguments: str | Path) -> str:
         storage = ("--root", self._folder / "storage", "--runroot", "/run/buildah", "--storage-driver", "overlay")
-        self._sandbox.run("buildah", *storage, *arguments, timeout_s=600)
+        return self._sandbox.run("buildah", *storage, *arguments, timeout_s=600)
 
     def _bud(self, tag: str, context: Path, *options: str | Path) -> None:
         self._run("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "-t", tag, *options, context)
@@ -92,14 +95,93 @@ class Builder:
         shutil.copy(base_archive(), context / "rootfs.tar")
         self._bud(BASE, context)
 
-    def build_target(self, target: str, tag: str) -> Path:
+    def build_target(self, target: str, tag: str, *more: str) -> Path:
         """Build one target of the project's Dockerfile; returns its archive. pip uses the machine's CA and index."""
-        options: list[str | Path] = ["--target", target, "--build-arg", f"BASE={BASE}", "-f", ROOT / "Dockerfile"]
+        options: list[str | Path] = [
+            "--target",
+            target,
+            "--build-arg",
+            f"BASE={BASE}",
+            "-f",
+            ROOT / "Dockerfile",
+            *more,
+        ]
         if CA_BUNDLE.exists():
             options += ["-v", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"PIP_CERT={CA_BUNDLE}"]
         if index := os.environ.get("PIP_INDEX_URL"):
             options += ["--build-arg", f"PIP_INDEX_URL={index}"]
         self._bud(tag, ROOT, *options)
         archive = self._folder / f"{target}.tar"
+        archive.unlink(missing_ok=True)  # buildah adds nothing to an archive
         self._run("push", tag, f"docker-archive:{archive}:{tag}")
         return archive
+
+    def use(self, tag: str, *command: str | Path, files: Sequence[Path] = ()) -> str:
+        """Run a command in a container of an image, with these files in /; returns its output."""
+        container = self._run("from", "--pull-never", tag).strip()
+        volumes = [word for file in files for word in ("--volume", f"{file}:/{file.name}:ro")]
+        try:
+            return self._run("run", "--isolation", "chroot", *volumes, container, "--", *command)
+        finally:
+            self._run("rm", container)
+
+
+class Built(NamedTuple):
+    """An image: bytes of its own layers, and their digests, without those of the base."""
+
+    size: int
+    digests: tuple[str, ...]
+
+
+def describe(archive: Path) -> Built:
+    """The own layers of an archive of `build_target`; the base is one layer."""
+    with tarfile.open(archive) as tar:
+        (about,) = json.load(tar.extractfile("manifest.json"))  # type: ignore[arg-type]
+        config = json.load(tar.extractfile(about["Config"]))  # type: ignore[arg-type]
+        own = about["Layers"][1:]
+        return Built(sum(tar.getmember(name).size for name in own), tuple(config["rootfs"]["diff_ids"][1:]))
+
+
+def build_release(folder: Path, version: str, date: str) -> list[str]:
+    """Build both images twice as of `date` (seconds since 1970), use each, and write their archives to `folder`.
+
+    Returns a line about each. Raises AssertionError if an image cannot be built or used, or if its two builds differ.
+    """
+    from tests.testbed.processes import Processes
+    from tests.testbed.sandbox import Sandbox
+
+    said = []
+    with tempfile.TemporaryDirectory() as scratch, Processes(Path(scratch)) as processes:
+        scenario = Path(scratch) / "scenario.json"
+        scenario.write_text('{"gpus": [{"model": "H100"}, {"model": "H100"}]}', "utf-8")
+        commands: dict[str, tuple[str | Path, ...]] = {
+            "agent": ("--once", "--no-attribution.slurm", "--devices.scenario=/scenario.json"),
+            "reconciler": ("reconcile", "--help"),
+        }
+        sandbox = Sandbox(processes)
+        try:
+            builder = Builder(sandbox)
+            builder.build_base()
+            for target, command in commands.items():
+                tag = f"localhost/gpu-exporter/{target}:{version}"
+                stamp = ("--timestamp", date, "--build-arg", f"VERSION={version}")
+                first = describe(builder.build_target(target, tag, *stamp))
+                archive = builder.build_target(target, tag, *stamp, "--no-cache")
+                again = describe(archive)
+                assert first.digests == again.digests, f"{target}: two builds of one commit differ"
+                out = builder.use(tag, "gpu-exporter", *command, files=[scenario])
+                assert "gpu_up{" in out or target != "agent", f"{target}: --once on a scenario prints no gpu_up"
+                assert "--kubernetes.lease" in out or target != "reconciler", f"{target}: --help names no lease"
+                shutil.copyfile(archive, folder / f"gpu-exporter-{target}-{version}.image.tar")
+                said.append(
+                    f"{target}: {again.size / 1e6:.1f} MB in {len(again.digests)} layers of its own, "
+                    f"the same in two builds; {' '.join(map(str, command))} prints {len(out.splitlines())} lines"
+                )
+        finally:
+            sandbox.close()
+    return said
+
+
+if __name__ == "__main__":
+    for line in build_release(Path(sys.argv[1]).resolve(), *sys.argv[2:]):
+        print(line)

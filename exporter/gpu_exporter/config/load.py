@@ -117,6 +117,8 @@ def render_config(config: Config) -> str:
         lines.append(f"{section}:")
         for name, value in values._asdict().items():
             text = format_duration(value) if f"{section}.{name}" in DURATIONS else str(value)
+            if isinstance(value, float) and "e" in text:
+                text = f"{value:.12f}".rstrip("0")  # YAML 1.1 takes 1e-07 for a word
             text = f"'{text}'" if f"{section}.{name}" in PATTERNS else text
             changed = value != getattr(getattr(defaults, section), name)
             lines.append(f"  {name}: {text}" + ("  # not the default" if changed else ""))
