@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from kubernetes import client
 
+from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.component.test_chart import VARIANTS, conform
 from tests.testbed.chart import CHART, RELEASE, Helm, find
 from tests.testbed.control_plane import ControlPlane
@@ -33,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "apply": {"reconciler": {"apply": True, "admissionPolicy": True}},
     "tests": {"tests": {"enabled": True}},
 }
+CONTAINER = {"name": "main", "image": "localhost/none"}
 # OpenShift's API is not part of Kubernetes: here the kind accepts every field.
 SCC = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -226,6 +229,35 @@ def test_a_dry_run_is_uninstalled_at_once_though_its_image_cannot_be_pulled(
     helm.run("uninstall", RELEASE, "--namespace=gpu-exporter", "--wait", "--timeout=60s")
     assert time.monotonic() - began < 30.0
     assert ours(cluster) == []
+
+
+def test_with_apply_on_and_an_image_that_cannot_be_pulled_uninstall_names_the_job_and_leaves_only_the_labels(
+    cluster: ControlPlane, helm: Helm, removed: None
+) -> None:
+    """The job gives up after two minutes; here after five seconds, as there is no kubelet that could run it."""
+    where = "--namespace=gpu-exporter"
+    helm.run("install", RELEASE, CHART, where, "--values", helm.write_values({"reconciler": {"apply": True}}))
+    marked = {"metadata": {"name": "marked", "labels": {LABEL: "underused"}}, "spec": {"containers": [CONTAINER]}}
+    cluster.core.create_namespaced_pod("gpu-exporter", marked)
+    jobs, name = client.BatchV1Api(cluster.api), f"{RELEASE}-gpu-exporter-cleanup"
+
+    def hurry() -> None:
+        def find_job() -> bool:
+            found = jobs.list_namespaced_job("gpu-exporter").items
+            return [each.metadata.name for each in found if each.spec.active_deadline_seconds == 120] == [name]
+
+        wait_for(find_job, "the job, with its two minutes", 60)
+        jobs.patch_namespaced_job(name, "gpu-exporter", {"spec": {"activeDeadlineSeconds": 5}})
+
+    other = threading.Thread(target=hurry)
+    other.start()
+    done = helm.run("uninstall", RELEASE, where, check=False)
+    other.join()
+    assert done.returncode != 0
+    assert name in done.stderr and "DeadlineExceeded" in done.stderr
+    wait_for(lambda: ours(cluster) == [], "all objects of the release to be gone", 60)
+    assert cluster.core.read_namespaced_pod("marked", "gpu-exporter").metadata.labels == {LABEL: "underused"}
+    cluster.core.delete_namespaced_pod("marked", "gpu-exporter", grace_period_seconds=0)
 
 
 def test_the_hook_of_apply_is_one_that_argo_cd_runs(helm: Helm) -> None:

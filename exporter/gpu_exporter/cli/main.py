@@ -14,8 +14,8 @@ from gpu_exporter.cli.commands import COMMANDS, SERVE, Command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     if os.getpid() == 1:
-        # The kernel discards a signal to the first process of a container that has no handler. Without one, a pod that is
-        # deleted while it starts would wait for its grace period. Commands that have something to finish set their own.
+        # The kernel discards a signal to the first process of a container that has no handler. Without one, a pod that
+        # is deleted while it starts waits for its grace period. Commands that have something to finish set their own.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     given = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
