@@ -36,6 +36,8 @@ TOOLS, WHEELS = OUT / "tools", OUT / "wheels"
 REQUIREMENTS = ("build==1.6.1", "setuptools==80.9.0", "cyclonedx-bom==7.5.0")
 CHART = ROOT / "helm" / "gpu-exporter"
 SCENARIO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
+MACHINES = ("x86_64", "aarch64")
+IMAGE_PYTHON = "313"  # of the Dockerfile's BASE
 SAID_MAX = 3000  # characters of the output of a command that failed
 PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, and the extras that they install
 
@@ -73,10 +75,23 @@ def download() -> None:
     python = make_venv(TOOLS)
     run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS])
     shutil.rmtree(WHEELS, ignore_errors=True)
+    fetch = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
     for part in PARTS:
-        fetch = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
         run([*fetch, "--dest", WHEELS, "-r", ROOT / "exporter" / "locks" / f"{part}.txt"])
     say(f"download: {len(list(WHEELS.iterdir()))} dependencies")
+    for part in PARTS:
+        for machine in MACHINES:
+            with tempfile.TemporaryDirectory() as folder:
+                run([*fetch, "--dest", folder, *for_image(machine), "-r", ROOT / "exporter" / "locks" / f"{part}.txt"])
+                say(f"download: {part} on {machine}: {len(list(Path(folder).iterdir()))} wheels, each with its hash")
+
+
+def for_image(machine: str) -> list[str]:
+    """Options of pip that resolve as in the image of Dockerfile on this machine: wheels alone, no compiler."""
+    kinds = [f"--abi={abi}" for abi in (f"cp{IMAGE_PYTHON}", "abi3", "none")]
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
+    python = f"{IMAGE_PYTHON[0]}.{IMAGE_PYTHON[1:]}"
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *kinds, *platforms]
 
 
 def dist() -> None:
@@ -159,14 +174,16 @@ def use() -> None:
 
 
 def images() -> None:
-    """Both images, each built twice and started. Not done without root or its programs, and then LOG says so."""
+    """Both images, each built twice and started. Without root or its programs, LOG has the reason in their place."""
     missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         why = f"{', '.join(missing)} not on PATH" if missing else "this user is not root"
         say(f"images: NOT BUILT, since {why}; the workflow builds and starts them with docker")
         return
     date = run(["git", "log", "-1", "--format=%ct"]).strip()
-    for line in run([sys.executable, "-m", "tests.testbed.images", OUT / "dist", VERSION, date]).splitlines():
+    folder = OUT / "images"  # beside what is published: the workflow pushes images that it has built itself
+    folder.mkdir(exist_ok=True)
+    for line in run([sys.executable, "-m", "tests.testbed.images", folder, VERSION, date]).splitlines():
         say(f"images: {line}")
 
 

@@ -26,6 +26,7 @@ BASE = "localhost/python:bookworm"
 BASE_PACKAGES = "python3-minimal,python3-venv,ca-certificates"
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 PAUSE = "localhost/pause:1"
+SIZE_MAX = {"agent": 15e6, "reconciler": 150e6}  # bytes of an image's own layers, since each node pulls the agent
 
 
 def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
@@ -169,6 +170,7 @@ def build_release(folder: Path, version: str, date: str) -> list[str]:
                 archive = builder.build_target(target, tag, *stamp, "--no-cache")
                 again = describe(archive)
                 assert first.digests == again.digests, f"{target}: two builds of one commit differ"
+                assert again.size <= SIZE_MAX[target], f"{target}: its own layers have {again.size / 1e6:.1f} MB"
                 out = builder.use(tag, "gpu-exporter", *command, files=[scenario])
                 assert "gpu_up{" in out or target != "agent", f"{target}: --once on a scenario prints no gpu_up"
                 assert "--kubernetes.lease" in out or target != "reconciler", f"{target}: --help names no lease"

@@ -61,4 +61,6 @@ def test_nothing_is_published_before_everything_was_checked() -> None:
     assert writers == {"images", "manifests", "provenance", "publish"}
     assert all("checks" in needed(name) for name in writers)
     assert {"build", "images", "manifests", "provenance"} <= needed("publish")
-    assert list(STEPS) == ["download", "dist", "chart", "sbom", "use", "sums"], "the order in which a release is made"
+    assert list(STEPS) == ["download", "dist", "chart", "sbom", "use", "images", "sums"], (
+        "the order in which a release is made"
+    )
