@@ -19,7 +19,7 @@ from gpu_exporter.model.totals import UnitTotals
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
-from gpu_exporter.sampling.activity.witnesses import Moment, Witnesses, active_names
+from gpu_exporter.sampling.activity.witnesses import Moment, Observation, Witnesses, active_names
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
@@ -123,9 +123,11 @@ def test_work_of_one_second_in_a_long_cycle_is_detected_in_the_mean(
     """A longer window thins short work out below the floors; a shorter window is used as it is."""
     field = witness.removeprefix("gpm_")
     for work, seen in ((of_a_second, (witness,)), (of_a_second / 4, ())):
-        mean = work / max(1.0, span_s)
+        mean, witnesses = work / max(1.0, span_s), Witnesses(RULES)
+        for _ in range(3):
+            assert active_names(witnesses.observe(Moment(QUIET))) == ()
         reading = QUIET._replace(span_s=span_s, **{field: mean})
-        assert active_names(Witnesses(RULES).observe(Moment(reading))) == seen
+        assert active_names(witnesses.observe(Moment(reading))) == seen
 
 
 @pytest.mark.parametrize(("link", "rest"), [("pcie", 3e6), ("nvlink", 3e5)])
@@ -136,12 +138,14 @@ def test_only_the_traffic_above_rest_counts_as_if_it_had_moved_in_one_second(
     """A board that carries a little traffic at all times is idle in long cycles too, and bursts are still seen."""
     witnesses, floor = Witnesses(RULES), getattr(RULES, f"{link}_idle_max_bytes_per_second")
 
-    def observe(mean: float) -> tuple[str, ...]:
-        return active_names(witnesses.observe(Moment(QUIET._replace(span_s=span_s, **{link: mean}))))
+    def look(mean: float) -> Observation:
+        return witnesses.observe(Moment(QUIET._replace(span_s=span_s, **{link: mean})))[link]
 
-    first = observe(rest)
-    assert first == ((link,) if span_s * rest > floor else ()), "the traffic at rest is not known yet"
-    assert observe(rest) == first
+    def observe(mean: float) -> tuple[str, ...]:
+        return (link,) if look(mean) is Observation.ACTIVE else ()
+
+    for _ in range(2):  # the traffic at rest is not known yet
+        assert look(rest) is (Observation.UNKNOWN if span_s * rest > floor else Observation.QUIET)
     for _ in range(20):
         assert observe(rest) == ()
         assert observe(rest + 0.9 * floor / span_s) == () or span_s == 1.0
@@ -197,6 +201,13 @@ def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
 )
 def test_the_spans_that_a_gpm_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
     assert instance_activity(UNIT, gpm, 100.0, RULES, Witnesses(RULES)).spans == spans
+
+
+def test_an_instance_is_not_idle_before_its_traffic_at_rest_is_known() -> None:
+    """Only in a window that is longer than a second, and has more than a second may have."""
+    witnesses, gpm = Witnesses(RULES), QUIET._replace(span_s=3.0, pcie=4e6)
+    spans = [instance_activity(UNIT, gpm, 100.0, RULES, witnesses).spans for _ in range(3)]
+    assert spans == [(), (), (Span(97.0, 100.0, 0.0),)]
 
 
 def test_without_graphics_activity_an_instance_has_no_witnesses() -> None:

@@ -34,14 +34,16 @@ RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
     """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
 
-    `witnesses` may be shared by all instances: GPM itself compares two moments, so the witnesses need no memory.
+    `witnesses` may be shared by all instances: GPM itself compares two moments. What they remember is the least traffic
+    over a link, and that of the quietest instance serves for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
     known = gpm.graphics is not None and gpm.span_s <= rules.gap_intervals * rules.interval_s
     ratio = gpm.graphics if gpm.graphics is not None and gpm.graphics > rules.gpm_idle_max_ratio else 0.0
     spans: tuple[Span, ...] = ()
-    if known and (ratio or active or not gpm.missing):
+    is_unclear = gpm.missing or UNKNOWN in seen.values()
+    if known and (ratio or active or not is_unclear):
         spans = (Span(at - gpm.span_s, at, ratio, () if ratio else active),)
     elif active:  # a sign of activity that covers no time, but ends idle runs
         spans = (Span(at, at, ratio, active),)

@@ -188,22 +188,21 @@ class GpmRatio:
 class LeastTraffic:
     """Learns the traffic of a link at rest: the lowest median of three readings, so one wrong reading does not count.
 
-    0 until then, and it never rises, so that traffic of long work is not mistaken for rest.
+    It never rises, so that traffic of long work is not mistaken for rest. `rate`: bytes per second, None until known.
     """
 
     READINGS = 3
 
     def __init__(self) -> None:
-        self.rate = 0.0
+        self.rate: float | None = None
         self._recent: deque[float] = deque(maxlen=self.READINGS)
-        self._is_known = False
 
     def learn(self, rate: float) -> None:
-        """Take a mean of some seconds, in bytes per second."""
+        """Take a mean of some seconds."""
         self._recent.append(rate)
         if len(self._recent) == self.READINGS:
             median = sorted(self._recent)[self.READINGS // 2]
-            self.rate, self._is_known = min(self.rate, median) if self._is_known else median, True
+            self.rate = median if self.rate is None else min(self.rate, median)
 
 
 class LinkTraffic:
@@ -226,21 +225,21 @@ class LinkTraffic:
         traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
         counted = self._rate.step(traffic, at)
         reported: float | None = getattr(moment.gpm, self.name, None)
-        is_work = [self._is_work("counted", counted, self._rate.span_s)]
+        seen = [self._judge("counted", counted, self._rate.span_s)]
         if moment.gpm is not None:
-            is_work.append(self._is_work("reported", reported, moment.gpm.span_s))
-        if any(is_work):
-            return ACTIVE
+            seen.append(self._judge("reported", reported, moment.gpm.span_s))
         if traffic is not None and counted is None:
-            return UNKNOWN  # the counter needs a second reading before it can confirm a quiet GPM
-        return ABSENT if counted is None and reported is None else QUIET
+            seen.append(UNKNOWN)  # the counter needs a second reading before it can confirm a quiet GPM
+        return next((each for each in (ACTIVE, UNKNOWN, QUIET) if each in seen), ABSENT)
 
-    def _is_work(self, source: str, mean: float | None, span_s: float) -> bool:
+    def _judge(self, source: str, mean: float | None, span_s: float) -> Observation:
         if mean is None:
-            return False
+            return ABSENT
         least = self._least[source]
         least.learn(mean)
-        return mean > self._floor or in_one_second(mean - least.rate, span_s) > self._floor
+        if mean > self._floor or in_one_second(mean - (least.rate or 0.0), span_s) > self._floor:
+            return UNKNOWN if least.rate is None and mean <= self._floor else ACTIVE
+        return QUIET
 
 
 class Power:
