@@ -1,6 +1,6 @@
 """Reports the answers of this machine's driver, and their speed: for a machine with a GPU.
 
-    python -m tests.gpu_check [--seconds 60] [--no-loads]
+    python -m tests.gpu_check [--seconds 20] [--only LOAD] [--no-loads]
 
 Only reads, except for its own loads on GPU 0 (tests/workloads). Writes to out/: gpu-check.rec.gz (a recording with
 hashed identifiers, to be committed as a fixture), gpu-check-loads.rec.gz (the same during the loads; their times are in
@@ -358,7 +358,9 @@ def render(report: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the recording and of each load")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="length of the recording and of each load; all take ten minutes"
+    )
     parser.add_argument("--no-loads", dest="loads", action="store_false", help="only read")
     parser.add_argument(
         "--only", action="append", default=[], choices=LOADS, metavar="LOAD", help="this load; repeatable"

@@ -69,7 +69,7 @@ def test_gpu_check_reviews_its_loads_by_a_recording(
     feeder = ScenarioFeeder(build("h100"), nvml_table)
     feeder.start()
     try:
-        flags = ("--seconds=12", "--only=context", "--only=kernels 50%", "--only=decode", f"--out={tmp_path}")
+        flags = ("--seconds=6", "--only=context", "--only=kernels 50%", "--only=decode", f"--out={tmp_path}")
         done = subprocess.run(
             [sys.executable, "-m", "tests.gpu_check", *flags],
             cwd=ROOT,
@@ -87,7 +87,7 @@ def test_gpu_check_reviews_its_loads_by_a_recording(
     assert [mark["name"] for mark in report["marks"]] == ["no context", "context", "kernels 50%"]
     rows = review(tmp_path / "gpu-check-loads.rec.gz", as_marks(report["marks"]))
     for row in rows:
-        assert row.known_s > 4.0
+        assert row.known_s > 1.5
         assert abs(row.busy_s / row.known_s - 0.5) < 0.02
         assert row.idle_s == 0.0
         assert row.spin.run_s == 0.0

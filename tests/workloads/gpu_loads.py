@@ -8,6 +8,7 @@ Kernel time is measured on the device, by events around each batch, so that the 
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import socket
@@ -177,7 +178,8 @@ def _join(torch: Any, rank: int, port: str) -> Any:
     os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     torch.cuda.set_device(0)
     place = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group("nccl", init_method=place, rank=rank, world_size=2)
+    patience = datetime.timedelta(seconds=300)  # for the other rank, and for a collective: longer than any load
+    torch.distributed.init_process_group("nccl", init_method=place, rank=rank, world_size=2, timeout=patience)
     x = torch.ones(2**24, device="cuda")
     torch.distributed.all_reduce(x)
     torch.cuda.synchronize()
