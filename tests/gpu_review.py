@@ -87,20 +87,23 @@ class _Tally:
         return found
 
 
-def read(path: Path, clock: ManualClock, step_s: float = 1.0) -> Iterator[DeviceSnapshot]:
-    """The snapshots of the first GPU, one every `step_s`, until the recording ends. Moves the clock."""
+def read(path: Path, clock: ManualClock, step_s: float | None = 1.0) -> Iterator[DeviceSnapshot]:
+    """The snapshots of the first GPU, one every `step_s`, until the recording ends. Moves the clock.
+
+    Without `step_s` the sampler chooses, as in the exporter. But a window of GPM has the length that it was recorded with.
+    """
     _, duration_s, _ = read_recording(path)
     backend = NvmlBackend(RecordedLibrary(path, clock), clock)
     backend.open()
     sampler = DeviceSampler(backend.find(0), registry.ALL, clock, activity_rules(Settings()))
     begin = clock.monotonic()
-    while clock.monotonic() - begin < duration_s - step_s:
+    while clock.monotonic() - begin < duration_s - (step_s or sampler.interval_s):
         yield sampler.sample()
-        clock.advance(step_s)
+        clock.advance(step_s or sampler.interval_s)
 
 
-def review(path: Path, marks: Sequence[Mark], step_s: float = 1.0) -> list[Row]:
-    """A row for each load, in the order of time, with a reading of the GPU every `step_s`."""
+def review(path: Path, marks: Sequence[Mark], step_s: float | None = 1.0) -> list[Row]:
+    """A row for each load, in the order of time; `step_s` as in `read`."""
     clock = ManualClock()
     zero = clock.monotonic()
     rules = Stalls()._replace(**SHORT)

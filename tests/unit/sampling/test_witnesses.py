@@ -203,6 +203,39 @@ def test_the_spans_that_a_gpm_window_of_an_instance_proves(gpm: Gpm, spans: tupl
     assert instance_activity(UNIT, gpm, 100.0, RULES, Witnesses(RULES)).spans == spans
 
 
+def pcie_of(witnesses: Witnesses, mean: float, span_s: float) -> tuple[Observation, bool]:
+    """What the witness observes, and whether the GPU must be read every second now."""
+    seen = witnesses.observe(Moment(QUIET._replace(span_s=span_s, pcie=mean)))
+    return seen["pcie"], "pcie" in witnesses.momentary(seen)
+
+
+def test_another_monitor_raises_the_traffic_at_rest_once() -> None:
+    """Otherwise the GPU would never be idle again until the exporter restarts."""
+    witnesses = Witnesses(RULES)
+    for _ in range(5):
+        pcie_of(witnesses, 2e6, 1.0)
+    assert pcie_of(witnesses, 2e6, 5.0) == (Observation.QUIET, False)
+    assert pcie_of(witnesses, 5e6, 5.0) == (Observation.ACTIVE, True)
+    for _ in range(2):
+        assert pcie_of(witnesses, 5e6, 1.0) == (Observation.QUIET, False)
+    for _ in range(100):
+        assert pcie_of(witnesses, 5e6, 5.0) == (Observation.QUIET, False)
+    for _ in range(3):
+        pcie_of(witnesses, 2e6, 5.0)
+    assert pcie_of(witnesses, 5e6, 5.0) == (Observation.ACTIVE, True), "the other monitor had ended"
+
+
+def test_a_burst_in_every_long_cycle_never_becomes_rest() -> None:
+    """Twelve megabytes in one second of five. The short cycles that follow see none of them."""
+    witnesses = Witnesses(RULES)
+    for _ in range(5):
+        pcie_of(witnesses, 2e6, 1.0)
+    for _ in range(100):
+        assert pcie_of(witnesses, 2e6 + 12e6 / 5, 5.0) == (Observation.ACTIVE, True)
+        for _ in range(2):
+            assert pcie_of(witnesses, 2e6, 1.0) == (Observation.QUIET, False)
+
+
 def test_an_instance_is_not_idle_before_its_traffic_at_rest_is_known() -> None:
     """Only in a window that is longer than a second, and has more than a second may have."""
     witnesses, gpm = Witnesses(RULES), QUIET._replace(span_s=3.0, pcie=4e6)

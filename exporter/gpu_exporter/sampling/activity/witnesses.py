@@ -186,23 +186,40 @@ class GpmRatio:
 
 
 class LeastTraffic:
-    """Learns the traffic of a link at rest: the lowest median of three readings, so one wrong reading does not count.
+    """Learns the traffic of a link at rest, in bytes per second: `rate`, None until known.
 
-    It never rises, so that traffic of long work is not mistaken for rest. `rate`: bytes per second, None until known.
+    It is the lowest median of three readings, so one wrong reading does not count. It rises only to what two short
+    readings in a row have, after a long cycle had more (another monitor has started, say): a burst in every long cycle
+    must not become rest.
     """
 
     READINGS = 3
+    SHORT_S = 1.5  # a reading up to this length needs no rest to be judged
 
     def __init__(self) -> None:
         self.rate: float | None = None
         self._recent: deque[float] = deque(maxlen=self.READINGS)
+        self._short: deque[float] = deque(maxlen=2)
+        self._may_rise = False
 
-    def learn(self, rate: float) -> None:
-        """Take a mean of some seconds."""
+    def learn(self, rate: float, span_s: float) -> None:
+        """Take the mean of a cycle."""
         self._recent.append(rate)
         if len(self._recent) == self.READINGS:
             median = sorted(self._recent)[self.READINGS // 2]
             self.rate = median if self.rate is None else min(self.rate, median)
+        if span_s > self.SHORT_S:
+            self._short.clear()
+            return
+        self._short.append(rate)
+        if self._may_rise and self.rate is not None and len(self._short) == 2:
+            self.rate, self._may_rise = max(self.rate, min(self._short)), False
+            self._recent.clear()  # from before it rose
+
+    def doubt(self) -> None:
+        """A long cycle had more than a second may have."""
+        self._may_rise = True
+        self._short.clear()
 
 
 class LinkTraffic:
@@ -210,13 +227,12 @@ class LinkTraffic:
 
     A link at rest is not silent, because reading the GPU moves bytes too: 2 to 7 MB/s over the PCIe link of an H200. In
     a long cycle only the traffic above rest is judged as if all of it had moved in one second. Otherwise no such GPU
-    would ever be idle.
+    would ever be idle. If that is too much, but the mean is not, the next cycles are short.
     """
-
-    is_moment = False
 
     def __init__(self, name: str, floor: float) -> None:
         self.name = name
+        self.is_moment = False
         self._floor = floor
         self._rate = TrafficRate()
         self._least = {"counted": LeastTraffic(), "reported": LeastTraffic()}  # they do not count the same bytes
@@ -225,6 +241,7 @@ class LinkTraffic:
         traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
         counted = self._rate.step(traffic, at)
         reported: float | None = getattr(moment.gpm, self.name, None)
+        self.is_moment = False
         seen = [self._judge("counted", counted, self._rate.span_s)]
         if moment.gpm is not None:
             seen.append(self._judge("reported", reported, moment.gpm.span_s))
@@ -236,10 +253,16 @@ class LinkTraffic:
         if mean is None:
             return ABSENT
         least = self._least[source]
-        least.learn(mean)
-        if mean > self._floor or in_one_second(mean - (least.rate or 0.0), span_s) > self._floor:
-            return UNKNOWN if least.rate is None and mean <= self._floor else ACTIVE
-        return QUIET
+        least.learn(mean, span_s)
+        if mean > self._floor:
+            return ACTIVE
+        if in_one_second(mean - (least.rate or 0.0), span_s) <= self._floor:
+            return QUIET
+        if least.rate is None:
+            return UNKNOWN
+        self.is_moment = True
+        least.doubt()
+        return ACTIVE
 
 
 class Power:
