@@ -11,11 +11,12 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PERIOD_S = 1.0
@@ -155,13 +156,11 @@ def late_rank(channels: str) -> Load:
     def run(torch: Any, seconds: float) -> None:
         if channels:
             os.environ.update(NCCL_MIN_NCHANNELS=channels, NCCL_MAX_NCHANNELS=channels)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        command = [sys.executable, "-m", "tests.workloads.gpu_loads", "_rank", port]
+        place = str(Path(tempfile.mkdtemp()) / "meet")  # not a port, which another program might take meanwhile
+        command = [sys.executable, "-m", "tests.workloads.gpu_loads", "_rank", place]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as other:
             try:
-                x = _join(torch, 0, port)
+                x = _join(torch, 0, place)
                 say_ready(torch)
                 torch.distributed.all_reduce(x)  # returns at once: the kernel waits on the GPU
                 time.sleep(seconds)
@@ -173,13 +172,14 @@ def late_rank(channels: str) -> Load:
     return run
 
 
-def _join(torch: Any, rank: int, port: str) -> Any:
+def _join(torch: Any, rank: int, place: str) -> Any:
     """The first collective, in which both ranks take part."""
     os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     torch.cuda.set_device(0)
-    place = f"tcp://127.0.0.1:{port}"
     patience = datetime.timedelta(seconds=300)  # for the other rank, and for a collective: longer than any load
-    torch.distributed.init_process_group("nccl", init_method=place, rank=rank, world_size=2, timeout=patience)
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{place}", rank=rank, world_size=2, timeout=patience
+    )
     x = torch.ones(2**24, device="cuda")
     torch.distributed.all_reduce(x)
     torch.cuda.synchronize()
