@@ -109,7 +109,7 @@ class Stalls(NamedTuple):
     """seconds; more unknown time than this ends the run; as ledger.idle_run_unknown_reset"""
     utilization_min: float = 0.95
     """every second of a spin; the driver rounds to whole percents"""
-    utilization_mean: float = 0.985
+    utilization_mean: float = 0.99
     """... and the mean of every minute: a spinning kernel never ends, which H200s report as 99 or 100 %"""
     flat_over: float = 300.0
     """seconds; p95 - p5 of the power, in means of 10 s of the energy counter, over this time ..."""
@@ -133,14 +133,18 @@ class Stalls(NamedTuple):
     """tensor, FP64, FP32, FP16 pipes and memory of a spin, each below this"""
     sm_flat: float = 0.02
     """... whose SM activity changes by at most this"""
-    sm_min: float = 0.014
-    """SMs of a spin: two channels of NCCL have 2/132 (H200); a kernel of one block has 1/132 and may be work"""
+    sm_min: float = 0.02
+    """SMs of a spin: a kernel of one block has 1/132, one of two 2/132, and may be work ..."""
+    sm_min_polling: float = 0.014
+    """... but SMs that poll over PCIe are of a collective: two channels of NCCL have 2/132 (H200)"""
     sm_max: float = 0.3
     """more SMs than a collective uses (NCCL: at most 32 channels of 132 SMs): power must speak for itself"""
     traffic_max: int = 100000000
     """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more) ..."""
-    polling_max: int = 12000000000
-    """... beside SMs that poll flags in the host's memory; if all did: 8 GB/s (H200, 60 MB/s each of 2 and of 16)"""
+    polling_max: int = 9000000000
+    """... beside SMs that poll flags in the host's memory; if all did: 8 GB/s (H200, 60 MB/s each) ..."""
+    polling_min: int = 4000000000
+    """... and below half of that they do not poll"""
     loaders_max: float = 0.05
     """cores used by the holder's processes that are not on its GPUs, that are progress"""
     host_bytes_max: int = 1000000

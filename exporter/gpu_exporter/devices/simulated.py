@@ -46,8 +46,6 @@ FOLLOWS = {
     "power": 1.0,
     "pcie": 0.01,
 }
-# Share of the bandwidth that a board at rest uses, mostly for the reads of a monitor: 2 to 4 MB/s (H200, decision 34).
-PCIE_AT_REST = 3e-5
 GPM_RATIOS = ("graphics", "sm", "occupancy", "tensor", "dram", "fp64", "fp32", "fp16")
 THROTTLE_COUNTERS = (
     "power_cap",
@@ -74,16 +72,6 @@ class Scaled:
 
     def integral(self, t: float) -> float:
         return self._factor * self._load.integral(t)
-
-
-class Raised:
-    """Another load, and a little more at all times."""
-
-    def __init__(self, load: loads.Load, more: float) -> None:
-        self._load, self._more = load, more
-
-    def integral(self, t: float) -> float:
-        return self._load.integral(t) + self._more * t
 
 
 def _list_cpus(numa_node: int) -> frozenset[int]:
@@ -133,7 +121,6 @@ def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
-    parts["pcie"] = Raised(parts["pcie"], PCIE_AT_REST)
     parts.update(given)
     return parts
 

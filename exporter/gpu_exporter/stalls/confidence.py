@@ -11,21 +11,28 @@ STEPS = ("none", "low", "medium", "high")
 SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100 % busy: then GPM does not count
 
 
-def is_collective(sm: float, rules: Stalls) -> bool:
+def is_collective(sm: float, rules: Stalls, *, polls: bool) -> bool:
     """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
-    return rules.sm_min <= sm <= rules.sm_max
+    return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 
 def judge_confidence(
-    rules: Stalls, sm: float | None, unknown: Sequence[str], *, has_worked: bool, has_stopped: bool = False
+    rules: Stalls,
+    sm: float | None,
+    unknown: Sequence[str],
+    *,
+    has_worked: bool,
+    has_stopped: bool = False,
+    polls: bool = False,
 ) -> tuple[str, list[str]]:
     """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
-    `has_stopped`: its own training loop made steps until the run began, and none since: one step more.
+    `has_stopped`: its own training loop made steps until the run began, and none since: one step more. `polls`: the SMs
+    with work read flags in the host's memory.
     """
     doubts: list[str] = []
-    if sm is not None and is_collective(sm, rules):
+    if sm is not None and is_collective(sm, rules, polls=polls):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
         step = STEPS.index("low")

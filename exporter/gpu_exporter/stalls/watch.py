@@ -39,6 +39,7 @@ from gpu_exporter.stalls.work import WorkHistory
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
 GRACE_S = 150.0
 BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
+ROUNDING = 1e-6  # of a mean of many readings that are all just high enough
 STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
 UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
 
@@ -62,6 +63,7 @@ class SpinWatch:
         self.unknown = "no reading yet"
         """why no stall can be seen here, "" if a run may begin"""
         self._sm: float | None = None  # as last read; a GPM window may be missing now and then
+        self._polls = False  # whether the SMs with work read flags in the host's memory
         self._is_below = False
         self._resumed_at = float("-inf")
         self._has_stepped = False
@@ -121,6 +123,7 @@ class SpinWatch:
             run.unread = set() if memory.was_stall else set(self._last)
         if memory.sm is not None:
             self._sm, self._last[SM], run.since[SM] = memory.sm, memory.until, memory.begin
+            self._polls = True  # as before the restart, until PCIe is read again
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
@@ -229,7 +232,12 @@ class SpinWatch:
     def _judge(self, run: SpinRun) -> tuple[str, list[str]]:
         unknown = self._unknown_witnesses(run)
         return judge_confidence(
-            self._rules, self._sm, unknown, has_worked=self._has_worked(), has_stopped=self._has_stopped(run)
+            self._rules,
+            self._sm,
+            unknown,
+            has_worked=self._has_worked(),
+            has_stopped=self._has_stopped(run),
+            polls=self._polls,
         )
 
     def _published_confidence(self, confidence: str) -> str:
@@ -290,7 +298,7 @@ class SpinWatch:
         """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
         must speak for itself, as without SM data.
         """
-        if self._sm is not None and is_collective(self._sm, self._rules):
+        if self._sm is not None and is_collective(self._sm, self._rules, polls=self._polls):
             return self._share(self._rules.low_ratio)
         alone_w = self._share(self._rules.low_alone_ratio)
         median_w = self.work.median_w()
@@ -310,7 +318,9 @@ class SpinWatch:
             return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
         # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. What is
         # beyond that is judged as if all of it had moved in one second of the cycle.
-        spins = self._sm is not None and is_collective(self._sm, rules)
+        if self._sm is not None and effort.pcie is not None:
+            self._polls = effort.pcie >= rules.polling_min * self._sm
+        spins = self._sm is not None and is_collective(self._sm, rules, polls=self._polls)
         polling = rules.polling_max * (self._sm or 0.0) if spins else 0.0
         for name, polled in ((PCIE, polling), (NVLINK, 0.0)):
             rate = known[name]
@@ -369,7 +379,7 @@ class SpinWatch:
         if run.minute_s >= MINUTE_S:
             mean = run.minute_busy_s / run.minute_s
             run.minute_s = run.minute_busy_s = 0.0
-            if mean < rules.utilization_mean:
+            if mean < rules.utilization_mean - ROUNDING:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:

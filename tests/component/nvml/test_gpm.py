@@ -11,7 +11,6 @@ from gpu_exporter.devices.errors import (
 from gpu_exporter.devices.nvml.constants import NVML_GPM_METRIC_FP64_UTIL
 from gpu_exporter.devices.protocol import Gpm
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import PCIE_AT_REST
 from tests.component.nvml.nvml_bench import MakeBackend, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 
@@ -37,7 +36,7 @@ def test_gpm_reports_means_between_two_samples(nvml_table: NvmlTable, make_backe
     assert gpm.span_s == pytest.approx(1.0)
     assert (gpm.graphics, gpm.sm, gpm.occupancy) == pytest.approx((0.5, 0.4, 0.25))
     assert (gpm.tensor, gpm.dram) == pytest.approx((0.2, 0.15))
-    assert gpm.pcie == pytest.approx(2 * 64e9 * (0.005 + PCIE_AT_REST))
+    assert gpm.pcie == pytest.approx(2 * 64e9 * 0.005)
     assert gpm.elapsed_cycles == pytest.approx(2e9)
     assert gpm.active_cycles == pytest.approx(0.4 * 2e9)
     step(61.0)

@@ -37,7 +37,7 @@ def test_a_gpu_at_rest_is_idle_in_the_cycles_that_the_exporter_chooses() -> None
     """Its link carries 2 to 4 MB/s, which five seconds must not turn into 10 to 20 MB/s of one second."""
     loads = rows(None)
     assert loads["no context"].idle_s == pytest.approx(loads["no context"].known_s)
-    assert loads["no context"].known_s > 5.0
+    assert loads["no context"].known_s > 1.0  # in the first long cycle, the traffic at rest is not known yet
     context = loads["context"]  # the process starts in the first long cycle
     assert context.idle_s > 3.0
     assert context.idle_s + context.others.get("pcie", 0.0) == pytest.approx(context.known_s)

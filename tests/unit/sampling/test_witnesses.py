@@ -19,7 +19,7 @@ from gpu_exporter.model.totals import UnitTotals
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
-from gpu_exporter.sampling.activity.witnesses import Moment, Observation, Witnesses, active_names
+from gpu_exporter.sampling.activity.witnesses import Moment, Observation, TrafficAtRest, Witnesses, active_names
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
@@ -124,7 +124,7 @@ def test_work_of_one_second_in_a_long_cycle_is_detected_in_the_mean(
     field = witness.removeprefix("gpm_")
     for work, seen in ((of_a_second, (witness,)), (of_a_second / 4, ())):
         mean, witnesses = work / max(1.0, span_s), Witnesses(RULES)
-        for _ in range(3):
+        for _ in range(TrafficAtRest.READINGS):
             assert active_names(witnesses.observe(Moment(QUIET))) == ()
         reading = QUIET._replace(span_s=span_s, **{field: mean})
         assert active_names(witnesses.observe(Moment(reading))) == seen
@@ -144,15 +144,16 @@ def test_only_the_traffic_above_rest_counts_as_if_it_had_moved_in_one_second(
     def observe(mean: float) -> tuple[str, ...]:
         return (link,) if look(mean) is Observation.ACTIVE else ()
 
-    for _ in range(2):  # the traffic at rest is not known yet
-        assert look(rest) is (Observation.UNKNOWN if span_s * rest > floor else Observation.QUIET)
+    assert look(rest) is (Observation.UNKNOWN if span_s * rest > floor else Observation.QUIET), "rest is not known yet"
+    for _ in range(TrafficAtRest.READINGS):
+        assert witnesses.observe(Moment(QUIET._replace(**{link: rest})))[link] is Observation.QUIET
     for _ in range(20):
         assert observe(rest) == ()
         assert observe(rest + 0.9 * floor / span_s) == () or span_s == 1.0
         assert observe(rest + 1.1 * floor / span_s) == (link,)
         assert observe(1.1 * floor) == (link,), "never more than a second may have"
     for _ in range(20):
-        observe(0.9 * floor)
+        look(0.9 * floor)
     assert observe(rest + 1.1 * floor / span_s) == (link,), "traffic of long work is not taken for rest"
 
 
@@ -212,12 +213,12 @@ def pcie_of(witnesses: Witnesses, mean: float, span_s: float) -> tuple[Observati
 def test_another_monitor_raises_the_traffic_at_rest_once() -> None:
     """Otherwise the GPU would never be idle again until the exporter restarts."""
     witnesses = Witnesses(RULES)
-    for _ in range(5):
+    for _ in range(TrafficAtRest.READINGS):
         pcie_of(witnesses, 2e6, 1.0)
     assert pcie_of(witnesses, 2e6, 5.0) == (Observation.QUIET, False)
     assert pcie_of(witnesses, 5e6, 5.0) == (Observation.ACTIVE, True)
-    for _ in range(2):
-        assert pcie_of(witnesses, 5e6, 1.0) == (Observation.QUIET, False)
+    for left in range(TrafficAtRest.READINGS - 1, -1, -1):
+        assert pcie_of(witnesses, 5e6, 1.0) == (Observation.QUIET, left > 0)
     for _ in range(100):
         assert pcie_of(witnesses, 5e6, 5.0) == (Observation.QUIET, False)
     for _ in range(3):
@@ -226,21 +227,33 @@ def test_another_monitor_raises_the_traffic_at_rest_once() -> None:
 
 
 def test_a_burst_in_every_long_cycle_never_becomes_rest() -> None:
-    """Twelve megabytes in one second of five. The short cycles that follow see none of them."""
+    """Twelve megabytes in one second of five. The short cycles that follow see none of them, and are too few."""
     witnesses = Witnesses(RULES)
-    for _ in range(5):
+    for _ in range(TrafficAtRest.READINGS):
         pcie_of(witnesses, 2e6, 1.0)
     for _ in range(100):
         assert pcie_of(witnesses, 2e6 + 12e6 / 5, 5.0) == (Observation.ACTIVE, True)
-        for _ in range(2):
-            assert pcie_of(witnesses, 2e6, 1.0) == (Observation.QUIET, False)
+        for _ in range(4):
+            assert pcie_of(witnesses, 2e6, 1.0) == (Observation.QUIET, True)
+
+
+def test_ten_readings_in_a_row_prove_the_traffic_at_rest() -> None:
+    """Neither work nor a long cycle may be among them."""
+    for odd in ((11e6, 1.0), (1e6, 5.0)):
+        witnesses = Witnesses(RULES)
+        pcie_of(witnesses, 5e6, 5.0)
+        for reading in (*[(2e6, 1.0)] * 9, odd, *[(2e6, 1.0)] * 9):
+            assert pcie_of(witnesses, *reading)[1]
+        assert pcie_of(witnesses, 2e6, 1.0) == (Observation.QUIET, False)
 
 
 def test_an_instance_is_not_idle_before_its_traffic_at_rest_is_known() -> None:
     """Only in a window that is longer than a second, and has more than a second may have."""
     witnesses, gpm = Witnesses(RULES), QUIET._replace(span_s=3.0, pcie=4e6)
-    spans = [instance_activity(UNIT, gpm, 100.0, RULES, witnesses).spans for _ in range(3)]
-    assert spans == [(), (), (Span(97.0, 100.0, 0.0),)]
+    assert instance_activity(UNIT, gpm, 100.0, RULES, witnesses).spans == ()
+    for _ in range(TrafficAtRest.READINGS):
+        instance_activity(UNIT, gpm._replace(span_s=1.0), 100.0, RULES, witnesses)
+    assert instance_activity(UNIT, gpm, 100.0, RULES, witnesses).spans == (Span(97.0, 100.0, 0.0),)
 
 
 def test_without_graphics_activity_an_instance_has_no_witnesses() -> None:

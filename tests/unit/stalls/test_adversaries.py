@@ -48,6 +48,7 @@ CASES = {
     "hang-over-a-network-of-few-channels": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-two-sms"])), "high"),
     "hang-over-a-network-without-gpm": Case("A100", (*work("A100"), Stage(HOUR, Level(1.0, 80, 1, pcie=1.2e8))), "none", "MB/s over PCIe"),
     "collective-that-moves-data": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-polls"]._replace(pcie=1.8e9))), "none", "MB/s over PCIe"),
+    "two-blocks-without-polling": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-two-sms"]._replace(pcie=1e6))), "none", "W is above"),
     "one-block-that-polls": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-two-sms"]._replace(sm=0.0076))), "none", "MB/s over PCIe"),
     "hang-without-gpm": Case("A100", (*work("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
     "hang-of-a-v100": Case("V100", (*work("V100"), Stage(HOUR, "hang")), "none", "W is above"),

@@ -141,7 +141,9 @@ class Witness(Protocol):
     """
 
     name: str
-    is_moment: bool
+
+    @property
+    def is_moment(self) -> bool: ...
 
     def observe(self, moment: Moment) -> Observation:
         """The observation for this cycle; called once in every cycle, in order."""
@@ -185,40 +187,37 @@ class GpmRatio:
         return ACTIVE if in_one_second(value, moment.gpm.span_s) > self._floor else QUIET
 
 
-class LeastTraffic:
+class TrafficAtRest:
     """Learns the traffic of a link at rest, in bytes per second: `rate`, None until known.
 
-    It is the lowest median of three readings, so one wrong reading does not count. It rises only to what two short
-    readings in a row have, after a long cycle had more (another monitor has started, say): a burst in every long cycle
-    must not become rest.
+    Only readings of a second teach it, since a long one may hide a burst, and only ten in a row that are no work by
+    themselves: the third lowest of them. Then it only falls, until a long cycle has more. That is work, or another
+    monitor has started, which again ten readings prove. `is_wanted`: they are needed now.
     """
 
-    READINGS = 3
-    SHORT_S = 1.5  # a reading up to this length needs no rest to be judged
+    READINGS, CHOSEN = 10, 2  # a few of the ten may be low because a counter was late
+    SHORT_S = 1.5  # a reading up to this length needs no traffic at rest to be judged
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self._recent: deque[float] = deque(maxlen=self.READINGS)
-        self._short: deque[float] = deque(maxlen=2)
-        self._may_rise = False
+        self.is_wanted = False
+        self._short: deque[float] = deque(maxlen=self.READINGS)
 
     def learn(self, rate: float, span_s: float) -> None:
-        """Take the mean of a cycle."""
-        self._recent.append(rate)
-        if len(self._recent) == self.READINGS:
-            median = sorted(self._recent)[self.READINGS // 2]
-            self.rate = median if self.rate is None else min(self.rate, median)
+        """Take the mean of a cycle, which is not above what a second may have."""
         if span_s > self.SHORT_S:
             self._short.clear()
+            if self.rate is not None:
+                self.rate = min(self.rate, rate)
             return
         self._short.append(rate)
-        if self._may_rise and self.rate is not None and len(self._short) == 2:
-            self.rate, self._may_rise = max(self.rate, min(self._short)), False
-            self._recent.clear()  # from before it rose
+        if len(self._short) == self.READINGS:
+            seen = sorted(self._short)[self.CHOSEN]
+            self.rate = seen if self.rate is None or self.is_wanted else min(self.rate, seen)
+            self.is_wanted = False
 
-    def doubt(self) -> None:
-        """A long cycle had more than a second may have."""
-        self._may_rise = True
+    def interrupt(self) -> None:
+        """The link worked: readings around it teach nothing."""
         self._short.clear()
 
 
@@ -232,16 +231,19 @@ class LinkTraffic:
 
     def __init__(self, name: str, floor: float) -> None:
         self.name = name
-        self.is_moment = False
         self._floor = floor
         self._rate = TrafficRate()
-        self._least = {"counted": LeastTraffic(), "reported": LeastTraffic()}  # they do not count the same bytes
+        self._rest = {"counted": TrafficAtRest(), "reported": TrafficAtRest()}  # they do not count the same bytes
+
+    @property
+    def is_moment(self) -> bool:
+        """Whether the GPU must be read every second, to learn the traffic at rest."""
+        return any(each.is_wanted for each in self._rest.values())
 
     def observe(self, moment: Moment) -> Observation:
         traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
         counted = self._rate.step(traffic, at)
         reported: float | None = getattr(moment.gpm, self.name, None)
-        self.is_moment = False
         seen = [self._judge("counted", counted, self._rate.span_s)]
         if moment.gpm is not None:
             seen.append(self._judge("reported", reported, moment.gpm.span_s))
@@ -252,17 +254,17 @@ class LinkTraffic:
     def _judge(self, source: str, mean: float | None, span_s: float) -> Observation:
         if mean is None:
             return ABSENT
-        least = self._least[source]
-        least.learn(mean, span_s)
+        rest = self._rest[source]
         if mean > self._floor:
+            rest.interrupt()
             return ACTIVE
-        if in_one_second(mean - (least.rate or 0.0), span_s) <= self._floor:
+        rest.learn(mean, span_s)
+        if in_one_second(mean - (rest.rate or 0.0), span_s) <= self._floor:
             return QUIET
-        if least.rate is None:
-            return UNKNOWN
-        self.is_moment = True
-        least.doubt()
-        return ACTIVE
+        if span_s <= rest.SHORT_S:  # a second and a little: too much for a second
+            return ACTIVE
+        rest.is_wanted = True
+        return UNKNOWN if rest.rate is None else ACTIVE
 
 
 class Power:
