@@ -113,7 +113,8 @@ def test_short_work_is_detected_at_any_moment(table: NvmlTable, part: str, begin
     if not part:
         assert sum((span.end - span.start) * span.ratio for span in seen) == pytest.approx(WORK_S, abs=0.01)
     assert overlap(idle, 0.0, RUN_S) > 0.96 * RUN_S
-    assert sum(interval == 5.0 for interval in run.intervals) > 0.9 * len(run.intervals)
+    # Where a cycle may hide a burst on the link, the next ten are short.
+    assert sum(interval for interval in run.intervals if interval == 5.0) > 0.9 * sum(run.intervals)
 
 
 def test_long_cycles_call_the_driver_a_third_as_often(table: NvmlTable) -> None:
