@@ -17,7 +17,7 @@ RESTING_W = (
     (re.compile(r"V100-SXM2"), 40.0),
     (re.compile(r"A100-SXM4"), 55.0),
     (re.compile(r"H100 80GB HBM3"), 70.0),
-    (re.compile(r"H200$"), 78.0),
+    (re.compile(r"\bH200$"), 78.0),
 )
 # Boards without NVLink, where an unknown NVLink traffic hides nothing. Source: NVIDIA's data sheets.
 NO_NVLINK = re.compile(r"\b(T4|L4|L40S?|A2|A10|A16|P4|P40)\b")

@@ -123,7 +123,7 @@ class SpinWatch:
             run.unread = set() if memory.was_stall else set(self._last)
         if memory.sm is not None:
             self._sm, self._last[SM], run.since[SM] = memory.sm, memory.until, memory.begin
-            self._polls = True  # as before the restart, until PCIe is read again
+            self._polls = memory.was_stall  # only then is it known; PCIe is read again with the first power
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:

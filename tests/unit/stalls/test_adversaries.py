@@ -255,6 +255,28 @@ def test_a_gpu_that_cannot_be_watched_but_is_not_full_is_no_stall() -> None:
     assert (trace.report().unknown != "", trace.report().is_below) == (True, True)
 
 
+def test_a_restart_does_not_make_two_blocks_a_collective() -> None:
+    """Their traffic over PCIe is unknown, so nothing shows that they poll."""
+    trace = Trace("H100")
+    blind = frozenset(("pcie",))
+    trace.play(Stage(120, "rest", hidden=blind))
+    trace.play(Stage(HOUR, Level(1.0, 90, 0.5, 0.0152), hidden=blind))
+    assert trace.report().confidence == "low"
+    trace.restart(20.0)
+    reports = trace.play(Stage(HOUR, Level(1.0, 90, 0.5, 0.0152), hidden=blind))
+    assert max(spin.run_s for _, spin in reports) > HOUR, "the run goes on"
+    assert strongest(reports) == "low"
+
+
+def test_a_stall_of_two_channels_goes_on_over_a_restart() -> None:
+    trace = Trace("H100")
+    trace.play(*work("H100"), Stage(HOUR, "hang-two-sms"))
+    assert trace.report().confidence == "high"
+    trace.restart(20.0)
+    reports = trace.play(Stage(600, "hang-two-sms"))
+    assert {spin.confidence for _, spin in reports} == {"high"}
+
+
 def test_after_a_restart_the_first_window_of_gpm_may_be_missing() -> None:
     trace = Trace("H100")
     trace.play(*work("H100"), Stage(600, "hang-152"))

@@ -70,6 +70,7 @@ def test_a_step_has_the_mean_power_and_the_utilization_of_ten_seconds() -> None:
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H200", 78.0),
         ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200", None),
         ("", None),
     ],
 )
