@@ -6,7 +6,7 @@ The API is monitoring.coreos.com/v1alpha1, which every operator since 0.43 serve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ HEADER = """\
 # If the Alertmanager has another configuration already, select this object with alertmanagerConfigSelector instead, set
 # alertmanagerConfigMatcherStrategy.type to None, and add the templates to that configuration.
 """
+ROUTE = ("receiver", "group_by", "group_wait", "group_interval", "repeat_interval", "active_time_intervals", "continue")
 MATCHER = re.compile(r'\s*(?P<name>[a-zA-Z_]\w*)\s*(?P<type>=~|!~|!=|=)\s*"(?P<value>[^"\\]*)"\s*')
 
 
@@ -48,6 +49,8 @@ def build_page() -> Mapping[Path, str]:
 def render(text: str) -> str:
     """An AlertmanagerConfig with the routes, receivers, intervals and inhibitions of an Alertmanager configuration."""
     config = yaml.safe_load(text)
+    known = ("global", "templates", "route", "time_intervals", "inhibit_rules", "receivers")  # the first two: HEADER
+    _refuse_others(config, known, "the file")
     spec = {
         "route": _route(config["route"]),
         "inhibitRules": [_inhibit(rule) for rule in config["inhibit_rules"]],
@@ -63,6 +66,14 @@ def render(text: str) -> str:
     return HEADER + yaml.dump(body, sort_keys=False, width=10_000, Dumper=Blocks)
 
 
+def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Otherwise the object would lack a route or a mute that the original has."""
+    if unknown := sorted(given.keys() - known):
+        raise ValueError(
+            f"alertmanager.yaml: {where} has {', '.join(unknown)}: tools/alertmanager_config.py must convert it"
+        )
+
+
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
@@ -70,6 +81,7 @@ def _camel(name: str) -> str:
 
 def _route(route: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    _refuse_others(route, (*ROUTE, "matchers", "routes"), f"the route to {route.get('receiver')}")
     for key, value in route.items():
         if key == "routes":
             found[key] = [_route(child) for child in value]
@@ -85,12 +97,13 @@ def _matchers(texts: Sequence[str]) -> list[dict[str, str]]:
     for text in texts:
         match = MATCHER.fullmatch(text)
         if match is None:
-            raise ValueError(f'alertmanager.yaml: {text!r} is no matcher of the form name=~"value"')
+            raise ValueError(f'alertmanager.yaml: {text!r} cannot be read: write it as name=~"value"')
         found.append({"name": match["name"], "matchType": match["type"], "value": match["value"]})
     return found
 
 
 def _inhibit(rule: Mapping[str, Any]) -> dict[str, Any]:
+    _refuse_others(rule, ("source_matchers", "target_matchers", "equal"), "an inhibition")
     return {
         "sourceMatch": _matchers(rule["source_matchers"]),
         "targetMatch": _matchers(rule["target_matchers"]),
@@ -101,16 +114,14 @@ def _inhibit(rule: Mapping[str, Any]) -> dict[str, Any]:
 def _interval(interval: Mapping[str, Any]) -> dict[str, Any]:
     parts = []
     for part in interval["time_intervals"]:
-        if unknown := part.keys() - {"weekdays", "times"}:
-            raise ValueError(f"alertmanager.yaml: time interval with {sorted(unknown)}: convert it here too")
+        _refuse_others(part, ("weekdays", "times"), f"the time interval {interval['name']}")
         times = [{"startTime": each["start_time"], "endTime": each["end_time"]} for each in part["times"]]
         parts.append({"weekdays": part["weekdays"], "times": times})
     return {"name": interval["name"], "timeIntervals": parts}
 
 
 def _receiver(receiver: Mapping[str, Any]) -> dict[str, Any]:
-    if unknown := receiver.keys() - {"name", "email_configs"}:
-        raise ValueError(f"alertmanager.yaml: receiver {receiver['name']} with {sorted(unknown)}: convert it here too")
+    _refuse_others(receiver, ("name", "email_configs"), f"the receiver {receiver['name']}")
     found: dict[str, Any] = {"name": receiver["name"]}
     if "email_configs" in receiver:
         found["emailConfigs"] = [_mail(mail) for mail in receiver["email_configs"]]
@@ -118,6 +129,7 @@ def _receiver(receiver: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mail(mail: Mapping[str, Any]) -> dict[str, Any]:
+    _refuse_others(mail, ("to", "headers", "text", "html", "send_resolved"), f"a mail to {mail.get('to')}")
     found = {_camel(key): value for key, value in mail.items() if key != "headers"}
     found["headers"] = [{"key": key, "value": value} for key, value in mail["headers"].items()]
     return found

@@ -54,9 +54,19 @@ def test_a_mail_keeps_its_templates_and_headers() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda config: config["route"]["routes"][0].update(matchers=["audience=owner"]), "is no matcher"),
-        (lambda config: config["receivers"][1].update(slack_configs=[]), "gpu-owners with ['slack_configs']"),
-        (lambda config: config["time_intervals"][0]["time_intervals"][0].update(location="UTC"), "with ['location']"),
+        (
+            lambda config: config["route"]["routes"][0].update(matchers=["audience=owner"]),
+            "'audience=owner' cannot be read",
+        ),
+        (lambda config: config["receivers"][1].update(slack_configs=[]), "the receiver gpu-owners has slack_configs"),
+        (lambda config: config["receivers"][1]["email_configs"][0].update(tls_config={}), "has tls_config"),
+        (
+            lambda config: config["time_intervals"][0]["time_intervals"][0].update(location="UTC"),
+            "the time interval office-hours has location",
+        ),
+        (lambda config: config["inhibit_rules"][0].update(source_match={"a": "b"}), "an inhibition has source_match"),
+        (lambda config: config["route"]["routes"][1].update(match_re={}), "the route to gpu-owners has match_re"),
+        (lambda config: config.update(mute_time_intervals=[]), "the file has mute_time_intervals"),
     ],
 )
 def test_what_the_conversion_does_not_know_is_refused(change: Any, text: str) -> None:
