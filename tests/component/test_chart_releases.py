@@ -234,7 +234,7 @@ def test_a_dry_run_is_uninstalled_at_once_though_its_image_cannot_be_pulled(
 def test_with_apply_on_and_an_image_that_cannot_be_pulled_uninstall_names_the_job_and_leaves_only_the_labels(
     cluster: ControlPlane, helm: Helm, removed: None
 ) -> None:
-    """The job gives up after two minutes; here after five seconds, as there is no kubelet that could run it."""
+    """The job gives up after two minutes, here after five seconds. No kubelet could run it, as without an image."""
     where = "--namespace=gpu-exporter"
     helm.run("install", RELEASE, CHART, where, "--values", helm.write_values({"reconciler": {"apply": True}}))
     marked = {"metadata": {"name": "marked", "labels": {LABEL: "underused"}}, "spec": {"containers": [CONTAINER]}}

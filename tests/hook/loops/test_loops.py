@@ -328,7 +328,11 @@ def test_the_late_rank_is_found_by_durations(phases: bool, tmp_path: Path) -> No
     ranks = [
         subprocess.Popen([sys.executable, script, str(rank), str(tmp_path), "1", str(int(phases))]) for rank in range(2)
     ]
-    assert [each.wait(120) for each in ranks] == [0, 0]
+    try:
+        assert [each.wait(120) for each in ranks] == [0, 0]
+    finally:
+        for each in ranks:  # the other rank waits for one that failed
+            each.kill()
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("run-*.json")]
     assert sorted(each["rank"] for each in reports) == [0, 1]
     said = find_late_rank(reports)
