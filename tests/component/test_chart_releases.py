@@ -204,7 +204,7 @@ def test_labels_are_removed_where_apply_was_on_and_a_dry_run_has_no_hook(
     cluster: ControlPlane, helm: Helm, removed: None
 ) -> None:
     where = ("--namespace=gpu-exporter", "--no-hooks")
-    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job")
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Job")
     dry, apply = {"reconciler": {"apply": False}}, {"reconciler": {"apply": True}}
     helm.run("install", RELEASE, CHART, *where, "--values", helm.write_values(dry))
     assert hooks_of(helm) == {}
@@ -266,6 +266,6 @@ def test_the_hook_of_apply_is_one_that_argo_cd_runs(helm: Helm) -> None:
         for each in helm.objects({"reconciler": {"apply": True}})
         if "helm.sh/hook" in each["metadata"].get("annotations", {})
     ]
-    assert len(hooks) == 4
+    assert len(hooks) == 6
     assert {each["helm.sh/hook"] for each in hooks} == {"post-delete"}
     assert {each["argocd.argoproj.io/hook"] for each in hooks} == {"PostDelete"}

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
+from gpu_exporter.app.reconciler.loops import remove_all
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.reconciler.apply import withdraw_all
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
@@ -265,3 +268,65 @@ def test_two_reconcilers_take_turns_and_mark_each_pod_once(plane: ControlPlane, 
         wait_for_role(first_page, 1)
     reasons = {name: [reason for reason, _ in bench.events(name)] for name in uids}
     assert reasons == {name: ["GpuUnderused"] for name in uids}, "each is marked once, with one Event"
+
+
+def test_marks_are_removed_only_after_the_reconciler_has_ended(plane: ControlPlane, tmp_path: Path) -> None:
+    """Helm removes the Deployment and starts the cleanup job, while the pod of the reconciler still runs."""
+    bench = Bench(plane, "removed-after-the-end")
+    uid = bench.run_pod("one", started_s_ago=20000.0)
+    place = f"{bench.namespace}/reconciler"
+    access = [f"--kubernetes.kubeconfig={plane.admin}", f"--kubernetes.lease={place}", "--no-slurm"]
+    removal = [*GPU_EXPORTER, "reconcile", "--remove-all", "--apply", *access]
+    leases = client.CoordinationV1Api(plane.api)
+    with (
+        serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "one", uid)) as page,
+        Processes(tmp_path) as processes,
+    ):
+        command = ["reconcile", "--apply", f"--source.exporter={page}", "--interval=1s", *access]
+        reconciler = processes.start([*GPU_EXPORTER, *command])
+        wait_for(lambda: bench.labels("one").get(LABEL) or None, "the mark", TAKEN_OVER_S)
+        holder = leases.read_namespaced_lease("reconciler", bench.namespace).spec.holder_identity
+        cleanup = processes.start(removal)
+        wait_for(lambda: "waits for the Lease, at most 45 s: " in cleanup.log(), "the wait for the Lease", TAKEN_OVER_S)
+        assert f"{holder} holds Lease {place} and renews it; stop that reconciler first" in cleanup.log()
+        assert bench.labels("one").get(LABEL) == "underused"
+        assert cleanup.process.poll() is None
+        reconciler.process.terminate()
+        assert cleanup.process.wait(TAKEN_OVER_S) == 0, cleanup.log()
+        assert f"{bench.namespace}/one: underused: withdrawn" in cleanup.log()
+    assert LABEL not in bench.labels("one")
+    assert leases.read_namespaced_lease("reconciler", bench.namespace).spec.holder_identity == "", "given back"
+
+
+def test_no_mark_is_removed_while_another_reconciler_renews_its_lease(
+    plane: ControlPlane, replicas: Replicas, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(plane, "not-removed")
+    bench.run_pod("one", labels={LABEL: "underused"})
+    stop = threading.Event()
+    replicas.a.keep(stop)
+    try:
+        assert replicas.a.wait(30.0)
+        with pytest.raises(
+            MarkError, match=f"no mark was removed: a holds Lease default/{replicas.name} and renews it"
+        ):
+            remove_all([bench.marker], apply=True, lease=replicas.b, patience_s=1.0)
+    finally:
+        stop.set()
+    assert capsys.readouterr().out == ""
+    assert bench.labels("one").get(LABEL) == "underused"
+
+
+def test_a_removal_stops_where_its_lease_is_lost(plane: ControlPlane, replicas: Replicas) -> None:
+    bench = Bench(plane, "lost-while-removing")
+    for name in ("one", "two"):
+        bench.run_pod(name, labels={LABEL: "underused"})
+    replicas.tick(replicas.a)
+    said = []
+    for line, is_done in withdraw_all([bench.marker], SYSTEM_CLOCK, apply=True, may_write=replicas.a.may_write):
+        said.append((line.rpartition(": underused: ")[2], is_done))
+        replicas.pass_time(RENEW_DEADLINE_S)
+    # Marks of other tests may be in the list.
+    assert said[0] == ("withdrawn", True)
+    assert set(said[1:]) == {("not withdrawn: another reconciler may hold the Lease", False)}
+    assert any(LABEL in bench.labels(name) for name in ("one", "two"))

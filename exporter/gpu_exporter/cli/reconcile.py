@@ -189,17 +189,21 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--kubernetes.condition requires --apply or --remove-all")
     if options.audit is not None and not (options.apply or explains):
         parser.error("--audit.file requires --apply (writes the file) or --explain (reads it)")
-    if options.lease and (options.remove_all or (options.apply and options.once)):
-        parser.error("--kubernetes.lease cannot be combined with --apply --once or with --remove-all")
+    if options.lease and options.apply and options.once:
+        parser.error("--kubernetes.lease cannot be combined with --apply --once")
+    if options.lease and options.remove_all and not options.apply:
+        parser.error("--kubernetes.lease with --remove-all requires --apply: a list of the marks needs no Lease")
     if options.remove_all and (options.once or explains or options.format != "table"):
         parser.error("--remove-all cannot be combined with --once, --explain or --format")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
     from gpu_exporter.app.reconciler.loops import remove_all
-    from gpu_exporter.app.reconciler.targets import build_markers
+    from gpu_exporter.app.reconciler.targets import build_lease, build_markers
 
-    return remove_all(build_markers(book.site, find_targets(options, condition=options.condition)), options.apply)
+    markers = build_markers(book.site, find_targets(options, condition=options.condition))
+    lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
+    return remove_all(markers, apply=options.apply, lease=lease)
 
 
 def _build_evidence(options: argparse.Namespace, book: Rulebook) -> tuple[Client, ExplainingSource]:

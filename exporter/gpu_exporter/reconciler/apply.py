@@ -81,16 +81,21 @@ class ApplyRuns:
         return problem
 
 
-def withdraw_all(markers: Sequence[Marker], clock: Clock, *, apply: bool) -> Iterator[tuple[str, bool]]:
+def withdraw_all(
+    markers: Sequence[Marker], clock: Clock, *, apply: bool, may_write: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[str, bool]]:
     """Withdraw every mark, or without `apply` only list it. Yields a line for people, and whether this succeeded.
 
-    Raises MarkError when the marks cannot be listed.
+    `may_write`: whether no other reconciler writes, asked before each withdrawal. Raises MarkError if the marks cannot
+    be listed.
     """
     for marker in markers:
         for mark in guard(marker.list_marks):
             outcome, is_done = "would be withdrawn with --apply", True
             if apply:
                 try:
+                    if not may_write():
+                        raise MarkError("fenced", "another reconciler may hold the Lease")
                     guard(marker.withdraw, mark, "all marks are removed", clock.wall())
                     outcome = "withdrawn"
                 except MarkError as exc:

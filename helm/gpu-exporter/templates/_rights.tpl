@@ -7,10 +7,11 @@
 {{ include "gpu-exporter.surroundingsRules" . }}
 {{- end }}
 
+{{/* What withdrawing a mark needs. */}}
 {{- define "gpu-exporter.markRules" -}}
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, patch]
+  verbs: [list, patch]
 {{- if .Values.reconciler.condition }}
 - apiGroups: [""]
   resources: [pods/status]
@@ -23,6 +24,9 @@
 
 {{- define "gpu-exporter.reconcilerRules" -}}
 {{ include "gpu-exporter.markRules" . }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get]
 {{ include "gpu-exporter.surroundingsRules" . }}
 {{- include "gpu-exporter.actionRules" . }}
 {{- end }}

@@ -20,7 +20,7 @@ from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
 from gpu_exporter.reconciler.judge import Judge, judge_of
-from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.record import Record
@@ -32,6 +32,11 @@ from gpu_exporter.web.server import HttpServer, Site
 
 if TYPE_CHECKING:
     from gpu_exporter.reconciler.kubernetes.client.lease import Lease
+
+# A reconciler that ends releases its Lease within the 20 s that the chart grants its pod. One that was killed holds the
+# Lease for 15 s.
+PATIENCE_S = 45.0
+FIRST_LOOK_S = 3.0
 
 
 def reconcile_once(
@@ -152,14 +157,31 @@ def apply_once(
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
-def remove_all(markers: Sequence[Marker], apply: bool) -> int:
-    """Print every mark and, with `apply`, withdraw it. Returns the exit code. Raises MarkError if the marks cannot be
-    listed.
+def remove_all(
+    markers: Sequence[Marker], *, apply: bool, lease: Lease | None = None, patience_s: float = PATIENCE_S
+) -> int:
+    """Print every mark and, with `apply`, withdraw it. With a lease, write only while this process holds it, since a
+    reconciler that is about to end could set a mark again. Returns the exit code.
+
+    Raises MarkError if the marks cannot be listed, or if the lease is not free within `patience_s`.
     """
+    stop = threading.Event()
+    may_write = lease.may_write if lease is not None else lambda: True
     code: int = Exit.DONE
-    for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply):
-        print(line)  # noqa: T201
-        code = code if is_done else Exit.PARTIAL
+    try:
+        if lease is not None:
+            lease.keep(stop)
+            if not lease.wait(FIRST_LOOK_S):
+                complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
+                if not lease.wait(patience_s):
+                    raise MarkError("fenced", f"no mark was removed: {lease.describe()}")
+        for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
+            print(line)  # noqa: T201
+            code = code if is_done else Exit.PARTIAL
+    finally:
+        stop.set()
+        if lease is not None:
+            lease.release()
     return code
 
 

@@ -93,6 +93,14 @@ class Lease:
         """As PausePlace, by the Lease as it was last seen: at most RENEW_DEADLINE_S ago while this process holds it."""
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
+    def describe(self) -> str:
+        """Why this process does not hold the Lease."""
+        place = f"Lease {self._namespace}/{self._name}"
+        if self._trouble:
+            return f"{place}: {self._trouble}"
+        holder = self._seen[0] if self._seen else ""
+        return f"{holder} holds {place} and renews it; stop that reconciler first, or remove its --apply"
+
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` until this process holds the Lease; whether it holds the Lease."""
         with self._lock:
