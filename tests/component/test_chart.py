@@ -679,7 +679,7 @@ def test_the_chart_refuses_what_check_config_refuses(helm: Helm, tmp_path: Path,
     assert rendered.returncode == 0 or "settings" in rendered.stderr
 
 
-def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(helm: Helm) -> None:
+def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(plane: ControlPlane, helm: Helm) -> None:
     objects = helm.objects(yaml.safe_load((CHART / "presets" / "openshift.yaml").read_text("utf-8")))
     agent, reconciler = (find(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
     constraints = find(objects, "SecurityContextConstraints")
@@ -697,6 +697,23 @@ def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(hel
         "--source.tls.ca=/var/run/secrets/kubernetes.io/serviceaccount/service-ca.crt"
         in (reconciler["containers"][0]["args"])
     )
+    # Thanos asks the API server whether the bearer of the token has the rights of that role.
+    rbac, reviews = client.RbacAuthorizationV1Api(plane.api), client.AuthorizationV1Api(plane.api)
+    asked = {"group": "monitoring.coreos.com", "resource": "prometheuses", "subresource": "api", "verb": "create"}
+    rule = {"apiGroups": [asked["group"]], "resources": ["prometheuses/api"], "verbs": ["get", "create"]}
+    role = {"metadata": {"name": "cluster-monitoring-view"}, "rules": [rule]}
+    rbac.create_cluster_role(role)
+    user = f"system:serviceaccount:gpu-exporter:{reconciler['serviceAccountName']}"
+
+    def may_query() -> bool:
+        review = {"spec": {"user": user, "resourceAttributes": {**asked, "namespace": "openshift-monitoring"}}}
+        return bool(reviews.create_subject_access_review(review).status.allowed)
+
+    assert not may_query()
+    rbac.create_cluster_role_binding(bound)
+    wait_for(may_query, "the right to query", 30)
+    rbac.delete_cluster_role_binding(bound["metadata"]["name"])
+    rbac.delete_cluster_role("cluster-monitoring-view")
 
 
 def test_every_flag_of_the_chart_is_one_that_the_programs_know(helm: Helm) -> None:
