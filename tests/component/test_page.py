@@ -15,8 +15,8 @@ from tests.testbed.processes import Processes
 pytestmark = pytest.mark.browser
 IDLE = {"kind": "constant", "value": 0}
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
-ROWS = "[...document.querySelectorAll('tbody tr')].filter(row => row.checkVisibility())"
-SHOWN = f"{ROWS}.map(row => row.children[6].innerText.split('\\n')[0])"
+ROWS = "[...document.querySelectorAll('tbody')].filter(row => row.checkVisibility())"
+SHOWN = f"{ROWS}.map(row => row.rows[0].cells[6].innerText.split('\\n')[0])"
 WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -52,6 +52,9 @@ def test_filter_words_choose_rows_and_remain_after_a_refresh(
     browser.wait(f"{ROWS}.length === 1")
     assert browser.ask(SHOWN) == ["vision/train-1/main"]
     before = browser.ask("document.getElementById('now').textContent")
+    browser.size(360, 800)
+    assert browser.ask(SHOWN) == ["vision/train-1/main"], "also on a phone"
+    browser.size(1300, 800)
     browser.ask("window.here = 1")
     browser.wait(f"document.getElementById('now').textContent !== {before!r}")
     assert browser.ask("window.here") == 1, "the page was not left"

@@ -50,7 +50,6 @@ COLUMNS = (
     "Held",
     "Idle",
     "State",
-    "Why",
 )
 NUMERIC = frozenset(("Util", "Memory", "Power", "Temp", "Held", "Idle"))
 
@@ -77,10 +76,12 @@ h1 { font-size: 1.4em; margin: 0; }
   padding: 6px 10px; width: min(24em, 100%); box-sizing: border-box; margin-left: auto; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; background: var(--panel); color: var(--soft); position: sticky; top: 0; }
-th, td { padding: 6px 8px; white-space: nowrap; border-bottom: 1px solid var(--line); vertical-align: middle; }
+th, td { padding: 6px 8px; white-space: nowrap; vertical-align: middle; }
+thead, tbody { border-bottom: 1px solid var(--line); }
 td small { display: block; color: var(--soft); }
 .num { text-align: right; font-variant-numeric: tabular-nums; }
-.why, .who { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
+.who { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
+.why { white-space: normal; overflow-wrap: anywhere; padding-top: 0; }
 .state { display: inline-block; border-radius: 10px; padding: 1px 10px; font-weight: 600; }
 .good { color: var(--good); background: var(--good-back); }
 .warn { color: var(--warn); background: var(--warn-back); }
@@ -93,13 +94,14 @@ footer { margin-top: 16px; } a { color: var(--spark); }
 @media (max-width: 860px) {
   main { padding: 12px; } #filter { width: 100%; }
   table, tbody, tr, td { display: block; } thead { display: none; }
-  tr { border: 1px solid var(--line); border-radius: 6px; margin-bottom: 10px; padding: 6px 10px; }
+  tbody { border: 1px solid var(--line); border-radius: 6px; margin-bottom: 10px; padding: 6px 10px; }
   td { display: flex; justify-content: space-between; gap: 16px; border: 0; padding: 2px 0; white-space: normal;
     text-align: right; overflow-wrap: anywhere; }
-  td::before { content: attr(data-of); color: var(--soft); text-align: left; flex: none; } tr[hidden] { display: none; }
+  td::before { content: attr(data-of); color: var(--soft); text-align: left; flex: none; }
+  tbody[hidden] { display: none; }
 }
 @media print { #filter, footer { display: none; } main { padding: 0; max-width: none; } th { position: static; }
-  body { font-size: 10px; } tr { break-inside: avoid; } }
+  body { font-size: 10px; } tbody { break-inside: avoid; } }
 """
 # Without JavaScript, the page reloads every few seconds and shows all rows.
 SCRIPT = """
@@ -108,9 +110,9 @@ const field = document.getElementById('filter');
 const silent = document.getElementById('silent');
 function show() {
   const words = field.value.toLowerCase().split(/\\s+/);
-  for (const row of document.querySelectorAll('tbody tr')) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !words.every((word) => text.includes(word));
+  for (const holder of document.querySelectorAll('tbody')) {
+    const text = holder.textContent.toLowerCase();
+    holder.hidden = !words.every((word) => text.includes(word));
   }
 }
 async function read() {
@@ -211,10 +213,11 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
             sparks[f"{index}:{instance.mig}"] = _spark(*history(UnitId(identity.uuid, instance.uuid)))
     head = "".join(f"<th scope=col{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
     body = "".join(_row(row, sparks.get(row.gpu, "")) for row in by_waste(rows))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead>{body}</table>"
 
 
 def _row(row: Row, spark: str) -> str:
+    """A holder's line, and below it, across the table, why it is in its state and what to do."""
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
@@ -231,14 +234,15 @@ def _row(row: Row, spark: str) -> str:
         held,
         idle,
         _two_lines(f'<span class="state {tone}">{state}</span>' if row.state else "", cause),
-        _two_lines(escape(row.why), escape(row.advice)),
     )
-    styles = {"Holder": "who", "Why": "why"} | dict.fromkeys(NUMERIC, "num")
+    styles = {"Holder": "who"} | dict.fromkeys(NUMERIC, "num")
     shown = (
         f'<td data-of="{column}"{f" class={styles[column]}" if column in styles else ""}>{cell}</td>'
         for column, cell in zip(COLUMNS, cells, strict=True)
     )
-    return f"<tr>{''.join(shown)}</tr>"
+    why = _two_lines(escape(row.why), escape(row.advice))
+    below = f"<tr><td data-of=Why class=why colspan={len(COLUMNS)}>{why}</td></tr>" if why else ""
+    return f"<tbody><tr>{''.join(shown)}</tr>{below}</tbody>"
 
 
 def _two_lines(first: str, second: str) -> str:
