@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.evidence import HostEvidence
 from gpu_exporter.model.holders import Allocation
 from gpu_exporter.model.readings import HostProgress
+from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)
 TICK_S = 15.0  # between two looks for evidence
@@ -48,7 +50,9 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Each part has its own try: a bug in one must not cost the others."""
+    """Each part has its own try: a bug in one must not cost the others. Training has its own thread: a job that delays
+    the reading of its files must not delay what is known of other holders.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,10 @@ class HostLoop:
         self._progress, self._looks, self._clock, self._training = progress, looks, clock, training
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`."""
+        """Read until `stop`. Raises NoThread."""
+        if self._training is not None:
+            run = partial(self._run_training, self._training, stop, node)
+            start(threading.Thread(target=run, name="training", daemon=True))
         tick = 0
         while not stop.is_set():
             if tick % TICKS == 0:
@@ -73,9 +80,12 @@ class HostLoop:
                     node.note(who, evidence)
             except Exception:  # a bug here costs one look, never the thread: old evidence expires
                 log.exception("cannot read the evidence for causes")
-            if self._training is not None:
-                self._read_training(self._training, node)
             tick += 1
+            self._clock.wait(stop, TICK_S)
+
+    def _run_training(self, training: TrainingReader, stop: threading.Event, node: HostNode) -> None:
+        while not stop.is_set():
+            self._read_training(training, node)
             self._clock.wait(stop, TICK_S)
 
     @staticmethod

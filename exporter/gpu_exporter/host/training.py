@@ -3,11 +3,13 @@
 A pod writes into an emptyDir of its own, which lies below the kubelet's folder of pods, named by the pod's UID. A Slurm
 job writes into a folder of its own, which the prolog makes and names by the job's id. So whose file it is follows from
 where it lies, never from what it says. Each part of the way is opened without following a link; only a regular file
-with one link counts, of the folder's owner in Slurm.
+with one link counts, of the folder's owner in Slurm. A file on which the job holds a lease is refused, since
+nothing here waits for a job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -36,6 +38,7 @@ OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no l
 INTERVAL_S = 15.0
 SLACK_S = 1.0
 CPU_SHARE = 0.002  # of one CPU, for all holders together
+SAID_MAX = 8  # different reasons of one holder that are logged
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -62,7 +65,7 @@ class TrainingReader:
     def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
         self._places, self._clock = places, clock
         self._due = -math.inf  # monotonic
-        self._said: dict[Who, str] = {}
+        self._said: dict[Who, set[str]] = {}
         self._rests: dict[Who, float] = {}  # until when a holder whose files cost much is not read, monotonic
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
@@ -84,11 +87,16 @@ class TrainingReader:
                 self._rests[who] = now + rest_s
             if found is None:
                 continue
-            if found.problem and self._said.get(who) != found.problem:
-                log.warning("training of %s %s: %s", *who, found.problem)
-            self._said[who] = found.problem
+            self._say(who, found.problem)
             if found.reports:
                 yield who, found
+
+    def _say(self, who: Who, problem: str) -> None:
+        """Log each reason of a holder once: several files may be refused in turn."""
+        said = self._said.setdefault(who, set())
+        if problem and problem not in said and len(said) < SAID_MAX:
+            said.add(problem)
+            log.warning("training of %s %s: %s", *who, problem)
 
     def _try(self, who: Who) -> TrainingFiles | None:
         try:
@@ -131,7 +139,8 @@ class TrainingReader:
                     problem = f"more than {NAMES_MAX} files"
                     break
                 if FILE.fullmatch(entry.name):
-                    names.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+                    with contextlib.suppress(FileNotFoundError):  # replaced at this moment
+                        names.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
         names.sort(reverse=True)
         if len(names) > FILES_MAX:
             problem = f"more than {FILES_MAX} reports; the newest count"
@@ -202,7 +211,11 @@ def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes
             raise ValueError("it belongs to another user than the job")
         if status.st_size > SIZE_MAX:
             raise ValueError(f"longer than {SIZE_MAX} bytes")
-        with Path(f"/proc/self/fd/{handle}").open("rb") as file:
+        try:
+            opened = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except BlockingIOError as exc:  # fcntl(2): without O_NONBLOCK, open would wait for lease-break-time, 45 s
+            raise ValueError("its job holds a lease on it") from exc
+        with os.fdopen(opened, "rb") as file:
             return file.read(SIZE_MAX + 1), wall - status.st_mtime
     finally:
         os.close(handle)

@@ -42,6 +42,8 @@ def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
         raise ValueError(f"longer than {SIZE_MAX} bytes")
     try:
         report = load_json(data.decode("utf-8"))
+    except UnicodeDecodeError as exc:  # its text would have a byte of the file
+        raise ValueError("it is not UTF-8") from exc
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
     if not isinstance(report, dict) or report.get("format") != FORMAT:
@@ -60,6 +62,7 @@ def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
         age_s=max(0.0, age_s),
         interval_s=min(INTERVAL_MAX_S, max(INTERVAL_S, _seconds(report.get("interval_seconds")) or INTERVAL_S)),
         has_ended=report.get("state") == "ended",
+        is_between=report.get("state") == "between",
         rank=_whole(report.get("rank"), RANKS_MAX),
         world_size=_whole(report.get("world_size"), RANKS_MAX),
         gpus=_read_gpus(report.get("gpus")),

@@ -26,6 +26,7 @@ class RankReport(NamedTuple):
     so far; `measured`: those that the seconds cover. `step_s`, `wait_s`: seconds of all of these, and of waiting for
     data in them. `starved_s`, `worked_s`: of the GPU's own time line: without work because the loop waited for data,
     and with work. `phases`: seconds by name, the GPU's where `is_gpu`. `facts`: settings of the loop. None is unknown.
+    `is_between`: the loop has come to the end of its data, and may begin again.
     `age_s`: since the file was written, which happens every `interval_s` at least while the loop makes steps.
     """
 
@@ -34,6 +35,7 @@ class RankReport(NamedTuple):
     age_s: float = 0.0
     interval_s: float = 10.0
     has_ended: bool = False
+    is_between: bool = False
     rank: int | None = None
     world_size: int | None = None
     gpus: tuple[str, ...] = ()
@@ -50,7 +52,8 @@ class RankReport(NamedTuple):
 class TrainingPace(NamedTuple):
     """The last minutes of the running ranks of a holder on one node; the shares are of the time of their steps, 0 to 1.
 
-    `steps`: how many were made in this time, of the rank with the fewest; `step_s`: their mean length. `wait`: share
+    `steps`: how many measured steps were made in this time, of the rank with the fewest; `step_s`: their mean length.
+    `seen`: steps of all ranks between the looks of this time, also of ranks that measure none. `wait`: share
     that waits for data, of the rank that waits longest; `waiting_rank`: this rank. `is_gpu`: the share is the GPU's, so
     it counts only what the GPU had no work in. `phases`: by name, mean of the ranks that have placed the phase.
     `silent_s`: since the last step that is known of. `late`: the rank that the others wait for and by which share of a
@@ -70,6 +73,7 @@ class TrainingPace(NamedTuple):
     late: str = ""
     late_share: float | None = None
     facts: Mapping[str, Fact] = MappingProxyType({})
+    seen: int = 0
 
 
 class TrainingView(NamedTuple):

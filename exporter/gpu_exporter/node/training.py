@@ -20,8 +20,10 @@ from gpu_exporter.model.units import UnitId
 ProcessKey: TypeAlias = "tuple[int | None, str]"
 """Rank and run of a process."""
 KEEP_S = 600.0
-BOOKED_MAX = 1024  # processes of one holder on one node, one after the other
+PROCESSES_MAX = 128  # of one holder on one node whose last counters are kept
+GROUPS_MAX = 32  # sets of GPUs that the ranks of one holder name: a node has at most 16 GPUs
 LOOKS_MAX = 41  # one every 15 s
+REPORTS_MAX = 2560  # of all looks at all holders: 56 holders with a rank each, or a hostile one's 4 kB in 10 MB
 STEPS_MIN = 20  # measured steps that a share needs; TraceML is confident from 20 on
 LATE_SHARE = 0.1  # of a step: from here on a rank is named as late; gpuprof and TraceML name it from 10 %
 CONTRADICTION_S = 1800.0  # this long without any work of the GPU, while steps go on
@@ -42,12 +44,19 @@ class _Booked:
         self.steps = 0
         self.seconds: dict[str, float] = {}
 
-    def add(self, new: RankReport, old: RankReport | None) -> None:
+    def add(self, new: _Counters, old: _Counters | None) -> None:
         """Book what a process did since `old`; a counter that falls adds nothing."""
         self.steps += max(0, new.steps - (old.steps if old is not None else 0))
-        before = _seconds_of(old) if old is not None else {}
-        for name, value in _seconds_of(new).items():
+        before = old.seconds if old is not None else {}
+        for name, value in new.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
+
+
+class _Counters(NamedTuple):
+    """What a process has counted so far."""
+
+    steps: int
+    seconds: Mapping[str, float]
 
 
 class _KeptTraining:
@@ -56,27 +65,28 @@ class _KeptTraining:
     """
 
     def __init__(self, files: TrainingFiles, watched_s: float) -> None:
-        """`watched_s`: how long the exporter has watched. A process that is older counts from now on."""
+        """`watched_s`: how long the exporter has watched. A process that is older, or may be, counts from now on."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
-        self._last: dict[ProcessKey, RankReport] = {}  # of each process, also of one whose file is missing for a while
+        self._last: dict[ProcessKey, _Counters] = {}  # of each process, also of one whose file is missing for a while
         for each in files.reports:
-            if (each.step_s or 0.0) > watched_s:
-                self._last[_key(each)] = each
+            if each.step_s is None or each.step_s > watched_s:
+                self._last[_key(each)] = _Counters(each.steps, _seconds_of(each))
             self.book(each)
         self.paces: dict[frozenset[ProcessKey], TrainingPace] = {}  # of this look, by ranks and runs
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
 
     def book(self, new: RankReport) -> None:
-        """Book what one process did. Of a holder that names more groups of GPUs, or has had more processes, than
-        BOOKED_MAX, only the first count.
+        """Book what one process did. Of more than GROUPS_MAX sets of GPUs the first count. Of more than PROCESSES_MAX
+        processes, the one that was seen longest ago is forgotten.
         """
-        key = _key(new)
-        if (key in self._last or len(self._last) < BOOKED_MAX) and (
-            new.gpus in self.booked or len(self.booked) < BOOKED_MAX
-        ):
-            self.booked.setdefault(new.gpus, _Booked()).add(new, self._last.get(key))
-            self._last[key] = new
+        if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
+            return
+        key, counters = _key(new), _Counters(new.steps, _seconds_of(new))
+        self.booked.setdefault(new.gpus, _Booked()).add(counters, self._last.pop(key, None))
+        self._last[key] = counters
+        if len(self._last) > PROCESSES_MAX:
+            del self._last[next(iter(self._last))]
 
 
 class NodeTraining:
@@ -104,6 +114,9 @@ class NodeTraining:
         kept.paces = {}
         while len(kept.looks) > 2 and files.monotonic - kept.looks[1].monotonic >= KEEP_S:
             kept.looks.popleft()
+        share = REPORTS_MAX // len(self._kept)
+        while len(kept.looks) > 2 and sum(len(look.reports) for look in kept.looks) > share:
+            kept.looks.popleft()  # many ranks, or many holders: shorter windows
         return TrainingSteps(last.monotonic, files.monotonic, steps)
 
     def keep(self, present: Iterable[Allocation], now: float) -> None:
@@ -146,7 +159,7 @@ class NodeTraining:
 
 
 def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
-    if idle_run_s is None or idle_run_s < CONTRADICTION_S or not pace.steps or pace.silent_s > KEEP_S:
+    if idle_run_s is None or idle_run_s < CONTRADICTION_S or not pace.seen or pace.silent_s > KEEP_S:
         return ""
     return (
         f"its training reports steps, but this GPU has done nothing for {idle_run_s / 60:.0f} min: either the loop uses"
@@ -183,13 +196,15 @@ def _seconds_of(report: RankReport) -> dict[str, float]:
 def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
     """Steps that were made since the reports `known`; None if nothing can be compared.
 
-    A process that made no step does not write. Until it should have written again, this is no silence.
+    A process that made no step does not write. Until it should have written again, this is no silence. Neither is the
+    time after its data have come to an end.
     """
     pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
     found = [
         new.steps - old.steps
         for old, new in pairs
-        if old is not None and (new.steps > old.steps or (new.steps == old.steps and new.age_s > new.interval_s))
+        if old is not None
+        and (new.steps > old.steps or (new.steps == old.steps and new.age_s > new.interval_s and not new.is_between))
     ]
     return sum(found) if found else None
 
@@ -232,7 +247,8 @@ def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace
         change = _compare(RankReport(each.run, 0) if is_whole else first, each)
         if change is not None:
             changes.append(change)
-    pace = kept.paces[names] = _sum_up(alive, changes)
+    seen = sum(max(0, each.steps - firsts[_key(each)][1].steps) for each in alive)
+    pace = kept.paces[names] = _sum_up(alive, changes)._replace(seen=seen)
     return pace
 
 

@@ -6,7 +6,11 @@ import json
 import logging
 import os
 import stat
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
+from gpu_exporter.host.cgroups import Cgroups
 from gpu_exporter.host.loop import HostLoop, HostNode
+from gpu_exporter.host.progress import ProgressReader
 from gpu_exporter.host.training import FILES_MAX, IN_POD, NAMES_MAX, TrainingFiles, TrainingPlaces, TrainingReader
 from gpu_exporter.host.training_report import SIZE_MAX, parse_report
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.training import PHASES, RankReport
 from gpu_exporter.model.units import UnitId
@@ -307,3 +314,97 @@ def test_a_fault_that_one_holders_report_shows_costs_the_others_nothing(
     HostLoop._read_training(site.reader, node)
     assert noted == [JOB]
     assert "injected" in caplog.text
+
+
+LEASE = """
+import fcntl, os, sys, signal, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks the holder to give the lease up
+handle = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_file_on_which_the_job_holds_a_lease_is_refused_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """A plain open waits for /proc/sys/fs/lease-break-time, 45 s: with 64 files that makes 48 minutes."""
+    leased = write(site.pod() / "run-a.json")
+    write(site.pod() / "run-b.json", run="b")
+    holder = subprocess.Popen([sys.executable, "-c", LEASE, leased], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        began = time.monotonic()
+        assert [report.run for report in site.read(POD)[POD]] == ["b"]
+        assert time.monotonic() - began < 5.0
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert "run-a.json is ignored: its job holds a lease on it" in caplog.text
+
+
+def test_a_file_that_vanishes_while_the_folder_is_listed_costs_only_itself(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(site.pod() / "run-a.json")
+    gone = write(site.pod() / "run-gone.json", run="gone")
+    real = os.scandir
+
+    class Entries:
+        def __init__(self, folder: int) -> None:
+            self.entries = real(folder)
+
+        def __enter__(self) -> Entries:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            found = list(self.entries)
+            gone.unlink()
+            return iter(found)
+
+    monkeypatch.setattr(os, "scandir", Entries)
+    assert [report.run for report in site.read(POD)[POD]] == ["abc123"]
+    assert caplog.text == ""
+
+
+def test_each_reason_to_refuse_a_file_is_logged_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    folder = site.pod()
+    for turn in range(6):
+        (folder / "run-a.json").write_bytes(b"\xffsecret")
+        write(folder / "run-b.json", steps="many")
+        os.utime(folder / f"run-{'ab'[turn % 2]}.json", (time.time() + 10.0, time.time() + 10.0))
+        site.read(POD)
+    assert caplog.text.count("it is not UTF-8") == 1
+    assert caplog.text.count("is ignored") == 2
+    assert "xff" not in caplog.text and "secret" not in caplog.text
+
+
+def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a job finds to delay its reader: work, progress and evidence of all holders are read on."""
+    stop, released, looks = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    class Looks:
+        def read(self, *_: object) -> Iterator[Any]:
+            looks.release()
+            return iter(())
+
+    def hang(*_: object) -> Iterator[Any]:
+        released.wait()
+        return iter(())
+
+    monkeypatch.setattr(site.reader, "read", hang)
+    monkeypatch.setattr("gpu_exporter.host.loop.TICK_S", 0.01)
+    holder = Allocation(UnitId("GPU-1"), Holder(HolderKey("slurm", "42"), job_id="42"), "none", 0.0)
+    node = HostNode(lambda: ((holder,), 1), tuple, lambda *_: None, tuple, lambda *_: None, lambda *_: None)
+    cgroups = Cgroups(site.pods)
+    parts = (HostWorks(cgroups, SYSTEM_CLOCK, 8), ProgressReader(cgroups, SYSTEM_CLOCK, None), Looks(), SYSTEM_CLOCK)
+    running = threading.Thread(target=HostLoop(*parts, site.reader).run, args=(stop, node), daemon=True)
+    running.start()
+    try:
+        assert all(looks.acquire(timeout=10.0) for _ in range(3))
+    finally:
+        stop.set()
+        released.set()
+        running.join(10.0)

@@ -12,7 +12,7 @@ from tests.unit.node.node_bench import GPU, JOB, node_of, only, values
 from gpu_exporter.host.training import TrainingFiles
 from gpu_exporter.model.training import RankReport, TrainingView
 from gpu_exporter.model.units import UnitId
-from gpu_exporter.node.training import NodeTraining
+from gpu_exporter.node.training import GROUPS_MAX, PROCESSES_MAX, REPORTS_MAX, NodeTraining
 
 WHO = ("job", "42")
 A, B = UnitId("GPU-a"), UnitId("GPU-b")
@@ -278,3 +278,60 @@ def test_no_series_of_reports_gives_an_impossible_share(looks: list[tuple[float,
         assert all(0.0 <= share <= 1.0 for share in pace.phases.values())
         assert pace.silent_s >= 0.0
         assert len(training._kept[WHO].looks) <= 41
+
+
+def test_what_hostile_holders_write_has_a_limit_in_all() -> None:
+    """20 pods with 64 ranks each, which change at every look."""
+    training = watching()
+    for turn in range(60):
+        for number in range(20):
+            reports = tuple(
+                RankReport(f"{turn}x{rank}", turn, rank=rank, gpus=(f"GPU-{turn}-{rank}",), measured=turn, step_s=1.0)
+                for rank in range(64)
+            )
+            training.note(("pod", str(number)), TrainingFiles(1000.0 + 15.0 * turn, reports))
+    kept = training._kept.values()
+    assert sum(len(look.reports) for each in kept for look in each.looks) <= REPORTS_MAX
+    assert max(len(each.booked) for each in kept) <= GROUPS_MAX
+    assert max(len(each._last) for each in kept) <= PROCESSES_MAX
+
+
+def test_a_node_of_56_holders_keeps_the_looks_of_ten_minutes() -> None:
+    training = watching()
+    for turn in range(41):
+        for number in range(56):
+            training.note(("pod", str(number)), TrainingFiles(1000.0 + 15.0 * turn, (rank(turn),)))
+    assert {len(each.looks) for each in training._kept.values()} == {41}
+
+
+def test_a_sweep_of_many_short_processes_counts_all_their_steps() -> None:
+    training = watching()
+    for number in range(1500):
+        look(training, 1000.0 + number, rank(100, run=f"r{number}"))
+    assert view(training).steps == 150_000
+
+
+def test_a_process_of_unknown_age_counts_from_now_on() -> None:
+    training = watching(since=900.0)
+    look(training, 1000.0, rank(1_000_000, step_s=None, wait_s=None))
+    look(training, 1015.0, rank(1_000_010, step_s=None, wait_s=None))
+    assert view(training).steps == 10
+
+
+@pytest.mark.parametrize("each_s", [0.1, 40.0])
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_steps_beside_a_gpu_at_rest_are_a_contradiction_however_slow_they_are(each_s: float, is_measured: bool) -> None:
+    training = watching()
+    unknown: dict[str, Any] = {} if is_measured else {"step_s": None, "wait_s": None}
+    for at in range(0, 3600, 15):
+        look(training, 1000.0 + at, rank(int(at / each_s), each_s=each_s, age_s=at % each_s, **unknown))
+    assert "reports steps" in view(training, now=4600.0, idle_run_s=3600.0).contradiction
+    assert view(training, now=4600.0, idle_run_s=1700.0).contradiction == ""
+
+
+def test_a_loop_at_the_end_of_its_data_is_not_silent() -> None:
+    """Its process may do anything then, also for hours: that it makes no step shows no stall."""
+    for is_between, steps in ((False, 0), (True, None)):
+        training = watching()
+        look(training, 1000.0, rank(100))
+        assert look(training, 1600.0, rank(100, age_s=600.0, is_between=is_between)) == steps

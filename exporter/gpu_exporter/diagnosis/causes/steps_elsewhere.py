@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
-from gpu_exporter.diagnosis.causes.inside import find_pace
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.model.causes import LOW, MEDIUM, Cause
 
@@ -12,14 +11,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     """The steps are a claim. Only a published cause delays a mark, and a low one is not published: so the claim delays
     a mark only where the site trusts it.
     """
-    pace = find_pace(case)
-    if pace is None or case.idle_run_s is None or case.idle_run_s < case.rules.window:
+    pace = case.training
+    if pace is None or not pace.seen or pace.silent_s > case.rules.window:
+        return None
+    if case.idle_run_s is None or case.idle_run_s < case.rules.window:
         return None
     is_trusted = case.rules.steps == "delay"
     return Cause(
         "steps_elsewhere",
         MEDIUM if is_trusted else LOW,
-        f"its loop reports {pace.steps} steps in the last minutes, and this GPU has done nothing for "
+        f"its loop reports {pace.seen} steps in the last minutes, and this GPU has done nothing for "
         f"{describe_duration(case.idle_run_s)}",
         against="" if is_trusted else "it is the job's claim alone",
         advice="check that model and batches are on this GPU, for example that torch.cuda.is_available() is true",
