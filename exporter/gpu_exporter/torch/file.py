@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ INTERVAL_MAX_S = 600.0
 COST_MAX = 0.001  # share of the loop's time that writing may take
 READABLE = 0o644
 OLD_S = 3600.0  # files of processes that ended longer ago are removed
+OURS = re.compile(r"run-[0-9a-f]{16}\.json")
+FORMAT, HEAD = b'{"format": "gpu-exporter-training/', 64  # how a report begins
+SOON = 0.03  # of an interval
 
 
 def find_directory() -> Path | None:
@@ -71,12 +76,30 @@ class ReportFile:
             with contextlib.suppress(Exception):  # it may run while the interpreter ends
                 self.write({**self._last, "state": "ended"})
 
+    def write_soon(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Write before the file is due, if the last write is long enough ago that this costs little. Raises OSError."""
+        if time.monotonic() >= self._due - self._interval_s * (1.0 - SOON):
+            self.write(make())
+
     def _remove_old(self) -> None:
-        """Remove what earlier processes left here, so that restarts do not fill the folder."""
+        """Remove reports that earlier processes left here, so that restarts do not fill the folder. The folder may have
+        other files of the user.
+        """
         before = time.time() - OLD_S
         for path in self._directory.glob("run-*.json"):
             try:
-                if path.lstat().st_mtime < before:
+                if OURS.fullmatch(path.name) and path.lstat().st_mtime < before and FORMAT in read_plain(path, HEAD):
                     path.unlink()
-            except OSError:
+            except (OSError, ValueError):
                 continue
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The beginning of a plain file. Waits for nothing: neither for the writer of a pipe nor for the holder of a lease.
+    Raises OSError; ValueError for anything but a plain file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError(f"{path.name} is not a plain file")
+        return file.read(most)

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ def observe(
 
     Raises nothing: an argument that cannot be used switches the hook off with a warning.
     """
-    return TrainingObservation(loader, _Options(optimizer, model, phases, samples, directory, registry, summary))
+    kind = IteratorObservation if hasattr(type(loader), "__next__") else TrainingObservation
+    return kind(loader, _Options(optimizer, model, phases, samples, directory, registry, summary))
 
 
 class _Options(NamedTuple):
@@ -78,7 +80,8 @@ def _close_all() -> None:
 class TrainingObservation:
     """The loop's loader, observed: an iterable, and a context manager whose end prints the summary.
 
-    Every other attribute is that of the loader. `loader`: the observed loader for a framework that needs a DataLoader.
+    Every other attribute is that of the loader, for writing too. `loader`: the observed loader for a framework that
+    needs a DataLoader.
     """
 
     def __init__(self, loader: Iterable[Any], options: _Options) -> None:
@@ -87,6 +90,7 @@ class TrainingObservation:
         self._is_off = False
         self._is_closed = False
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
         self._facts: dict[str, Fact] = {}
         self._file: ReportFile | None = None
         self._unregister: Callable[[], None] = _ignore_end
@@ -137,6 +141,15 @@ class TrainingObservation:
 
     def __bool__(self) -> bool:
         return bool(self._plain)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._plain[index]  # type: ignore[index]  # raises TypeError as the loader does
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "loader":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._plain, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "loader":  # not set: set-up has failed
@@ -270,6 +283,10 @@ class TrainingObservation:
 
     def _ask(self, loader: object, now: int, is_first: bool) -> None:
         counter = self._counter
+        if counter.marked and is_first and loader is self._plain:
+            self._thread = threading.get_ident()  # the one whose steps must be marked
+        elif not counter.marked or loader is self._plain:
+            self._refuse_other_threads()
         if loader is self._plain:
             if self._began is None:
                 self._began = now
@@ -293,8 +310,16 @@ class TrainingObservation:
     def _end(self) -> None:
         self._counter.end_epoch()
         self._gpu.mark(NOTHING)
+        if self._file is not None:  # perhaps the last pass, and without a `with`
+            self._file.write_soon(lambda: self._report("between"))
+
+    def _refuse_other_threads(self) -> None:
+        """A thread that reads ahead would be timed in place of the loop."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("another thread reads the batches: observe, in the loop's thread, what the loop reads")
 
     def _mark(self) -> None:
+        self._refuse_other_threads()
         self._counter.mark(perf_counter_ns())
         if is_profiled():
             self._counter.skip()
@@ -364,6 +389,15 @@ class TrainingObservation:
             loop_s = 0.0 if self._began is None else (perf_counter_ns() - self._began) / 1e9
             others = [] if self._folder is None else read_siblings(self._folder, report)
             print(render_summary(report, others, loop_s), end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class IteratorObservation(TrainingObservation):
+    """The observation of an iterator, such as a generator: `next` works too."""
+
+    def __next__(self) -> Any:
+        if "_iterator" not in self.__dict__:
+            self._iterator = iter(self)
+        return next(self._iterator)
 
 
 def _refuse_phase(name: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_exporter.torch.file import read_plain
 from gpu_exporter.torch.report import FORMAT
 
 SIZE_MAX = 65_536
@@ -20,8 +21,7 @@ def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any
         return []
     for path in sorted(directory.glob("run-*.json"), key=_written, reverse=True)[:RANKS_MAX]:
         try:
-            with path.open("rb") as file:
-                report = json.loads(file.read(SIZE_MAX))
+            report = json.loads(read_plain(path, SIZE_MAX))
         except (OSError, ValueError, RecursionError):
             continue
         is_ours = isinstance(report, dict) and report.get("format") == FORMAT and own.keys() <= report.keys()

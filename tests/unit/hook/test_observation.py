@@ -8,7 +8,10 @@ import json
 import logging
 import os
 import pickle
+import queue
 import sys
+import threading
+import time
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -511,3 +514,103 @@ def test_a_wrong_option_of_a_callback_is_an_error_before_the_training() -> None:
         callbacks.FrameworkLoop(phase=True)
     with pytest.raises(TypeError, match="optimizer"):
         callbacks.FrameworkLoop(optimizer=None)
+
+
+def test_old_reports_are_removed_and_the_users_own_files_are_kept(tmp_path: Path) -> None:
+    run(directory=tmp_path)
+    (old,) = tmp_path.glob("run-*.json")
+    own = [tmp_path / name for name in ("run-2026-03-01.json", "run-0123456789abcdef.json", "run-x.json")]
+    for path in own:
+        path.write_text('{"accuracy": 0.9}')
+    pipe = tmp_path / "run-fedcba9876543210.json"
+    os.mkfifo(pipe)
+    for path in (old, pipe, *own):
+        os.utime(path, (1.0, 1.0))
+    run(directory=tmp_path)
+    assert all(path.exists() for path in (pipe, *own))
+    assert not old.exists()
+
+
+def test_a_pipe_among_the_reports_of_other_ranks_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    os.mkfifo(tmp_path / "run-fedcba9876543210.json")
+    with observe(BATCHES, directory=tmp_path) as observed:
+        list(observed)
+    assert "rank 0 of 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_thread_that_reads_ahead_switches_the_hook_off(marks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be timed in place of the loop, and its waits be called waits of the loop."""
+    optimizer = FakeOptimizer()
+    observed = observe(BATCHES, optimizer=optimizer if marks else (), summary=False)
+    batches: queue.Queue[int | None] = queue.Queue()
+
+    def read() -> None:
+        for batch in observed:
+            batches.put(batch)
+        batches.put(None)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    seen = []
+    while (batch := batches.get()) is not None:
+        seen.append(batch)
+        if marks:
+            optimizer.step()
+    reader.join()
+    assert seen == list(BATCHES)
+    assert observed.report() == {}
+    assert caplog.text.count("another thread reads the batches") == 1
+
+
+def test_a_loop_in_a_thread_of_its_own_is_observed() -> None:
+    found: list[TrainingObservation] = []
+    thread = threading.Thread(target=lambda: found.append(run()[1]))
+    thread.start()
+    thread.join()
+    assert found[0]._counter.steps == 60
+
+
+def test_what_stands_for_an_iterator_or_a_list_is_used_like_one() -> None:
+    observed: Any = observe(iter(range(5)), summary=False)
+    assert [next(observed), next(observed), *observed] == [0, 1, 2, 3, 4]
+    listed: Any = observe([7, 8, 9], summary=False)
+    assert (listed[0], listed[-1], listed[:2]) == (7, 9, [7, 8])
+    with pytest.raises(TypeError):
+        next(listed)
+
+
+def test_an_attribute_that_is_set_reaches_the_loader() -> None:
+    class Loader(list[int]):
+        epoch = 0
+
+    loader = Loader(range(3))
+    observed: Any = observe(loader, summary=False)
+    observed.epoch = 7
+    assert (loader.epoch, observed.epoch) == (7, 7)
+
+
+def test_at_the_end_of_the_data_the_report_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a `with`, the process may go on for hours."""
+    monkeypatch.setattr(file, "SOON", 0.0)
+    optimizer = FakeOptimizer()
+    observed = observe(BATCHES, optimizer=optimizer, directory=tmp_path, summary=False)
+    train(observed, optimizer, epochs=1)
+    (path,) = tmp_path.glob("run-*.json")
+    assert json.loads(path.read_text())["state"] == "between"
+    observed.close()
+    assert json.loads(path.read_text())["state"] == "ended"
+
+
+def test_short_passes_are_not_each_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(file.ReportFile, "write", lambda self, report: written.append(report))
+    optimizer = FakeOptimizer()
+    observed = observe(range(2), optimizer=optimizer, directory=tmp_path, summary=False)
+    observed._file._due = time.monotonic() + 10.0
+    train(observed, optimizer, epochs=500)
+    assert written == []
