@@ -32,10 +32,11 @@ def judge_confidence(
     with work read flags in the host's memory.
     """
     doubts: list[str] = []
+    is_other = False  # SM data show another kernel than a collective
     if sm is not None and is_collective(sm, rules, polls=polls):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
-        step = STEPS.index("low")
+        step, is_other = STEPS.index("low"), True
         doubts.append(f"{sm:.1%} of the SMs have work: a kernel that is no collective looks the same")
     elif has_worked:
         step = STEPS.index("medium")
@@ -46,6 +47,6 @@ def judge_confidence(
     if unknown:
         step = max(STEPS.index("low"), step - 1)
         doubts.append(f"not known: {', '.join(unknown)}")
-    if has_stopped:
+    if has_stopped and not is_other:  # a loop that has ended stops too, and such a kernel may follow it
         step = min(step + 1, STEPS.index("high"))
     return STEPS[step], doubts

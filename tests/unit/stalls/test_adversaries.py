@@ -59,6 +59,7 @@ CASES = {
     ),
     "its-loop-makes-steps": Case("A100", (*work("A100"), Stage(HOUR, "hang", STEPS)), "none", "made 3 steps"),
     "its-loop-stops-with-the-hang": Case("A100", (*stepping("A100"), Stage(HOUR, "hang", SILENT)), "high"),
+    "its-loop-ends-and-one-block-follows": Case("H100", (*stepping("H100"), Stage(72 * HOUR, "one-block", SILENT)), "low", "looks the same"),
     "its-loop-had-stopped-long-before": Case("A100", (*work("A100"), Stage(HOUR, "hang", SILENT)), "medium", "power alone"),
     "its-loop-is-not-read-any-more": Case("A100", (*stepping("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
     "low-power-that-wobbles": Case("A100", (*work("A100"), Stage(4 * HOUR, LEVELS["A100", "llm-100"]._replace(pcie=1e7))), "none", "W is above"),
