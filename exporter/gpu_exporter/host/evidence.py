@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from gpu_exporter.host.accounting import PRESSURES, Accounting, find_cpu_limit, 
 from gpu_exporter.host.cgroup_files import least
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups, Members
 from gpu_exporter.host.files import HolderFiles
-from gpu_exporter.host.network import NetworkBytes, list_mounts, read_network
+from gpu_exporter.host.network import Mount, NetworkBytes, list_mounts, read_network
 from gpu_exporter.host.processes import HolderProcesses
 from gpu_exporter.host.subject import HostSubject
 from gpu_exporter.model.evidence import HostEvidence
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 15.0
 SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
+WITNESSES = 3  # processes of a holder: each shows the mounts of its container
 FILES_OF = 4  # processes of a holder: the loop reads the open files of no more, since each costs CPU
 SHM = "/dev/shm"  # noqa: S108  (a mount point that is looked up, not a file that is written)
 
@@ -116,7 +117,9 @@ class EvidenceReader:
         watched = before or self._begin()
         members = None if self._procfs is None else self._cgroups.list_members(place)
         pids = _choose(subject, members)
-        traffic = read_network(self._procfs, pids[0]) if self._procfs is not None and pids else None
+        views = self._read_mounts(_choose_witnesses(subject, pids))
+        mounts = None if views is None else [mount for view in views for mount in view]
+        traffic = read_network(self._procfs, pids[0], mounts) if self._procfs is not None and pids else None
         look = _HostCounters(self._clock.monotonic(), reading, read_accounting(self._cgroups, place), traffic, host_s)
         self._watched[subject.who] = watched._replace(look=look)
         span_s = 0.0 if watched.look is None else look.at - watched.look.at
@@ -127,16 +130,21 @@ class EvidenceReader:
             files = watched.files.look(pids[:FILES_OF], span_s)
         if watched.look is None or span_s <= 0.0 or reading.cpu_s < watched.look.reading.cpu_s:
             return None
-        mounts = list_mounts(self._procfs, pids[0]) if self._procfs is not None and pids else None
+        limits = {_find_shm(view) for view in views or ()}
         return _compare(watched.look, look)._replace(
             host_cpus=float(self._host_cpus),
             network_files=None if mounts is None else tuple(sorted({each.name for each in mounts if each.is_remote})),
-            shm_limit=next(
-                (_size(each.options) for each in reversed(mounts or ()) if each.point == SHM), None
-            ),  # the topmost
+            shm_limit=limits.pop() if len(limits) == 1 else None,
             processes=processes,
             files=files,
         )
+
+    def _read_mounts(self, pids: Sequence[int]) -> list[list[Mount]] | None:
+        """What each of these processes has mounted; None if that of one of them cannot be read."""
+        if self._procfs is None or not pids:
+            return None
+        views = [list_mounts(self._procfs, pid) for pid in pids]
+        return None if None in views else [view for view in views if view is not None]
 
     def _begin(self) -> _WatchedHolder:
         if self._root is None or self._procfs is None:
@@ -164,6 +172,22 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
         return []
     ranks = [pid for gpu in subject.gpus or () for pid in gpu.pids if pid in members.pids]
     return list(dict.fromkeys((*ranks, *sorted(members.pids))))
+
+
+def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> Sequence[int]:
+    """The processes that show what the holder has mounted: one on the GPU. Without one, the newest and some others, not
+    the oldest, which is the pause process of a pod. `pids`: as `_choose` returns them.
+    """
+    ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}
+    if ranks.intersection(pids[:1]):
+        return pids[:1]
+    others = pids[1:] or pids
+    return others[:: -max(1, len(others) // WITNESSES)][:WITNESSES]
+
+
+def _find_shm(mounts: Sequence[Mount]) -> float | None:
+    """The size of the topmost file system at /dev/shm."""
+    return next((_size(each.options) for each in reversed(mounts) if each.point == SHM), None)
 
 
 def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:

@@ -61,8 +61,9 @@ class HolderFiles:
         if not compared:
             return None
         kinds = [mount for pid in pids for mount in self._list_open(pid)]
-        remote = sum(mount.is_remote for mount in kinds)
-        return FileEvidence(reads, read_bytes, remote, len(kinds) - remote)
+        remote = sum(mount.is_network for mount in kinds)
+        local = sum(not mount.is_remote for mount in kinds)
+        return FileEvidence(reads, read_bytes, remote, local)  # of a FUSE file system neither is known
 
     def _list_open(self, pid: int) -> Collection[Mount]:
         """The mounts of the data files that a process has open."""

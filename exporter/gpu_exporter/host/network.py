@@ -6,7 +6,7 @@ file system: the kernel of the host moves its data, in the host's namespace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.attribution.procfs import Procfs
@@ -42,6 +42,11 @@ class Mount(NamedTuple):
         return self.kind in NETWORK_FILES or self.kind.startswith("fuse")
 
     @property
+    def is_network(self) -> bool:
+        """Whether its data come over the network for certain."""
+        return self.kind in NETWORK_FILES
+
+    @property
     def name(self) -> str:
         """The type for people. What follows `fuse.` is a text of the user who mounted it."""
         return self.kind if self.kind in NETWORK_FILES else "fuse"
@@ -61,8 +66,10 @@ def list_mounts(procfs: Procfs, pid: int) -> list[Mount] | None:
     return found
 
 
-def read_network(procfs: Procfs, pid: int) -> NetworkBytes | None:
+def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> NetworkBytes | None:
     """Bytes over all interfaces of the network namespace of a process; None if it is the host's, or unreadable.
+
+    `mounts`: of the holder, None if they cannot be read.
 
     Whether two processes share a namespace cannot be read without the right to trace them. So the counters of the
     process are read between two readings of the host's: in the same namespace they lie between them.
@@ -72,7 +79,6 @@ def read_network(procfs: Procfs, pid: int) -> NetworkBytes | None:
     )
     if first is None or own is None or second is None or not own:
         return None
-    mounts = list_mounts(procfs, pid)
     if mounts is None or any(mount.is_remote for mount in mounts):
         return None
     is_hosts = own.keys() == first.keys() and all(

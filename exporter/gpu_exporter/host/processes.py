@@ -30,7 +30,8 @@ BUSY_CORES, FULL_CORES = 0.3, 0.85  # of a CPU: a loader that matters, and one t
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
 NOTEBOOKS = frozenset(("jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub-sing", "code-server", "rserver"))
 RUNNING = "R"
-FAILURES = (psutil.Error, OSError, ValueError, LookupError)  # it ended, or /proc is not readable
+# It ended, /proc is not readable, or this kernel's files lack what psutil looks for.
+FAILURES = (psutil.Error, OSError, ValueError, LookupError, NotImplementedError)
 
 
 class _Process(NamedTuple):

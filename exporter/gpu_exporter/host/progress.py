@@ -18,7 +18,7 @@ from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.procfs import Procfs, Stat
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.cgroups import PIDS_MAX, CgroupReading, Cgroups
-from gpu_exporter.host.network import read_network
+from gpu_exporter.host.network import list_mounts, read_network
 from gpu_exporter.model.readings import HostProgress
 
 
@@ -73,7 +73,7 @@ class ProgressReader:
         stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
         known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}
         spinning = known if len(known) == len(stats) else None
-        traffic = read_network(procfs, suspect.pids[0])
+        traffic = read_network(procfs, suspect.pids[0], list_mounts(procfs, suspect.pids[0]))
         moved = None if traffic is None else traffic.received + traffic.sent
         return _Look(at, reading, spinning, self._cgroups.list_pids(place), moved)
 

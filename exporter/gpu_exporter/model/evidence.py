@@ -47,7 +47,7 @@ class FileEvidence(NamedTuple):
 
     `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that they
     returned, page cache and network files included. `remote_files`, `local_files`: open files on network file systems,
-    and on others except tmpfs, overlay and the kernel's own.
+    and on others except FUSE, tmpfs, overlay and the kernel's own.
     """
 
     reads: float

@@ -480,3 +480,63 @@ def test_the_files_of_processes_are_read_only_with_the_right_to_trace(tmp_path: 
     quiet = Holder(without)
     quiet.pids, quiet.ranks = holder.pids, holder.ranks
     assert after_work(quiet).files is None
+
+
+TABLE = "h\nh\n    lo: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n  eth0: {0} 1 0 0 0 0 0 0 {0} 1 0 0 0 0 0 0\n"
+ROOT_MOUNT = "1 0 0:1 / / rw - overlay overlay rw\n"
+NFS_MOUNT = "2 1 0:9 / /data rw - nfs4 server:/data rw\n"
+
+
+class PodProcfs:
+    """A /proc with the host's first process, and a pod whose pause process has the lowest pid."""
+
+    def __init__(self, path: Path) -> None:
+        self.proc, self.cgroups = path / "proc", path / "cgroup"
+        (self.cgroups / PLACE).mkdir(parents=True)
+        (self.cgroups / "cgroup.controllers").touch()
+        (self.cgroups / PLACE / "cpu.stat").write_text("usage_usec 0\n")
+        (self.cgroups / PLACE / "cgroup.procs").write_text("11\n12\n")
+        self.add(1, ROOT_MOUNT, 10**9)
+        (self.proc / "stat").write_text("cpu  1 1 1 1 1 1 1 1 1 1\nbtime 100\n")
+        self.add(11, ROOT_MOUNT)
+        self.add(12, ROOT_MOUNT + NFS_MOUNT)
+
+    def add(self, pid: int, mounts: str, moved: int = 5000) -> None:
+        folder = self.proc / str(pid)
+        for inner in ("net", f"task/{pid}"):
+            (folder / inner).mkdir(parents=True)
+        stat = f"{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 {pid} 0 0 0 20 0 1 0 100 {'0 ' * 30}\n"
+        for name in ("stat", f"task/{pid}/stat"):
+            (folder / name).write_text(stat)
+        (folder / "statm").write_text("1 1 1 1 1 1 1\n")
+        (folder / "status").write_text("Name:\tx\n")  # without the numbers of context switches
+        (folder / "mountinfo").write_text(mounts)
+        (folder / "net/dev").write_text(TABLE.format(moved))
+
+    def look(self, *gpus: RankedGpu, is_known: bool = True) -> HostEvidence:
+        clock = ManualClock()
+        reader = EvidenceReader(Cgroups(self.cgroups), clock, 64, self.proc)
+        for _ in range(2):
+            clock.advance(INTERVAL_S)
+            found = dict(reader.read([HostSubject(WHO, gpus if is_known else None)], {WHO: PLACE}))
+        return found[WHO]
+
+
+def test_the_mounts_of_a_pod_are_not_those_of_its_pause_process(tmp_path: Path) -> None:
+    """Its network file system is seen, and its network bytes are unknown, also where no process is listed on the GPU."""
+    pod = PodProcfs(tmp_path)
+    rank, nothing = (RankedGpu("GPU-1", frozenset(), pids) for pids in ((12,), ()))
+    for found in (pod.look(rank), pod.look(nothing), pod.look(is_known=False)):
+        assert (found.network_files, found.received) == (("nfs4",), None)
+    (pod.proc / "12" / "mountinfo").write_text(ROOT_MOUNT)
+    assert (pod.look(nothing).network_files, pod.look(nothing).received) == ((), 0.0)
+    (pod.proc / "12" / "mountinfo").unlink()
+    assert (pod.look(nothing).network_files, pod.look(nothing).received) == (None, None)
+
+
+def test_a_status_file_of_another_kernel_costs_only_its_own_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = PodProcfs(tmp_path).look(RankedGpu("GPU-1", frozenset(), (12,)))
+    assert found.processes is not None
+    assert caplog.text == ""

@@ -28,13 +28,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             return FILES
         against = "whether they wait for the network file system cannot be seen without the right to trace them"
         return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against, advice)
+    network = [kind for kind in kinds if kind != "fuse"]  # a FUSE file system may be local, such as a container's image
     remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
-    if not remote or remote < files[-1].local_files or not waits:
+    if not network or not remote or remote < files[-1].local_files or not waits:
         return None
     return Cause(
         "remote_io",
         HIGH if rate >= READS else MEDIUM,
-        f"{waits}; {remote} of its open files are on {', '.join(kinds)}, and it reads {rate / 1e6:.1f} MB/s",
+        f"{waits}; {remote} of its open files are on {', '.join(network)}, and it reads {rate / 1e6:.1f} MB/s",
         against="" if rate >= READS else "it reads little, so it may wait for something else",
         advice=advice,
     )

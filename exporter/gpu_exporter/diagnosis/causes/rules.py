@@ -74,7 +74,7 @@ INSIDE_RULES = frozenset(
 )
 
 
-PARTLY = "only 512 of its processes were looked at"
+PARTLY = "not all of its processes were looked at (512 at most)"
 NOT_BY_PROCESSES = INSIDE_RULES | {
     "link_degraded",
     "no_process",
