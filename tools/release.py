@@ -164,13 +164,13 @@ def use() -> None:
         say(f"use: {wheel.name} installed without an index, {network}; --once prints {len(metrics.splitlines())} lines")
         helm = find_helm()
         run(["tar", "xzf", package], home)
-        run([helm, "lint", "--strict", package], home, HOME=folder)
         for preset in ("", *sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))):
             values = ["--values", f"gpu-exporter/presets/{preset}.yaml"] if preset else []
+            run([helm, "lint", "--strict", package, *values], home, HOME=folder)
             text = run([helm, "template", "gpus", package, *values], home, HOME=folder)
             if f"/agent:{VERSION}" not in text:
                 raise ReleaseError(f"{package.name}: the agent's image has not the tag {VERSION}")
-        say(f"use: {package.name} linted, and rendered with every preset")
+        say(f"use: {package.name} linted and rendered with every preset")
 
 
 def images() -> None:

@@ -59,7 +59,11 @@ def test_nothing_is_published_before_everything_was_checked() -> None:
 
     writers = {name for name, job in jobs.items() if "write" in str(job["permissions"])}
     assert writers == {"images", "manifests", "provenance", "publish"}
-    assert all("checks" in needed(name) for name in writers)
+    assert all({"checks", "build"} <= needed(name) for name in writers)
+    agreed = {name for name, job in jobs.items() if job.get("environment") == "release"}
+    pushers = {name for name in writers if "packages" in jobs[name]["permissions"]}
+    assert pushers == {"images", "manifests", "publish"}
+    assert all(agreed & {name, *needed(name)} for name in pushers), "a maintainer agrees before the first push"
     assert {"build", "images", "manifests", "provenance"} <= needed("publish")
     assert list(STEPS) == ["download", "dist", "chart", "sbom", "use", "images", "sums"], (
         "the order in which a release is made"
