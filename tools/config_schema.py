@@ -12,8 +12,11 @@ from gpu_exporter.defaults import DURATIONS, Policy, Settings
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"
-DURATION = r"^([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.0*[1-9][0-9]*)(ms|s|m|h)$"  # above 0, as the configuration requires
-DURATION_OR_NONE = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
+UNIT = "(ms|s|m|h|d)"
+PART = rf"[0-9]+(\.[0-9]+)?{UNIT}"
+# Above 0, as the configuration requires: one of the parts is.
+DURATION = rf"^({PART})*([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.0*[1-9][0-9]*){UNIT}({PART})*$"
+DURATION_OR_NONE = rf"^({PART})+$"
 # Below 5m, as tools/rules.py requires.
 BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 

@@ -112,6 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "condition": True,
             "replicas": 2,
             "admissionPolicy": True,
+            "hostNetwork": True,
             "listenAddress": "127.0.0.1",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],
@@ -300,7 +301,10 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 def test_texts_from_values_are_rendered_unchanged(helm: Helm, address: str, host: str | None) -> None:
     matcher = 'cluster="a #1", job=~"g: b"'
     objects = helm.objects(
-        {"agent": {"listenAddress": address}, "reconciler": {"matcher": matcher, "listenAddress": address}}
+        {
+            "agent": {"listenAddress": address, "hostNetwork": True},
+            "reconciler": {"matcher": matcher, "listenAddress": address, "hostNetwork": True},
+        }
     )
     for kind in ("DaemonSet", "Deployment"):
         (container,) = find(objects, kind)["spec"]["template"]["spec"]["containers"]
@@ -624,10 +628,10 @@ def test_images_come_from_the_sites_registry_and_from_a_digest_where_one_is_give
 
     site = {"global": {"imageRegistry": "r.example:5000/"}}
     digest = "sha256:" + 64 * "a"
-    assert images({}) == ["ghcr.io/gpu-exporter/agent:0.1.0", "ghcr.io/gpu-exporter/reconciler:0.1.0"]
+    assert images({}) == ["localhost/gpu-exporter/agent:0.1.0", "localhost/gpu-exporter/reconciler:0.1.0"]
     assert images(site)[0] == "r.example:5000/gpu-exporter/agent:0.1.0"
     assert images({**site, "agent": {"image": {"repository": "team/agent"}}})[0] == "r.example:5000/team/agent:0.1.0"
-    assert images({"agent": {"image": {"digest": digest}}})[0] == f"ghcr.io/gpu-exporter/agent@{digest}"
+    assert images({"agent": {"image": {"digest": digest}}})[0] == f"localhost/gpu-exporter/agent@{digest}"
     pod = find(
         helm.objects(
             {"imagePullSecrets": [{"name": "a"}], "global": {"imagePullSecrets": [{"name": "a"}, {"name": "b"}]}}
@@ -641,6 +645,11 @@ SETTINGS: list[dict[str, Any]] = [
     {},
     {"policy": {"candidate_after": "3h"}},
     {"policy": {"candidate_after": "120m"}},
+    {"policy": {"candidate_after": "1h30m"}},
+    {"policy": {"candidate_after": "0h0m"}},
+    {"policy": {"candidate_after": "1h 30m"}},
+    {"policy": {"underused_after": "1d"}},
+    {"policy": {"unsupported_max": "1000000h"}},
     {"policy": {"candidate_after": "7200001ms"}},
     {"policy": {"candidate_after": "3h", "underused_after": "4h"}},
     {"policy": {"underused_after": "59m"}},

@@ -136,6 +136,9 @@ def test_plain_manifests_are_applied_twice_and_the_second_time_changes_nothing(
     done = kubectl(cluster, "apply", "-f", "-", text=text)
     assert done.returncode == 0, done.stderr
     assert {line.rsplit(" ", 1)[1] for line in done.stdout.splitlines()} == {"created"}
+    hooks = helm.template(CASES[case]).stdout  # and the rest: a pod of a test needs its account
+    checked = kubectl(cluster, "apply", "--dry-run=server", "--validate=strict", "-f", "-", text=hooks)
+    assert (checked.returncode, "Warning" in checked.stderr) == (0, False), checked.stderr
     differs = kubectl(cluster, "diff", "-f", "-", text=text)
     assert differs.returncode == 0, differs.stdout
     again = kubectl(cluster, "apply", "-f", "-", text=text)
@@ -166,7 +169,7 @@ def test_every_case_fits_the_schemas_of_older_kubernetes(version: str, helm: Hel
     folder = tmp_path / "schemas"
     folder.mkdir()
     schemas = write_schemas(read_recorded(version), prometheus_operator_crds(), folder)
-    text = "\n---\n".join(plain(helm, values) for values in CASES.values())
+    text = "\n---\n".join(helm.template(values).stdout for values in CASES.values())
     text = "\n---\n".join(each for each in text.split("\n---\n") if "SecurityContextConstraints" not in each)
     done = conform(schemas, text)
     assert done.returncode == 0, done.stdout
@@ -221,10 +224,12 @@ def test_labels_are_removed_where_apply_was_on_and_a_dry_run_has_no_hook(
     assert ours(cluster) == []
 
 
-def test_a_dry_run_is_uninstalled_at_once_though_its_image_cannot_be_pulled(
-    cluster: ControlPlane, helm: Helm, removed: None
+def test_a_dry_run_from_the_package_is_uninstalled_at_once_though_its_image_cannot_be_pulled(
+    cluster: ControlPlane, helm: Helm, removed: None, tmp_path: Path
 ) -> None:
-    helm.run("install", RELEASE, CHART, "--namespace=gpu-exporter")
+    helm.run("package", CHART, "--destination", tmp_path)
+    (package,) = tmp_path.glob("gpu-exporter-*.tgz")
+    helm.run("install", RELEASE, package, "--namespace=gpu-exporter")
     began = time.monotonic()
     helm.run("uninstall", RELEASE, "--namespace=gpu-exporter", "--wait", "--timeout=60s")
     assert time.monotonic() - began < 30.0

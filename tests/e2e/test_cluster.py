@@ -23,6 +23,7 @@ from gpu_exporter.devices.scenario import Scenario, parse_scenario
 from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.testbed.chart import CHART, Helm, find, scrape_config, write_targets
 from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.gpu_operator import GpuOperator
 from tests.testbed.images import Builder
 from tests.testbed.node import NODE, Node, start_node, static_pod
 from tests.testbed.nvml.build import NAME as LIBRARY
@@ -35,7 +36,7 @@ from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanag
 pytestmark = [pytest.mark.servers, pytest.mark.kubelet, pytest.mark.kubernetes]
 NAMESPACE = "gpu-exporter"
 IDLE_S = 12
-OPERATOR = "nvidia.com/gpu.deploy.dcgm-exporter"
+AWAY_MAX_S = 5.0  # the operator's label removes the agent within this time, and brings it back
 FIRST_SERIES_MAX_S = 60.0
 # Five minutes are promised. The rules are evaluated every second here, and every minute by default, scrapes likewise.
 FIRST_PANEL_MAX_S = 300.0 - 60.0 - 15.0
@@ -121,12 +122,10 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
     }
 
 
-def mix(plane: ControlPlane) -> None:
-    """Make the cluster one of GPU and other nodes, labelled as by NVIDIA's operator. The others have no kubelet."""
-    plane.core.patch_node(NODE, {"metadata": {"labels": {OPERATOR: "true"}}})
-    others: dict[str, dict[str, str]] = {"cpu-1": {}, "virtual": {OPERATOR: "true", "type": "virtual-kubelet"}}
-    for name, labels in others.items():
-        plane.core.create_node({"metadata": {"name": name, "labels": {"kubernetes.io/os": "linux", **labels}}})
+def agents(plane: ControlPlane) -> list[tuple[str, str]]:
+    """Node and phase of each agent's pod."""
+    pods = plane.core.list_namespaced_pod(NAMESPACE, label_selector="app.kubernetes.io/component=agent").items
+    return [(pod.spec.node_name or "", pod.status.phase) for pod in pods]
 
 
 def first_panel(plane: ControlPlane) -> tuple[str, str]:
@@ -228,7 +227,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
             ],
             port=ports[2],
         )
-        mix(plane)
+        operator = GpuOperator(plane)
         before = {path.name for path in var_lib.iterdir()} | {"cni"}  # containerd makes it with the first pod
         asked = say("Prometheus and Alertmanager; helm install")
         helm.install(NAMESPACE, values)
@@ -243,8 +242,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         title, panel = first_panel(plane)
         wait_for(lambda: prometheus.query(panel) or None, f"data of the panel {title}", 60)
         assert say(f"data in the first panel of the fleet's dashboard, {title!r}") - asked < FIRST_PANEL_MAX_S
-        agents = plane.core.list_namespaced_pod(NAMESPACE, label_selector="app.kubernetes.io/component=agent").items
-        assert [pod.spec.node_name for pod in agents] == [NODE], "nodes without GPUs get no agent"
+        assert agents(plane) == [(NODE, "Running")], "nodes without GPUs get no agent"
 
         loads[0].set(0.9)
         plane.core.create_namespace({"metadata": {"name": "ml"}})
@@ -259,6 +257,8 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         info = wait_for(lambda: prometheus.query('gpu_allocation_info{pod="train-0"}') or None, "its allocation")
         say("its allocation is in Prometheus")
         assert {(row["namespace"], row["pod_uid"], row["uuid"]) for row, _ in info} == {("ml", uid, u) for u in uuids}
+        driver_of_claims = operator.run_monitor(node, len(uuids))
+        say("the operator's monitor claims both GPUs with adminAccess")
         wait_for(lambda: _idle_run(prometheus, uuids[1]) > IDLE_S, "GPU 1 to be idle", 60, 0.5)
 
         def label() -> str | None:
@@ -305,9 +305,27 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         say("what the pod does on its CPUs is in Prometheus")
         assert all(0.0 <= ratio < 0.25 for ratio in host)
 
-        loads[0].set(0.0)
-        wait_for(lambda: label() == "partial", "a label again", 60, 0.2)
-        say("label partial again; helm uninstall")
+        paused = operator.label("paused-for-driver-upgrade")
+        for load in loads:
+            load.set(0.0)
+        say("the operator pauses the node for a new driver, and the pod falls idle")
+        wait_for(lambda: agents(plane) == [], "the agent to leave the node", AWAY_MAX_S, 0.1)
+        say(f"the agent is gone, {time.monotonic() - paused:.1f} s after the label")
+        marks: set[str | None] = set()
+        wait_for(lambda: marks.add(label()) or time.monotonic() - paused > 3 * IDLE_S, "time without an agent", 60, 0.2)
+        assert marks == {None}, "marked without evidence"
+        restored = operator.label("true")
+        wait_for(lambda: agents(plane) == [(NODE, "Running")], "the agent to come back", AWAY_MAX_S, 0.1)
+        say(f"the agent runs again, {time.monotonic() - restored:.1f} s after the label")
+        write_targets(plane, NAMESPACE, targets)
+        wait_for(lambda: label() == "candidate", "a label again", 60, 0.2)
+        say("label candidate again, by the evidence of the new agent")
+        # The pod may have been seen idle for AWAY_MAX_S before.
+        assert time.monotonic() - restored > IDLE_S - AWAY_MAX_S, "the time without an agent does not count"
+        holders = {(row["namespace"], row["pod"], row["uuid"]) for row, _ in prometheus.query("gpu_allocation_info")}
+        assert holders == {("ml", "train-0", uuid) for uuid in uuids}, "the monitor holds nothing"
+        driver_of_claims.stop()
+        say("helm uninstall")
         helm.uninstall(NAMESPACE)
         say("helm uninstall has ended")
         assert label() is None, "uninstall withdraws what stands"

@@ -16,7 +16,12 @@ from gpu_exporter.cli.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "exporter" / "gpu_exporter"
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "alerts").rglob("*.md")]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "alerts").rglob("*.md"),
+    *(ROOT / "helm").rglob("*.md"),
+]
 MODULES = [*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")]
 SEARCHED = (ROOT, PACKAGE, PACKAGE / "reconciler", ROOT / "docs", ROOT / "alerts", ROOT / "tests")
 # Flags of other programs, and names that tell what was before.
@@ -35,8 +40,8 @@ FOREIGN_NAMES = {  # fields, and no metrics
 STATE_FILES = {"identity.key"}
 FOREIGN_FLAGS = {
     "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--flaml", "--gres",
-    "--help", "--json", "--local", "--namespace", "--output", "--output-dir", "--set", "--set-file", "--strict",
-    "--update-golden", "--version", "--web.config.file", "--wait",
+    "--help", "--json", "--local", "--namespace", "--no-hooks", "--output", "--output-dir", "--reuse-values", "--set", "--set-file",
+    "--strict", "--update-golden", "--values", "--version", "--web.config.file", "--wait",
 }  # fmt: skip
 
 

@@ -21,6 +21,11 @@
 {{- fail (printf "settings.%s (%v) %s" $name (get $given $name) $limit.why) -}}
 {{- end -}}
 {{- end -}}
+{{- range $section, $keys := $settings }}{{ if kindIs "map" $keys }}{{ range $key, $value := $keys -}}
+{{- if and (include "gpu-exporter.isDuration" $value) (gt (include "gpu-exporter.number" $value | float64) 31536000.0) -}}
+{{- fail (printf "settings.%s.%s (%v) is longer than a year" $section $key $value) -}}
+{{- end -}}
+{{- end }}{{ end }}{{ end -}}
 {{- $names := list -}}
 {{- $known := $rules.policies -}}
 {{- $all := "" -}}
@@ -72,6 +77,20 @@
 {{- if and $agent.xidKmsg (not $agent.privileged) -}}
 {{- fail "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true, or agent.xidKmsg=false" -}}
 {{- end -}}
+{{- range $name, $part := dict "agent" $agent "reconciler" .Values.reconciler -}}
+{{- $host := trimAll "[]" $part.listenAddress -}}
+{{- if and (not $part.hostNetwork) (or (hasPrefix "127." $host) (has $host (list "localhost" "::1"))) -}}
+{{- fail (printf "%s.listenAddress: at %s of the pod neither the kubelet nor Prometheus reaches it; set %s.hostNetwork=true, or leave the address empty" $name $host $name) -}}
+{{- end -}}
+{{- if and (eq "None" $part.dnsPolicy) (not $part.dnsConfig) -}}
+{{- fail (printf "%s.dnsPolicy: None needs servers in %s.dnsConfig" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.podMonitor.scrapeTimeout -}}
+{{- if gt (include "gpu-exporter.seconds" . | float64) (include "gpu-exporter.seconds" $.Values.podMonitor.interval | float64) -}}
+{{- fail (printf "podMonitor.scrapeTimeout (%s): Prometheus refuses more than the interval (%s)" . $.Values.podMonitor.interval) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
 {{- fail "serviceMonitor.enabled: a ServiceMonitor finds pods by a Service; set service.enabled=true, or use podMonitor" -}}
 {{- end -}}
@@ -95,8 +114,7 @@
 
 {{/* Seconds of a duration, or a number as it is. */}}
 {{- define "gpu-exporter.number" -}}
-{{- $text := toString . -}}
-{{- if regexMatch "[a-z]$" $text }}{{ include "gpu-exporter.seconds" $text }}{{ else }}{{ $text }}{{ end -}}
+{{- if include "gpu-exporter.isDuration" . }}{{ include "gpu-exporter.seconds" . }}{{ else }}{{ . }}{{ end -}}
 {{- end }}
 
 {{/* Refuse an expression that is not one of RE2. A leading `|` matches the empty text, if the rest is valid. */}}

@@ -23,41 +23,38 @@
 {{- end }}
 
 {{- define "gpu-exporter.namespace" -}}
-{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
 {{- end }}
 
 {{/* Selector of one component: (dict "root" $ "component" "agent") */}}
 {{- define "gpu-exporter.selector" -}}
-app.kubernetes.io/name: {{ include "gpu-exporter.chart" .root }}
+app.kubernetes.io/name: {{ include "gpu-exporter.chart" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/* A version as a label: Flux adds +DIGEST to it, and a label may hold neither + nor more than 63 characters. */}}
 {{- define "gpu-exporter.version" -}}
-{{ . | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." }}
+{{- . | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." -}}
 {{- end }}
 
+{{/* The labels of an object, also the site's: each key once, since many tools refuse a second one. Those of the chart come first,
+     then "labels", then commonLabels. (dict "root" $ "component" "agent" "labels" LABELS) */}}
 {{- define "gpu-exporter.labels" -}}
-{{ include "gpu-exporter.selector" . }}
-app.kubernetes.io/version: {{ include "gpu-exporter.version" .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ include "gpu-exporter.version" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $version := include "gpu-exporter.version" .root.Chart.AppVersion -}}
+{{- $chart := include "gpu-exporter.version" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) -}}
+{{- $own := dict "app.kubernetes.io/version" $version "app.kubernetes.io/managed-by" .root.Release.Service "helm.sh/chart" $chart -}}
+{{- toYaml (merge (include "gpu-exporter.selector" . | fromYaml) $own (.labels | default dict) .root.Values.commonLabels) -}}
 {{- end }}
 
 {{/* The metadata of an object: (dict "root" $ "component" "agent" "name" NAME), and if needed "namespace" (none for an object
      of the whole cluster: "-"), "labels" and "annotations". */}}
 {{- define "gpu-exporter.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- if ne (.namespace | default "") "-" }}
-namespace: {{ .namespace | default (include "gpu-exporter.namespace" .root) }}
+namespace: {{ .namespace | default (include "gpu-exporter.namespace" .root) | quote }}
 {{- end }}
-labels:
-  {{- include "gpu-exporter.labels" . | nindent 2 }}
-  {{- with .labels }}{{ toYaml . | nindent 2 }}{{ end }}
+labels: {{- include "gpu-exporter.labels" . | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -91,12 +88,28 @@ annotations: {{- toYaml . | nindent 2 }}
 {{ .Values.settings | default dict | toYaml }}
 {{- end }}
 
-{{/* Seconds of a duration such as 90s, 30m, 2h, 500ms. */}}
+{{/* Seconds of a duration such as 90s, 1h30m, 500ms. */}}
 {{- define "gpu-exporter.seconds" -}}
-{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9.]+(ms|s|m|h|d)" . -1 -}}
 {{- $unit := regexFind "[a-z]+$" . -}}
-{{- $seconds := mulf $number (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit) -}}
+{{- $seconds = addf $seconds (mulf (trimSuffix $unit . | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "d" 86400.0) $unit)) -}}
+{{- end -}}
 {{- if eq (floor $seconds) $seconds }}{{ int64 $seconds }}{{ else }}{{ $seconds }}{{ end -}}
+{{- end }}
+
+{{/* A duration as one number with its unit: PromQL knows neither 1.5h nor 30m1h. */}}
+{{- define "gpu-exporter.duration" -}}
+{{- $ms := round (mulf 1000.0 (include "gpu-exporter.seconds" . | float64)) 0 | int64 -}}
+{{- if not $ms }}0s
+{{- else if not (mod $ms 3600000) }}{{ div $ms 3600000 }}h
+{{- else if not (mod $ms 60000) }}{{ div $ms 60000 }}m
+{{- else if not (mod $ms 1000) }}{{ div $ms 1000 }}s
+{{- else }}{{ $ms }}ms{{ end -}}
+{{- end }}
+
+{{- define "gpu-exporter.isDuration" -}}
+{{ if regexMatch "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$" (toString .) }}true{{ end }}
 {{- end }}
 
 {{/* One rules file with the site's values. */}}
@@ -111,8 +124,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- fail (printf "settings.alerts.resources: name the resources of gpuResources as kube-state-metrics writes them, such as example_com_h100; they are not known from %q" $value) -}}
 {{- end -}}
 {{- end -}}
-{{- if regexMatch "[a-z]$" $value -}}
+{{- if include "gpu-exporter.isDuration" $value -}}
 {{- $text = $text | replace (printf "${%s.seconds}" $name) (include "gpu-exporter.seconds" $value) -}}
+{{- $value = include "gpu-exporter.duration" $value -}}
 {{- end -}}
 {{- $text = $text | replace (printf "${%s}" $name) $value -}}
 {{- end -}}

@@ -1,6 +1,9 @@
 {{/* The kubelet's probe. It names the program's listen address, unless the program listens on every address.
      (dict "root" $ "part" .Values.agent "path" "/-/ready" "probe" .Values.agent.readinessProbe) */}}
 {{- define "gpu-exporter.probe" -}}
+{{- $own := dict -}}
+{{- range $key, $value := .probe }}{{ if not (kindIs "invalid" $value) }}{{ $_ := set $own $key $value }}{{ end }}{{ end -}}
+{{- if not (pick $own "exec" "grpc" "httpGet" "tcpSocket") -}}
 httpGet:
   path: {{ .path }}
   port: metrics
@@ -9,8 +12,17 @@ httpGet:
   {{- if not (has $host (list "" "::" "0.0.0.0")) }}
   host: {{ $host | quote }}
   {{- end }}
-{{- with .probe }}
+{{- end }}
+{{- with $own }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels and annotations of a pod: (dict "root" $ "part" .Values.agent "component" "agent" "annotations" ANNOTATIONS) */}}
+{{- define "gpu-exporter.podMetadata" -}}
+labels: {{- include "gpu-exporter.labels" (dict "root" .root "component" .component "labels" .part.podLabels) | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .part.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -47,6 +59,9 @@ hostNetwork: true
 {{- end }}
 {{- with .part.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" .part.hostNetwork) }}
 dnsPolicy: {{ . }}
+{{- end }}
+{{- with .part.dnsConfig }}
+dnsConfig: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .part.priorityClassName }}
 priorityClassName: {{ . | quote }}

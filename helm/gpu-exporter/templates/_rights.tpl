@@ -92,8 +92,10 @@
   resources: [jobs, cronjobs]
   verbs: [get]
 {{- range $group, $resources := .Values.reconciler.ownerResources }}
+{{- if $resources }}
 - apiGroups: [{{ $group | quote }}]
   resources: {{ toJson $resources }}
   verbs: [get]
+{{- end }}
 {{- end }}
 {{- end }}
