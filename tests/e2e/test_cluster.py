@@ -21,7 +21,7 @@ from kubernetes import client
 
 from gpu_exporter.devices.scenario import Scenario, parse_scenario
 from gpu_exporter.reconciler.decision.policy import LABEL
-from tests.testbed.chart import CHART, Helm, find, scrape_config, write_targets
+from tests.testbed.chart import CHART, RELEASE, Helm, find, scrape_config, write_targets
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.gpu_operator import GpuOperator
 from tests.testbed.images import Builder
@@ -117,6 +117,7 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
             ],
         },
         "podMonitor": {"enabled": True, "interval": "1s"},
+        "tests": {"enabled": True},
         "prometheusRule": {"enabled": True},
         "dashboard": {"enabled": True},
     }
@@ -243,6 +244,8 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         wait_for(lambda: prometheus.query(panel) or None, f"data of the panel {title}", 60)
         assert say(f"data in the first panel of the fleet's dashboard, {title!r}") - asked < FIRST_PANEL_MAX_S
         assert agents(plane) == [(NODE, "Running")], "nodes without GPUs get no agent"
+        helm.run("test", RELEASE, f"--namespace={NAMESPACE}", "--timeout=120s")
+        say("helm test has read the evidence")
 
         loads[0].set(0.9)
         plane.core.create_namespace({"metadata": {"name": "ml"}})
@@ -330,6 +333,9 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         say("helm uninstall has ended")
         assert label() is None, "uninstall withdraws what stands"
         wait_for(lambda: release_objects(plane) == [], "the release to be gone", 30)
+        leases = client.CoordinationV1Api(plane.api).list_namespaced_lease(NAMESPACE).items
+        left_leases = [f"{RELEASE}-gpu-exporter-reconciler", f"{RELEASE}-gpu-exporter-reconciler-record"]
+        assert sorted(each.metadata.name for each in leases) == left_leases, "as the chart's README lists"
         left = {path.name for path in var_lib.iterdir()} - before
         assert left == {"gpu-exporter"}  # the state directory, which remains according to NOTES.txt
         feeder.stop()
