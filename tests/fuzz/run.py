@@ -3,7 +3,6 @@
 Runs outside of CI; in CI, hypothesis does the same with fewer cases. Each target runs in its own process for SECONDS.
 Any exception except the parser's own error is a finding: it ends the run with status 1, and its input remains below
 out/fuzz.
-the parser's own error is a finding, which ends the run with status 1 and leaves the input below out/fuzz.
 
     python -m tests.fuzz.run [--seconds 600] [TARGET ...]
 """
@@ -100,14 +99,34 @@ def promql(data: bytes) -> None:
         return
 
 
+def training(data: bytes) -> None:
+    """What a job writes about its training, also twice in a row."""
+    from gpu_exporter.host.training import TrainingFiles
+    from gpu_exporter.host.training_report import parse_report
+    from gpu_exporter.model.units import UnitId
+    from gpu_exporter.node.training import NodeTraining
+
+    first, _, second = data.partition(b"\n")
+    trainings, unit = NodeTraining(), UnitId("GPU-1")
+    for at, part in enumerate((first, second)):
+        try:
+            report = parse_report(part, 1.0, "run-a")
+        except ValueError:
+            return
+        trainings.note(("job", "1"), TrainingFiles(15.0 * at, (report, report._replace(rank=1, run="b"))))
+        trainings.view(("job", "1"), unit, (unit,), 15.0 * at, 3600.0)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (protobuf, http2, request, state, promql)
+    target.__name__: target for target in (protobuf, http2, request, state, promql, training)
 }
 SEEDS = {
     "protobuf": b"\n\x16\n\x01p\x12\x01n\x1a\x0e\n\x01c\x12\t\n\x01r\x12\x04GPU-",
     "request": b"GET /metrics?name[]=up HTTP/1.1\r\nHost: x\r\nAccept: text/plain;q=0.5\r\nAccept-Encoding: gzip;q=0\r\n\r\n",
     "state": b'{"boot_id": "b", "units": [{"unit": ["GPU-0", ""], "busy_s": 1.0}], "holders": [], "numbers": []}',
     "promql": b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"pod": "a"}, "value": [1, "2"]}]}}',
+    "training": b'{"format": "gpu-exporter-training/1", "steps": 9, "step_seconds": 1.5, "gpus": ["GPU-1"]}\n'
+    b'{"format": "gpu-exporter-training/1", "steps": 40, "step_seconds": 4, "phases": {"forward": {"seconds": 1}}}',
     "http2": bytes.fromhex("000000040000000000000006010400000001885f8b1d75d0620d263d4c4d6564"),
 }
 
