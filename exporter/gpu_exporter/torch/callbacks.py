@@ -7,12 +7,24 @@ and the begin of the next one is the wait, with the framework's own work in it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_exporter.torch.facts import Fact
 from gpu_exporter.torch.observation import TrainingObservation, observe
+
+log = logging.getLogger("gpu_exporter.torch")
+
+
+class FrameworkTraining(NamedTuple):
+    """What a framework trains. `loader`: only its settings are read. `facts`: by the names in docs/torch.md."""
+
+    loader: Any
+    optimizers: Any
+    model: object | None
+    facts: Mapping[str, Fact]
 
 
 class FrameworkLoop:
@@ -30,8 +42,15 @@ class FrameworkLoop:
         self._asked = 0
         self._is_first = True
 
-    def begin(self, loader: Any, optimizers: Any, model: object | None, **facts: Fact) -> None:
-        """The training begins. `loader`: only its settings are read."""
+    def begin(self, describe: Callable[[], FrameworkTraining]) -> None:
+        """The training begins. `describe`: reads the framework's own objects. If another version of the framework has
+        other ones, the training goes on unobserved.
+        """
+        try:
+            loader, optimizers, model, facts = describe()
+        except Exception as exc:
+            log.warning("the training is not observed, and goes on: %s: %s (docs/torch.md)", type(exc).__name__, exc)
+            return
         self._loader = loader
         self._observation = observe(loader, optimizer=optimizers, model=model, **self._options)
         self._observation.note_facts(**facts)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from gpu_exporter.torch.callbacks import FrameworkLoop
+from gpu_exporter.torch.callbacks import FrameworkLoop, FrameworkTraining
 
 PRECISIONS = {
     "32-true": "float32",
@@ -25,10 +25,13 @@ class LightningObserver(Callback):  # type: ignore[misc, unused-ignore]
         self._loop = FrameworkLoop(**options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        loader, precision = trainer.train_dataloader, PRECISIONS.get(str(trainer.precision))
-        facts = {} if precision is None else {"precision": precision}
-        optimizers = [getattr(each, "optimizer", each) for each in trainer.optimizers]
-        self._loop.begin(loader, optimizers, pl_module, **facts)
+        def describe() -> FrameworkTraining:
+            precision = PRECISIONS.get(str(trainer.precision))
+            optimizers = [getattr(each, "optimizer", each) for each in trainer.optimizers]
+            facts = {} if precision is None else {"precision": precision}
+            return FrameworkTraining(trainer.train_dataloader, optimizers, pl_module, facts)
+
+        self._loop.begin(describe)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._loop.begin_epoch()

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpu_exporter.torch.callbacks import FrameworkLoop
+from gpu_exporter.torch.callbacks import FrameworkLoop, FrameworkTraining
 
 
 class TrainerObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -20,9 +20,11 @@ class TrainerObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._loop = FrameworkLoop(**options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        precision = "mixed" if args.bf16 or args.fp16 else None
-        facts = {} if precision is None else {"precision": precision}
-        self._loop.begin(kwargs.get("train_dataloader", ()), (), kwargs.get("model"), **facts)
+        def describe() -> FrameworkTraining:
+            facts = {"precision": "mixed"} if args.bf16 or args.fp16 else {}
+            return FrameworkTraining(kwargs.get("train_dataloader", ()), (), kwargs.get("model"), facts)
+
+        self._loop.begin(describe)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._loop.begin_epoch()

@@ -488,7 +488,7 @@ def test_many_phases_in_one_step_lose_no_interval(monkeypatch: pytest.MonkeyPatc
 def test_what_a_framework_does_between_two_batches_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Clocked(monkeypatch)
     framework = callbacks.FrameworkLoop(summary=False)
-    framework.begin((), (), None)
+    framework.begin(lambda: callbacks.FrameworkTraining((), (), None, {}))
     framework.begin_epoch()
     for number in range(100):
         loop.gpu.now += 0.1
@@ -614,3 +614,20 @@ def test_short_passes_are_not_each_written(tmp_path: Path, monkeypatch: pytest.M
     observed._file._due = time.monotonic() + 10.0
     train(observed, optimizer, epochs=500)
     assert written == []
+
+
+def test_a_framework_with_other_objects_than_expected_trains_unobserved(caplog: pytest.LogCaptureFixture) -> None:
+    """The next version of Lightning or of the Trainer may have renamed what the callback reads."""
+    framework = callbacks.FrameworkLoop(summary=False)
+    trainer: Any = SimpleNamespace()
+    framework.begin(lambda: callbacks.FrameworkTraining(trainer.train_dataloader, (), None, {}))
+    for step in (
+        framework.begin_epoch,
+        framework.begin_batch,
+        framework.end_batch,
+        framework.interrupt,
+        framework.end_epoch,
+        framework.finish,
+    ):
+        step()
+    assert caplog.text.count("the training is not observed, and goes on: AttributeError") == 1
