@@ -1,4 +1,4 @@
-"""The thread that reads the holders' hosts: their work, their progress, their training, and evidence for causes."""
+"""The threads that read the holders' hosts: their work, their progress and evidence for causes; and their training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpu_exporter.host.work import HostWorks
 from gpu_exporter.model.evidence import HostEvidence
 from gpu_exporter.model.holders import Allocation
 from gpu_exporter.model.readings import HostProgress
-from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)
 TICK_S = 15.0  # between two looks for evidence
+END_S = 0.2  # how long the end waits for a training that is being read
 TICKS = 2  # work and progress are read in every second one
 
 
@@ -50,9 +50,7 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Each part has its own try: a bug in one must not cost the others. Training has its own thread: a job that delays
-    the reading of its files must not delay what is known of other holders.
-    """
+    """Each part has its own try: a bug in one must not cost the others."""
 
     def __init__(
         self,
@@ -67,10 +65,10 @@ class HostLoop:
         self._progress, self._looks, self._clock, self._training = progress, looks, clock, training
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`. Raises NoThread."""
-        if self._training is not None:
-            run = partial(self._run_training, self._training, stop, node)
-            start(threading.Thread(target=run, name="training", daemon=True))
+        """Read until `stop`. Training has its own thread: a job that delays the reading of its files must not delay
+        what is known of other holders.
+        """
+        training = self._start_training(stop, node)
         tick = 0
         while not stop.is_set():
             if tick % TICKS == 0:
@@ -82,6 +80,20 @@ class HostLoop:
                 log.exception("cannot read the evidence for causes")
             tick += 1
             self._clock.wait(stop, TICK_S)
+        if training is not None:
+            training.join(END_S)
+
+    def _start_training(self, stop: threading.Event, node: HostNode) -> threading.Thread | None:
+        if self._training is None:
+            return None
+        run = partial(self._run_training, self._training, stop, node)
+        thread = threading.Thread(target=run, name="training", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the limit of tasks: what is known of the holders' hosts counts more
+            log.warning("trainings are not read, since no thread can be started: %s", exc)
+            return None
+        return thread
 
     def _run_training(self, training: TrainingReader, stop: threading.Event, node: HostNode) -> None:
         while not stop.is_set():

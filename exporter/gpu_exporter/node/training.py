@@ -44,7 +44,7 @@ class _Booked:
         self.steps = 0
         self.seconds: dict[str, float] = {}
 
-    def add(self, new: _Counters, old: _Counters | None) -> None:
+    def add(self, new: _ProcessTotals, old: _ProcessTotals | None) -> None:
         """Book what a process did since `old`; a counter that falls adds nothing."""
         self.steps += max(0, new.steps - (old.steps if old is not None else 0))
         before = old.seconds if old is not None else {}
@@ -52,7 +52,7 @@ class _Booked:
             self.seconds[name] = self.seconds.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
 
 
-class _Counters(NamedTuple):
+class _ProcessTotals(NamedTuple):
     """What a process has counted so far."""
 
     steps: int
@@ -68,10 +68,12 @@ class _KeptTraining:
         """`watched_s`: how long the exporter has watched. A process that is older, or may be, counts from now on."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
-        self._last: dict[ProcessKey, _Counters] = {}  # of each process, also of one whose file is missing for a while
+        self._last: dict[
+            ProcessKey, _ProcessTotals
+        ] = {}  # of each process, also of one whose file is missing for a while
         for each in files.reports:
             if each.step_s is None or each.step_s > watched_s:
-                self._last[_key(each)] = _Counters(each.steps, _seconds_of(each))
+                self._last[_key(each)] = _ProcessTotals(each.steps, _seconds_of(each))
             self.book(each)
         self.paces: dict[frozenset[ProcessKey], TrainingPace] = {}  # of this look, by ranks and runs
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
@@ -82,7 +84,7 @@ class _KeptTraining:
         """
         if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
             return
-        key, counters = _key(new), _Counters(new.steps, _seconds_of(new))
+        key, counters = _key(new), _ProcessTotals(new.steps, _seconds_of(new))
         self.booked.setdefault(new.gpus, _Booked()).add(counters, self._last.pop(key, None))
         self._last[key] = counters
         if len(self._last) > PROCESSES_MAX:

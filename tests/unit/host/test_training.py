@@ -400,7 +400,8 @@ def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypa
     node = HostNode(lambda: ((holder,), 1), tuple, lambda *_: None, tuple, lambda *_: None, lambda *_: None)
     cgroups = Cgroups(site.pods)
     parts = (HostWorks(cgroups, SYSTEM_CLOCK, 8), ProgressReader(cgroups, SYSTEM_CLOCK, None), Looks(), SYSTEM_CLOCK)
-    running = threading.Thread(target=HostLoop(*parts, site.reader).run, args=(stop, node), daemon=True)
+    loop = HostLoop(*parts, site.reader)
+    running = threading.Thread(target=loop.run, args=(stop, node))
     running.start()
     try:
         assert all(looks.acquire(timeout=10.0) for _ in range(3))
