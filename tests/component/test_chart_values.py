@@ -70,7 +70,7 @@ def test_the_nearest_label_counts(helm: Helm) -> None:
     assert len(maps) == 4
 
 
-def test_every_pod_of_the_reconcilers_image_has_its_annotations_volumes_and_pull_secrets(helm: Helm) -> None:
+def test_every_pod_of_the_reconcilers_image_has_its_annotations_and_pull_secrets(helm: Helm) -> None:
     volume = {"name": "ca", "configMap": {"name": "ca"}}
     more = {"extraVolumes": [volume], "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}]}
     values = {**LABELS, "reconciler": {**LABELS["reconciler"], **more}, "imagePullSecrets": [{"name": "r"}]}
@@ -78,9 +78,11 @@ def test_every_pod_of_the_reconcilers_image_has_its_annotations_volumes_and_pull
     for component in ("reconciler", "cleanup", "test"):
         pod = pods[component]
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false", "its proxy would never end the job"
-        assert volume in pod["spec"]["volumes"]
-        assert {"name": "ca", "mountPath": "/ca"} in pod["spec"]["containers"][0]["volumeMounts"]
         assert pod["spec"]["imagePullSecrets"] == [{"name": "r"}]
+    for component in ("reconciler", "test"):
+        assert volume in pods[component]["spec"]["volumes"]
+        assert {"name": "ca", "mountPath": "/ca"} in pods[component]["spec"]["containers"][0]["volumeMounts"]
+    assert "volumes" not in pods["cleanup"]["spec"], "a Secret of the release is gone when the job begins"
 
 
 def test_the_test_pod_reads_prometheus_with_the_reconcilers_account(helm: Helm) -> None:
