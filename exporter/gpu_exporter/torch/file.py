@@ -21,7 +21,6 @@ READABLE = 0o644
 OLD_S = 3600.0  # files of processes that ended longer ago are removed
 OURS = re.compile(r"run-[0-9a-f]{16}\.json")
 FORMAT, HEAD = b'{"format": "gpu-exporter-training/', 64  # how a report begins
-SOON = 0.03  # of an interval
 
 
 def find_directory() -> Path | None:
@@ -41,7 +40,7 @@ class ReportFile:
     def __init__(self, directory: Path, run: str) -> None:
         self._directory, self._run = directory, run
         self._pid = os.getpid()
-        self._due = time.monotonic()
+        self._due = self._soon = time.monotonic()
         self._interval_s = INTERVAL_S
         self._path: Path | None = None
         self._last: Mapping[str, Any] | None = None
@@ -68,7 +67,7 @@ class ReportFile:
         fresh.replace(self._path)
         now = time.monotonic()
         self._interval_s = min(INTERVAL_MAX_S, max(INTERVAL_S, (now - began) / COST_MAX))
-        self._due = now + self._interval_s
+        self._due, self._soon = now + self._interval_s, now + (now - began) / COST_MAX
 
     def end(self) -> None:
         """Write that nothing follows, unless the last report has it already. Raises nothing."""
@@ -77,8 +76,11 @@ class ReportFile:
                 self.write({**self._last, "state": "ended"})
 
     def write_soon(self, make: Callable[[], Mapping[str, Any]]) -> None:
-        """Write before the file is due, if the last write is long enough ago that this costs little. Raises OSError."""
-        if time.monotonic() >= self._due - self._interval_s * (1.0 - SOON):
+        """Write before the file is due, if the last write was so long ago that this costs no more than COST_MAX.
+
+        Raises OSError.
+        """
+        if time.monotonic() >= self._soon:
             self.write(make())
 
     def _remove_old(self) -> None:

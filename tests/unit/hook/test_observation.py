@@ -596,7 +596,7 @@ def test_an_attribute_that_is_set_reaches_the_loader() -> None:
 
 def test_at_the_end_of_the_data_the_report_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a `with`, the process may go on for hours."""
-    monkeypatch.setattr(file, "SOON", 0.0)
+    monkeypatch.setattr(file, "COST_MAX", 1e9)
     optimizer = FakeOptimizer()
     observed = observe(BATCHES, optimizer=optimizer, directory=tmp_path, summary=False)
     train(observed, optimizer, epochs=1)
@@ -611,7 +611,7 @@ def test_short_passes_are_not_each_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(file.ReportFile, "write", lambda self, report: written.append(report))
     optimizer = FakeOptimizer()
     observed = observe(range(2), optimizer=optimizer, directory=tmp_path, summary=False)
-    observed._file._due = time.monotonic() + 10.0
+    observed._file._due = observed._file._soon = time.monotonic() + 10.0
     train(observed, optimizer, epochs=500)
     assert written == []
 
