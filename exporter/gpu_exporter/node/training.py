@@ -68,9 +68,8 @@ class _KeptTraining:
         """`watched_s`: how long the exporter has watched. A process that is older, or may be, counts from now on."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
-        self._last: dict[
-            ProcessKey, _ProcessTotals
-        ] = {}  # of each process, also of one whose file is missing for a while
+        # Of each process, also of one whose file is missing for a while.
+        self._last: dict[ProcessKey, _ProcessTotals] = {}
         for each in files.reports:
             if each.step_s is None or each.step_s > watched_s:
                 self._last[_key(each)] = _ProcessTotals(each.steps, _seconds_of(each))
@@ -149,14 +148,15 @@ class NodeTraining:
             return None
         booked = [each for gpus, each in kept.booked.items() if _is_on(gpus, unit, own)]
         names = {name for each in booked for name in each.seconds}
+        own_pace = _measure(kept, ranks)
         pace = _measure(kept, kept.looks[-1].reports)._replace(silent_s=max(0.0, now - kept.stepped))
         return TrainingView(
             steps=sum(each.steps for each in booked),
             seconds={name: sum(each.seconds.get(name, 0.0) for each in booked) for name in sorted(names)},
             rank=min((each.rank for each in ranks if each.rank is not None), default=None),
-            step_s=_measure(kept, ranks).step_s,
+            step_s=own_pace.step_s,
             pace=pace,
-            contradiction=_contradict(pace, idle_run_s),
+            contradiction=_contradict(own_pace._replace(silent_s=pace.silent_s), idle_run_s),
         )
 
 
@@ -198,8 +198,8 @@ def _seconds_of(report: RankReport) -> dict[str, float]:
 def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
     """Steps that were made since the reports `known`; None if nothing can be compared.
 
-    A process that made no step does not write. Until it should have written again, this is no silence. Neither is the
-    time after its data have come to an end.
+    A process that made no step does not write. So it counts as silent only from the time when it should have written
+    again, and never after its data have come to their end.
     """
     pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
     found = [

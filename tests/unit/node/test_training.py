@@ -329,6 +329,14 @@ def test_steps_beside_a_gpu_at_rest_are_a_contradiction_however_slow_they_are(ea
     assert view(training, now=4600.0, idle_run_s=1700.0).contradiction == ""
 
 
+def test_steps_on_one_gpu_contradict_no_rest_of_another() -> None:
+    training = watching()
+    for at in range(0, 3600, 15):
+        look(training, 1000.0 + at, rank(at), rank(500, number=1, age_s=float(at)))
+    assert view(training, A, now=4600.0, idle_run_s=3600.0).contradiction
+    assert view(training, B, now=4600.0, idle_run_s=3600.0).contradiction == ""
+
+
 def test_a_loop_at_the_end_of_its_data_is_not_silent() -> None:
     """Its process may do anything then, also for hours: that it makes no step shows no stall."""
     for is_between, steps in ((False, 0), (True, None)):
