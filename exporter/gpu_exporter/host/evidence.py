@@ -22,7 +22,7 @@ from gpu_exporter.host.cgroup_files import least
 from gpu_exporter.host.cgroups import CgroupReading, Cgroups, Members
 from gpu_exporter.host.files import HolderFiles
 from gpu_exporter.host.network import Mount, NetworkBytes, list_mounts, read_network
-from gpu_exporter.host.processes import HolderProcesses
+from gpu_exporter.host.processes import FAILURES, HolderProcesses
 from gpu_exporter.host.subject import HostSubject
 from gpu_exporter.model.evidence import HostEvidence
 
@@ -117,8 +117,11 @@ class EvidenceReader:
         watched = before or self._begin()
         members = None if self._procfs is None else self._cgroups.list_members(place)
         pids = _choose(subject, members)
-        views = self._read_mounts(_choose_witnesses(subject, pids))
+        witnesses, is_all = _choose_witnesses(subject, pids)
+        views = self._read_mounts(witnesses)
         mounts = None if views is None else [mount for view in views for mount in view]
+        if not is_all and mounts is not None and not any(each.is_remote for each in mounts):
+            mounts = None  # another process may have mounted one
         traffic = read_network(self._procfs, pids[0], mounts) if self._procfs is not None and pids else None
         look = _HostCounters(self._clock.monotonic(), reading, read_accounting(self._cgroups, place), traffic, host_s)
         self._watched[subject.who] = watched._replace(look=look)
@@ -159,7 +162,7 @@ class EvidenceReader:
         psutil.PROCFS_PATH = str(self._root)
         try:
             times = psutil.cpu_times()
-        except (psutil.Error, OSError, ValueError, LookupError):
+        except FAILURES:
             return None
         # guest time is part of user time (proc_stat(5))
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
@@ -174,15 +177,17 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
     return list(dict.fromkeys((*ranks, *sorted(members.pids))))
 
 
-def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> Sequence[int]:
-    """The processes that show what the holder has mounted: one on the GPU. Without one, the newest and some others, not
-    the oldest, which is the pause process of a pod. `pids`: as `_choose` returns them.
+def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
+    """The processes that show what the holder has mounted, and whether they show all of it.
+
+    One on the GPU; without one, the newest and some others, not the oldest, which is the pause process of a pod.
+    `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}
     if ranks.intersection(pids[:1]):
-        return pids[:1]
+        return pids[:1], True
     others = pids[1:] or pids
-    return others[:: -max(1, len(others) // WITNESSES)][:WITNESSES]
+    return others[:: -max(1, len(others) // WITNESSES)][:WITNESSES], len(others) <= WITNESSES
 
 
 def _find_shm(mounts: Sequence[Mount]) -> float | None:

@@ -15,6 +15,7 @@ import psutil
 
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.host.network import Mount, list_mounts
+from gpu_exporter.host.processes import FAILURES
 from gpu_exporter.model.evidence import FileEvidence
 from gpu_exporter.outside import whole
 
@@ -50,7 +51,7 @@ class HolderFiles:
             try:
                 process = psutil.Process(pid)
                 counters = process.io_counters()
-            except (psutil.Error, OSError, ValueError, LookupError, RuntimeError):
+            except FAILURES:
                 continue
             now = _ReadCounters(float(counters.read_count), float(counters.read_chars))
             self._last[hash(process)] = now

@@ -31,7 +31,7 @@ LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; ot
 NOTEBOOKS = frozenset(("jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub-sing", "code-server", "rserver"))
 RUNNING = "R"
 # It ended, /proc is not readable, or this kernel's files lack what psutil looks for.
-FAILURES = (psutil.Error, OSError, ValueError, LookupError, NotImplementedError)
+FAILURES = (psutil.Error, OSError, ValueError, LookupError, RuntimeError)
 
 
 class _Process(NamedTuple):

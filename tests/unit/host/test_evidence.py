@@ -534,6 +534,18 @@ def test_the_mounts_of_a_pod_are_not_those_of_its_pause_process(tmp_path: Path) 
     assert (pod.look(nothing).network_files, pod.look(nothing).received) == (None, None)
 
 
+def test_mounts_are_unknown_where_only_some_of_many_processes_are_asked(tmp_path: Path) -> None:
+    """Another container of the pod may have mounted a network file system."""
+    pod = PodProcfs(tmp_path)
+    (pod.proc / "12" / "mountinfo").write_text(ROOT_MOUNT)
+    for pid in range(13, 23):
+        pod.add(pid, ROOT_MOUNT)
+    (pod.cgroups / PLACE / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in range(11, 23)))
+    nothing, rank = (RankedGpu("GPU-1", frozenset(), pids) for pids in ((), (12,)))
+    assert (pod.look(nothing).network_files, pod.look(nothing).received) == (None, None)
+    assert (pod.look(rank).network_files, pod.look(rank).received) == ((), 0.0)
+
+
 def test_a_status_file_of_another_kernel_costs_only_its_own_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
