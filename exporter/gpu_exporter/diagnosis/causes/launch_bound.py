@@ -5,11 +5,10 @@ from __future__ import annotations
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.model.causes import LOW, MEDIUM, Cause
 
 COMPILE = "compile the model: torch.compile(model, mode='reduce-overhead') uses CUDA graphs; or raise batch_size"
-COMPUTES_MIN = 0.7  # share of the steps in the phases that compute: nothing else fills them
-OTHER = "other work of Python in each step, such as a metric or `.item()`, looks the same (place the phases)"
+OTHER = "other work of Python in each step, such as a metric or `.item()`, looks the same"
 UNKNOWN = "the CPU time of the process is not known: it may wait for something else in the step"
 USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
 
@@ -26,19 +25,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if rank is not None and not is_full:
         return None
     is_compiled = pace.facts.get("compiled")
-    computes = sum(pace.phases.get(name, 0.0) for name in ("forward", "backward", "optimizer"))
-    is_sure = pace.is_gpu and is_compiled is False and computes >= COMPUTES_MIN
-    confidence = (HIGH if is_sure else MEDIUM) if is_full else LOW
     uses = f"the process on the GPU uses {rank:.0%} of a CPU, and " if rank is not None else ""
     compiled = (
         "" if is_compiled is None else "; the model is compiled" if is_compiled else "; the model is not compiled"
     )
     return Cause(
         "launch_bound",
-        confidence,
+        MEDIUM if is_full else LOW,
         f"{uses}the loop hardly waits for data ({pace.wait or 0.0:.0%}), but the GPU is at {case.mean:.0%}; "
         f"{pace.step_s * 1e3:.3g} ms per step{compiled}",
-        against="" if is_sure else OTHER if rank is not None else UNKNOWN,
+        against=OTHER if rank is not None else UNKNOWN,
         advice="raise batch_size" if is_compiled else COMPILE,
         gain=bound_gain(case),
     )

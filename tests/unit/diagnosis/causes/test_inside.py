@@ -145,13 +145,9 @@ def test_phases_that_take_much_of_the_steps(name: str, phase: str, share: float,
 
 def test_launch_bound() -> None:
     busy = {"rank_cores": 0.98}
-    computes = {"forward": 0.3, "backward": 0.4, "optimizer": 0.1}
-    sure = inside(facts={"compiled": False}, processes=busy, phases=computes)
-    assert (the(sure, "launch_bound").confidence, the(sure, "launch_bound").against) == ("high", "")
-    for phases in ({}, {**computes, "forward": 0.1}):  # other work of Python may fill the step
-        one = the(inside(facts={"compiled": False}, processes=busy, phases=phases), "launch_bound")
-        assert one.confidence == "medium"
-        assert ".item()" in one.against
+    one = the(inside(facts={"compiled": False}, processes=busy), "launch_bound")
+    assert one.confidence == "medium"
+    assert ".item()" in one.against, "other work of Python may fill the step"
     assert found(inside(is_gpu=False, processes=busy)).get("launch_bound") == "medium"
     assert "launch_bound" not in found(inside(processes={"rank_cores": 0.3}))
     assert "launch_bound" not in found(inside(0.3, processes=busy))
