@@ -14,11 +14,11 @@ from kubernetes import client
 
 from tests.testbed.chart import CHART, RELEASE, Helm
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.gpu_operator import DEPLOY as LABEL
 from tests.testbed.processes import wait_for
 
 pytestmark = pytest.mark.kubernetes
 NAMESPACE = "gpu-exporter"
-LABEL = "nvidia.com/gpu.deploy.dcgm-exporter"
 WITHIN_S = 5.0
 NODES = {  # labels and taints: mixed clusters have all of these
     "gpu-1": ({LABEL: "true"}, [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]),

@@ -92,6 +92,8 @@ def test_the_test_pod_reads_prometheus_with_the_reconcilers_account(helm: Helm) 
     for pod in (pods["test"], pods["reconciler"]):
         assert pod["spec"]["automountServiceAccountToken"] is True
     assert pods["test"]["spec"]["serviceAccountName"] == pods["reconciler"]["spec"]["serviceAccountName"]
+    plain = pods_of(helm.objects({"tests": {"enabled": True}}))["test"]["spec"]
+    assert plain["automountServiceAccountToken"] is False, "Prometheus does not ask for it"
 
 
 @pytest.mark.parametrize(
