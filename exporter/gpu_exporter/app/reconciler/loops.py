@@ -174,7 +174,8 @@ def remove_all(
             if not lease.wait(FIRST_LOOK_S):
                 complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
                 if not lease.wait(patience_s):
-                    raise MarkError("fenced", f"no mark was removed: {lease.describe()}")
+                    hint = "; stop its holder first, or remove its --apply"
+                    raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
         for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
             print(line)  # noqa: T201
             code = code if is_done else Exit.PARTIAL

@@ -98,8 +98,7 @@ class Lease:
         place = f"Lease {self._namespace}/{self._name}"
         if self._trouble:
             return f"{place}: {self._trouble}"
-        holder = self._seen[0] if self._seen else ""
-        return f"{holder} holds {place} and renews it; stop that reconciler first, or remove its --apply"
+        return f"{self._seen[0]} holds {place}" if self._seen else f"{place}: the API server has not answered yet"
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` until this process holds the Lease; whether it holds the Lease."""
