@@ -287,7 +287,6 @@ def check_loads(
         )
     zero, _, _ = read_recording(recording)
     results["encoder only"] = "not measured: there is no load for the video encoder yet"
-    results["graphics"] = "not measured: there is no graphics load yet"
     return results, [mark._replace(start=mark.start - zero, end=mark.end - zero) for mark in marks]
 
 

@@ -16,16 +16,17 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings, Stalls
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.recording import RecordedLibrary, read_recording
+from gpu_exporter.model.holders import HolderKey
 from gpu_exporter.model.readings import DeviceSnapshot, Effort, HostProgress
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import Spin
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.stalls.floor import BoardFloor
-from gpu_exporter.stalls.watch import SpinWatch
-from gpu_exporter.stalls.work import WorkHistory
+from gpu_exporter.stalls.boards import Boards, HeldBoard
 
 EDGE_S = 1.5  # at both ends of a load: the driver's samples are means of up to a second
 # The rule's durations are shortened to the length of a load. Its thresholds stay.
 SHORT: dict[str, Any] = {"after": 15.0, "flat_over": 10.0, "work_min": 10.0}
+KEY = HolderKey("slurm", "1")
 WITNESSES = tuple(Effort._fields[2:])
 
 
@@ -107,20 +108,25 @@ def review(path: Path, marks: Sequence[Mark], step_s: float | None = 1.0) -> lis
     clock = ManualClock()
     zero = clock.monotonic()
     rules = Stalls()._replace(**SHORT)
-    watch: SpinWatch | None = None
+    boards = Boards(rules)
+    unit: UnitId | None = None
     tallies, spins = {mark: _Tally() for mark in marks}, {}
     for snapshot in read(path, clock, step_s):
-        if watch is None:
+        if unit is None:
+            unit = UnitId(snapshot.identity.uuid)
             # A load is too short to learn the power at rest, so the first reading, without a context, gives it.
-            watch = SpinWatch(rules, snapshot.identity.name, BoardFloor(_power(snapshot)), WorkHistory())
+            watts = _power(snapshot)
+            boards.restore({} if watts is None else {unit: watts})
+            boards.hold([HeldBoard(unit, KEY)])
+        boards.read(snapshot, without_process=False)
         if snapshot.effort is not None:
-            spans = snapshot.activity.spans if snapshot.activity is not None else ()
-            watch.read(snapshot.effort, spans, snapshot.contradiction)
-            watch.hear(HostProgress(snapshot.effort.start, snapshot.effort.end, 0.0, False, 0.0, 0.0))
+            quiet = HostProgress(snapshot.effort.start, snapshot.effort.end, 0.0, False, 0.0, 0.0)
+            boards.hear(unit, KEY, quiet)
+        watch = boards.watch_of(unit, KEY)
         at = snapshot.monotonic - zero
         for mark, tally in tallies.items():
             tally.add(snapshot, zero + mark.start + EDGE_S, zero + mark.end - EDGE_S)
-            if mark.start <= at <= mark.end - EDGE_S:
+            if watch is not None and mark.start <= at <= mark.end - EDGE_S:
                 spins[mark] = (watch.report(), watch.ended_by)
     return [_row(mark, tally, *spins[mark]) for mark, tally in tallies.items() if mark in spins]
 

@@ -43,7 +43,8 @@ QUIET, BLIND = Host(), Host(None, None, None, None)
 class Stage(NamedTuple):
     """`level`: a name of LEVELS, or a level. `memory`: GiB. `cap_w`: an administrator's power limit. `reading_w`:
     what the driver reports in place of the mean power. `hidden`: names of
-    values that cannot be read. `lost`: no reading at all. `without_process`: no process has a context.
+    values that cannot be read. `lost`: no reading at all. `without_process`: no process has a context. `draws`: one
+    has a graphics context.
     """
 
     seconds: float
@@ -56,6 +57,7 @@ class Stage(NamedTuple):
     lost: bool = False
     contradiction: str = ""
     without_process: bool = False
+    draws: bool = False
 
 
 class Trace:
@@ -168,7 +170,7 @@ class Trace:
             self.t,
             up=True,
             activity=None if stage.contradiction else Activity(UNIT, spans, 3),
-            facts=Facts(),
+            facts=Facts(graphics_processes=float(stage.draws)),
             effort=Effort(start, self.t, **values),
             contradiction=stage.contradiction,
         )

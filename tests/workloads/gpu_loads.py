@@ -8,6 +8,7 @@ Kernel time is measured on the device, by events around each batch, so that the 
 
 from __future__ import annotations
 
+import array
 import datetime
 import json
 import os
@@ -148,6 +149,95 @@ def block(torch: Any) -> Callable[[], object]:
     return lambda: torch.cuda._sleep(20_000_000)
 
 
+def jpegs(torch: Any) -> Callable[[], object]:
+    """Photographs decoded by nvJPEG, which uses the JPEG engines of A100 and H100. Needs torchvision."""
+    from torchvision.io import decode_jpeg, encode_jpeg
+
+    files = [encode_jpeg(torch.randint(0, 255, (3, 1080, 1920), dtype=torch.uint8))] * 16
+    return lambda: decode_jpeg(files, device="cuda")
+
+
+def video(torch: Any, seconds: float) -> None:
+    """Films decoded by the video engine, without a kernel. Needs PyNvVideoCodec, and OpenCV, which makes the film."""
+    import cv2
+    import PyNvVideoCodec
+
+    with tempfile.TemporaryDirectory() as folder:
+        film = str(Path(folder) / "film.mkv")
+        writer = cv2.VideoWriter(film, cv2.VideoWriter_fourcc(*"mpg2"), 25, (1920, 1080))
+        picture = torch.randint(0, 255, (90, 160, 3), dtype=torch.uint8).numpy()
+        for _ in range(600):  # a decoder takes a third of a second to start, so the film has to last
+            writer.write(cv2.resize(picture, (1920, 1080)))
+        writer.release()
+        begin = None
+        while begin is None or time.perf_counter() - begin < seconds:
+            demuxer = PyNvVideoCodec.CreateDemuxer(filename=film)
+            decoder = PyNvVideoCodec.CreateDecoder(
+                gpuid=0, codec=demuxer.GetNvCodecId(), cudacontext=0, cudastream=0, usedevicememory=True
+            )
+            frames = sum(len(decoder.Decode(packet)) for packet in demuxer)
+            if not frames:
+                raise RuntimeError("the video engine decoded no frame")
+            if begin is None:
+                print("ready", flush=True)
+                begin = time.perf_counter()
+
+
+def graphics(torch: Any, seconds: float) -> None:
+    """Draws through EGL, without CUDA. Needs moderngl, and the libraries of libglvnd."""
+    import moderngl
+
+    context = moderngl.create_standalone_context(backend="egl")
+    if "NVIDIA" not in context.info["GL_VENDOR"]:
+        raise RuntimeError(f"EGL draws with {context.info['GL_VENDOR']}, not with the GPU")
+    program = context.program(
+        vertex_shader="#version 330\nin vec2 at; void main() { gl_Position = vec4(at, 0.0, 1.0); }",
+        fragment_shader="""#version 330
+            out vec4 colour;
+            void main() {
+                float x = gl_FragCoord.x;
+                for (int i = 0; i < 200; i++) x = sin(x) + gl_FragCoord.y;
+                colour = vec4(x);
+            }""",
+    )
+    corners = context.buffer(array.array("f", (-1, -1, 1, -1, -1, 1, 1, 1)).tobytes())
+    square = context.vertex_array(program, [(corners, "2f", "at")])
+    context.simple_framebuffer((2048, 2048)).use()
+    print("ready", flush=True)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        square.render(moderngl.TRIANGLE_STRIP)
+        context.finish()
+
+
+def monitors(torch: Any, seconds: float) -> float:
+    """Three other programs that read the GPU each second, and no work."""
+    command = ["nvidia-smi", "dmon", "-s", "pucvmet", "-d", "1"]
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(3)]
+    try:
+        print("ready", flush=True)
+        time.sleep(seconds)
+        if any(monitor.poll() is not None for monitor in running):
+            raise RuntimeError("nvidia-smi dmon ended too early")
+    finally:
+        for monitor in running:
+            monitor.kill()
+    return 0.0
+
+
+def mps(torch: Any, seconds: float) -> None:
+    """Half of each period under NVIDIA's MPS, whose server works for its clients. The server ends after this process."""
+    folder = tempfile.mkdtemp()
+    os.environ.update(CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+    end = "while kill -0 $0 2>/dev/null; do sleep 1; done; echo quit -t 1 | nvidia-cuda-mps-control; rm -r $1"
+    quiet = subprocess.DEVNULL
+    subprocess.Popen(["sh", "-c", end, str(os.getpid()), folder], start_new_session=True, stdout=quiet, stderr=quiet)
+    # The same process once more, because it has opened the driver without MPS.
+    command = [sys.executable, "-m", "tests.workloads.gpu_loads", "kernels 50%", f"{seconds:g}"]
+    os.execv(command[0], command)
+
+
 def late_rank(channels: str) -> Load:
     """A real collective whose second rank never comes: NCCL's kernel spins. `channels`: of NCCL, "" for its own choice.
 
@@ -203,8 +293,14 @@ LOADS: dict[str, Load] = {
     "fp64": repeat(fp64),
     "integers": repeat(integers),
     "block": repeat(block),
+    "jpegs": repeat(jpegs),
+    "video": video,
+    "graphics": graphics,
+    "monitors": monitors,
+    "mps": mps,
 }
-LENGTHS = {"late rank": 3, "late rank, 16 channels": 3}  # times as long as the others: a stall has to last
+STALLS = ("late rank", "late rank, 16 channels", "graphics", "integers")  # or what may be taken for one
+LENGTHS = dict.fromkeys(STALLS, 3)  # times as long as the others: a stall has to last
 
 
 def main(kind: str, rest: str) -> int:

@@ -138,7 +138,7 @@ def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
     if unit.mig_uuid and not snapshot.instances_known:
         return None  # the processes of an unlisted instance were not read
     if snapshot.processes is None:
-        count = snapshot.facts.compute_processes
+        count = snapshot.facts.contexts
         return None if count is None else math.floor(count)
     places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
     return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)

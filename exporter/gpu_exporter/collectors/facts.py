@@ -8,7 +8,7 @@ from gpu_exporter.collectors.memory import GPU_MEMORY_TOTAL, GPU_MEMORY_USED
 from gpu_exporter.collectors.mig import GPU_MIG_MEMORY_TOTAL, GPU_MIG_MEMORY_USED, GPU_MIG_POWER, RATIOS
 from gpu_exporter.collectors.pcie_link import GPU_PCIE_LINK, GPU_PCIE_LINK_MAX
 from gpu_exporter.collectors.power import GPU_ENERGY, GPU_POWER, GPU_POWER_LIMIT
-from gpu_exporter.collectors.processes import GPU_COMPUTE_PROCESSES
+from gpu_exporter.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
 from gpu_exporter.collectors.recovery import GPU_RECOVERY_ACTION
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.collectors.throttle import GPU_THROTTLE_SECONDS
@@ -29,6 +29,7 @@ _FIELDS = {
     GPU_ENERGY.name: "energy_j",
     GPU_TEMPERATURE.name: "temperature_celsius",
     GPU_COMPUTE_PROCESSES.name: "compute_processes",
+    GPU_GRAPHICS_PROCESSES.name: "graphics_processes",
     GPU_RECOVERY_ACTION.name: "recovery_action",
     GPU_PCIE_LINK.name: "link",
     GPU_PCIE_LINK_MAX.name: "link_max",

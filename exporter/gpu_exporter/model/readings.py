@@ -100,7 +100,8 @@ class Facts(NamedTuple):
     """Values of one reading that code computes with, in addition to the samples; None is no data.
 
     Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
-    driver. `compute_processes`: the number of listed contexts, which is 0 if the exporter cannot see them.
+    driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which is 0 if the exporter cannot
+    see them.
     `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action. `link`, `link_max`:
     bandwidth of the PCIe link in one direction now, and at most, bytes per second.
     """
@@ -113,10 +114,18 @@ class Facts(NamedTuple):
     energy_j: float | None = None
     temperature_celsius: float | None = None
     compute_processes: float | None = None
+    graphics_processes: float | None = None
     recovery_action: float | None = None
     link: float | None = None
     link_max: float | None = None
     throttle_s: Mapping[str, float] = {}
+
+    @property
+    def contexts(self) -> float | None:
+        """The number of contexts of both kinds, None unless both are known. One process may have one of each."""
+        if self.compute_processes is None or self.graphics_processes is None:
+            return None
+        return self.compute_processes + self.graphics_processes
 
 
 class InstanceReading(NamedTuple):

@@ -140,12 +140,12 @@ class NodeState:
                 self._answered[uuid] = snapshot._replace(instances=(*snapshot.instances, *left))
             else:
                 self._answered[uuid] = snapshot
-            if snapshot.facts.compute_processes:
+            if snapshot.facts.contexts:
                 self._processes_proven = True
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
                 if activity is not None:
                     self.ledger.record(activity)
-            without_process = self._processes_proven and snapshot.facts.compute_processes == 0
+            without_process = self._processes_proven and snapshot.facts.contexts == 0
             self._spins.read(snapshot, without_process=without_process)
             if period is not None:
                 self._sharing.note(UnitId(uuid), period)
@@ -425,7 +425,7 @@ class NodeState:
         """The holder's contexts, None if they are not known to be its own."""
         if not is_alone:
             return record.use.processes if record.use is not None else None
-        return gpu.snapshot.facts.compute_processes if not record.allocation.unit.mig_uuid else None
+        return gpu.snapshot.facts.contexts if not record.allocation.unit.mig_uuid else None
 
     def _own_history(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
         """The holder's use of its share of a unit, because working neighbours leave it no more than its share."""
@@ -480,5 +480,5 @@ def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
     """
     return snapshot._replace(
         samples=tuple(sample for sample in snapshot.samples if sample.family not in PROCESSES.families),
-        facts=snapshot.facts._replace(compute_processes=None),
+        facts=snapshot.facts._replace(compute_processes=None, graphics_processes=None),
     )

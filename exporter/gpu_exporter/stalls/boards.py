@@ -17,6 +17,7 @@ from gpu_exporter.stalls.watch import SpinWatch
 from gpu_exporter.stalls.work import WorkHistory
 
 NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
+DRAWS = "a process with a graphics context is on the GPU: drawing looks the same as a hang"  # H200: 3 % of the SMs
 SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
 
 
@@ -91,7 +92,8 @@ class Boards:
             watch = board.watch = self._make_watch(board, snapshot, effort.start)
             board.hour = WorkHour(self._rules.inefficient_over)
         spans = snapshot.activity.spans if snapshot.activity is not None else ()
-        watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else ""))
+        draws = DRAWS if snapshot.facts.graphics_processes else ""
+        watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else draws))
         board.is_armed |= watch.is_armed
         if board.hour is not None:
             board.hour.add(effort, spans)

@@ -36,6 +36,7 @@ def test_every_fact_of_a_gpu_is_a_published_value(node: SimulatedNode) -> None:
         "energy_j": "gpu_energy_joules_total",
         "temperature_celsius": "gpu_temperature_celsius",
         "compute_processes": "gpu_compute_processes",
+        "graphics_processes": "gpu_graphics_processes",
         "recovery_action": "gpu_recovery_action",
         "link": "gpu_pcie_link_bytes_per_second",
         "link_max": "gpu_pcie_link_max_bytes_per_second",

@@ -10,6 +10,7 @@ from tests.unit.node.node_bench import GPU, LOST, POD, node_of, obstacles, only
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.protocol import Processes
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.node.state import NodeState
 
@@ -59,6 +60,15 @@ def test_zero_processes_is_a_fact_only_if_processes_are_visible() -> None:
     seeing = node_of({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
     states = [allocation.verdict.state for allocation in seeing.run(900).allocations]
     assert states[0] == "held_no_process"
+
+
+def test_a_graphics_context_is_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer or a renderer has no compute context."""
+    node = node_of({"model": "H100"}, holders=[{**POD, "processes": 0}])
+    monkeypatch.setattr(node.samplers[0].device, "read_processes", lambda: Processes(0, 1))
+    view = node.run(900)
+    assert only(view).verdict.state == "held_idle"
+    assert value(view.gpus[0].snapshot, "gpu_graphics_processes") == 1.0
 
 
 def test_a_failed_read_of_mig_keeps_holders_and_shows_no_values_of_the_whole_gpu() -> None:

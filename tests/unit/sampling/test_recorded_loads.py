@@ -11,20 +11,28 @@ from pathlib import Path
 import pytest
 from tests.gpu_review import Row, as_marks, review
 
+from gpu_exporter.stalls import boards
+
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "recordings"
 AT_REST = {"no context", "context"}
 RARE = {"rare", "rare, longer"}
 HANGS = {"late rank", "late rank, 16 channels"}
 
 
-def rows(step_s: float | None) -> dict[str, Row]:
-    marks = as_marks(json.loads((FOLDER / "h200-loads.json").read_text("utf-8")))
-    return {row.name: row for row in review(FOLDER / "h200-loads.rec.gz", marks, step_s)}
+def rows(step_s: float | None, name: str = "h200-loads") -> dict[str, Row]:
+    marks = as_marks(json.loads((FOLDER / f"{name}.json").read_text("utf-8")))
+    return {row.name: row for row in review(FOLDER / f"{name}.rec.gz", marks, step_s)}
 
 
 @pytest.fixture(scope="module")
 def loads() -> dict[str, Row]:
     return rows(1.0)
+
+
+@pytest.fixture(scope="module", params=[1.0, None], ids=["each second", "as the exporter chooses"])
+def engines(request: pytest.FixtureRequest) -> dict[str, Row]:
+    """Other engines than the SMs, MPS, small kernels, and three other monitors."""
+    return rows(request.param, "h200-engines")
 
 
 def test_a_gpu_at_rest_is_idle_with_and_without_a_context(loads: dict[str, Row]) -> None:
@@ -70,6 +78,29 @@ def test_a_hang_in_a_real_collective_is_a_stall_and_no_other_load_is(loads: dict
     for name, row in loads.items():
         assert (row.spin.confidence == "high") == (name in HANGS), (name, row.spin, row.ended_by)
         assert (row.spin.confidence in ("medium", "high")) == (name in HANGS), name
+
+
+def test_other_monitors_leave_a_gpu_at_rest_idle(engines: dict[str, Row]) -> None:
+    assert engines["monitors"].idle_s == pytest.approx(engines["monitors"].known_s)
+    assert engines["monitors"].known_s > 6.0
+
+
+def test_no_second_of_an_engine_or_of_small_kernels_is_idle(engines: dict[str, Row]) -> None:
+    """JPEG engines and the video decoder hardly show in utilization."""
+    for name, row in engines.items():
+        if name not in AT_REST | {"monitors"}:
+            assert row.idle_s == 0.0, name
+            assert row.known_s > 6.0, name
+    assert engines["video"].busy_s / engines["video"].known_s < 0.01
+    assert engines["video"].others["decoder"] > 1.0
+
+
+def test_drawing_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scene that does not change: full utilization, 3 % of the SMs, flat power near rest, and no traffic."""
+    for row in rows(1.0, "h200-engines").values():
+        assert row.spin.confidence == "none", row
+    monkeypatch.setattr(boards, "DRAWS", "")
+    assert rows(1.0, "h200-engines")["graphics"].spin.confidence == "high"
 
 
 def test_each_spinning_sm_reads_the_same_from_the_host(loads: dict[str, Row]) -> None:
