@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.testbed.written import code_blocks, commands
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.parser import Parser
@@ -134,6 +136,30 @@ def test_flags_that_are_named_exist() -> None:
         and not any(known.startswith(flag + ".") for known in known_flags())
     ]
     assert wrong == []
+
+
+def test_commands_in_code_blocks_are_accepted() -> None:
+    """Each flag and its value, by the parser that the user meets."""
+    wrong, seen = [], 0
+    for path in PAGES:
+        for block in code_blocks(path):
+            for arguments in commands(block, "gpu-exporter"):
+                name, rest = (
+                    (arguments[0], arguments[1:]) if arguments and arguments[0] in COMMANDS else ("", arguments)
+                )
+                seen += 1
+                try:
+                    parsers()[name].parse_args(rest)
+                except SystemExit as exc:
+                    wrong.append(f"{path.relative_to(ROOT)}: gpu-exporter {' '.join(arguments)}: {exc}")
+    assert wrong == []
+    assert seen > 10
+
+
+def test_extras_that_are_named_exist() -> None:
+    extras = importlib.metadata.metadata("gpu-exporter").get_all("Provides-Extra") or []
+    named = {name for _, text in pages() for name in re.findall(r"pip install '\.\[([\w,-]+)\]'", text)}
+    assert named and named <= set(extras)
 
 
 def test_variables_that_are_named_exist() -> None:
