@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component cluster slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run verify generate testbed programs programs-start clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labe
 	@$(BIN)/gpu-exporter demo
 
 test: ## all tests except the acceptance test (make e2e)
-	@.ci/stages testbed programs-start check programs hook component+rules+slurm
+	@.ci/stages testbed programs-start check programs hook component+cluster+slurm,rules
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
@@ -41,8 +41,12 @@ format: $(VENV)/dev ## format the code, and fix what ruff can fix
 unit: $(VENV)/dev
 	$(PYTEST) tests/unit
 
-component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Prometheus, kill -9, recordings
-	$(PYTEST) tests/component -m "not slurm"
+component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, Prometheus, kill -9, recordings, attacks
+	$(PYTEST) tests/component -m "not slurm and not kubernetes" --ignore=tests/component/attacks
+	$(PYTEST) tests/component/attacks
+
+cluster: $(VENV)/dev testbed programs ## component tests with a real API server, of the reconciler and the chart
+	$(PYTEST) tests/component -m kubernetes --ignore=tests/component/attacks
 
 slurm: $(VENV)/dev testbed ## component tests with real Slurm 22.05, 24.11 and 26.05
 	$(PYTEST) tests/component -m slurm
