@@ -33,10 +33,12 @@ RUN /opt/gpu-exporter/bin/pip install --no-compile --no-deps --no-build-isolatio
  && PYTHONHASHSEED=0 /opt/gpu-exporter/bin/python -m compileall -q -f -x /kubernetes/aio/ --invalidation-mode unchecked-hash /opt/gpu-exporter/lib
 
 FROM ${BASE} AS runtime
+ARG BASE
 ARG VERSION=""
 ARG REVISION=""
 LABEL org.opencontainers.image.source="https://github.com/gpu-exporter/gpu-exporter" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE}" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 ENV PATH=/opt/gpu-exporter/bin:/usr/local/bin:/usr/bin:/bin \

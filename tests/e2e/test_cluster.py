@@ -1,6 +1,7 @@
 """The acceptance test: real image, chart, kubelet, API server, Prometheus and Alertmanager, from the driver to a label.
 
-Only the GPU is simulated: a fake libnvidia-ml.so.1 is mounted in place of the driver's. The test prints its timeline.
+The commands of the README install it. Only the GPU is simulated: a fake libnvidia-ml.so.1 is mounted in place of the
+driver's. The test prints its timeline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kubernetes import client
 
 from gpu_exporter.devices.scenario import Scenario, parse_scenario
 from gpu_exporter.reconciler.decision.policy import LABEL
-from tests.testbed.chart import CHART, RELEASE, Helm, find, scrape_config, write_targets
+from tests.testbed.chart import Helm, find, scrape_config, write_targets
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.gpu_operator import GpuOperator
 from tests.testbed.images import Builder
@@ -32,9 +33,12 @@ from tests.testbed.processes import Processes, free_port, wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.sandbox import SYSCTLS, left_behind
 from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
+from tests.testbed.written import ROOT, calls, code_block
 
 pytestmark = [pytest.mark.servers, pytest.mark.kubelet, pytest.mark.kubernetes]
-NAMESPACE = "gpu-exporter"
+NAMESPACE = RELEASE = "gpu-exporter"  # in the README
+THEIR_PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
+REGISTRY = "registry.test"  # nothing is pulled from it
 IDLE_S = 12
 AWAY_MAX_S = 5.0  # the operator's label removes the agent within this time, and brings it back
 FIRST_SERIES_MAX_S = 60.0
@@ -73,19 +77,37 @@ class Timeline:
         return now
 
 
-def build_images(node: Node, say: Timeline) -> None:
+def read_readme(prometheus: int, folder: Path) -> tuple[list[list[str]], list[str]]:
+    """The README's calls of docker, and the arguments of its `helm install`, with another registry and the test's Prometheus."""
+    block = code_block(ROOT / "README.md", "docker build")
+    for theirs, ours in ((THEIR_PROMETHEUS, f"http://127.0.0.1:{prometheus}"), ("REGISTRY", REGISTRY)):
+        assert theirs in block
+        block = block.replace(theirs, ours)
+    *docker, (helm, verb, *arguments) = calls(block, ["docker", "helm"], folder)
+    assert (helm, verb) == ("helm", "install")
+    return docker, arguments
+
+
+def build_images(docker: list[list[str]], node: Node, say: Timeline) -> None:
+    """What these calls of docker do, with buildah. A push puts the image on the node, as a pull by the kubelet would."""
     builder = Builder(node.sandbox)
     builder.build_base()
     say("base image")
-    for target in ("agent", "reconciler"):
-        node.import_image(builder.build_target(target, f"localhost/gpu-exporter/{target}:test"))
-        say(f"image {target} built and imported")
+    archives: dict[str, Path] = {}
+    for call in docker:
+        match call:
+            case ["docker", "build", "--target", target, "-t", tag, "."]:
+                archives[tag] = builder.build_target(target, tag)
+            case ["docker", "push", tag]:
+                node.import_image(archives.pop(tag))
+                say(f"image {tag} built and imported")
+            case _:
+                raise AssertionError(f"the README calls {call}")
+    assert archives == {}
 
 
-def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane: ControlPlane) -> dict[str, Any]:
-    def image(target: str) -> dict[str, str]:
-        return {"repository": f"localhost/gpu-exporter/{target}", "tag": "test", "pullPolicy": "Never"}
-
+def site_values(agent: int, reconciler: int, plane: ControlPlane) -> dict[str, Any]:
+    """What a site adds to the README's command: here short times, ports, and a driver of our own."""
     # Pods have no separate network here, so the node's loopback serves as the network of the cluster's services.
     return {
         "settings": {
@@ -94,9 +116,7 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
             "alerts": {"idle_for": f"{IDLE_S}s", "wait": "1s", "keep": "1s", "interval": "1s", "owners_interval": "1s"},
         },
         "agent": {
-            **yaml.safe_load((CHART / "presets" / "gpu-operator.yaml").read_text("utf-8"))["agent"],
             "runtimeClassName": "",  # the driver of this node is a library of our own
-            "image": image("agent"),
             "hostNetwork": True,
             "listenAddress": "127.0.0.1",
             "port": agent,
@@ -104,22 +124,18 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
             "extraEnv": [{"name": "GPU_EXPORTER_NVML_TABLE", "value": "/driver/table"}],
         },
         "reconciler": {
-            "image": image("reconciler"),
             "apply": True,
             "hostNetwork": True,
             "listenAddress": "127.0.0.1",
             "port": reconciler,
             "interval": "1s",
-            "prometheusURL": f"http://127.0.0.1:{prometheus}",
             "extraEnv": [
                 {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
                 {"name": "KUBERNETES_SERVICE_PORT", "value": str(plane.port)},
             ],
         },
-        "podMonitor": {"enabled": True, "interval": "1s"},
+        "podMonitor": {"interval": "1s"},
         "tests": {"enabled": True},
-        "prometheusRule": {"enabled": True},
-        "dashboard": {"enabled": True},
     }
 
 
@@ -195,7 +211,9 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         start_node(processes, uuids, plane.node) as node,
     ):
         say("control plane and node")
-        build_images(node, say)
+        ports = [free_port() for _ in range(3)]
+        docker, arguments = read_readme(ports[2], tmp_path)
+        build_images(docker, node, say)
         var_lib = node.sandbox.scratch / "var-lib"
         driver = var_lib / "driver"
         driver.mkdir()
@@ -206,10 +224,9 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         feeder.start()
         create_crds(plane)
 
-        ports = [free_port() for _ in range(3)]
-        values = chart_values(node, *ports, plane)
         helm = Helm(tmp_path, plane.admin)
-        objects = helm.objects(values)
+        arguments += ["--values", str(helm.write_values(site_values(ports[0], ports[1], plane)))]
+        objects = [each for each in yaml.safe_load_all(helm.run("template", *arguments).stdout) if each]
         rules = [tmp_path / f"{each['metadata']['name']}.yaml" for each in objects if each["kind"] == "PrometheusRule"]
         for path in rules:
             path.write_text(yaml.safe_dump(find(objects, "PrometheusRule", path.stem)["spec"]), encoding="utf-8")
@@ -231,7 +248,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         operator = GpuOperator(plane)
         before = {path.name for path in var_lib.iterdir()} | {"cni"}  # containerd makes it with the first pod
         asked = say("Prometheus and Alertmanager; helm install")
-        helm.install(NAMESPACE, values)
+        helm.run("install", *arguments, "--wait", "--timeout=240s")
         say("helm install --wait has ended")
         write_targets(plane, NAMESPACE, targets)
         (series,) = wait_for(lambda: prometheus.query(f'gpu_up{{uuid="{uuids[0]}"}}') or None, "the first series", 60)
@@ -329,12 +346,12 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         assert holders == {("ml", "train-0", uuid) for uuid in uuids}, "the monitor holds nothing"
         driver_of_claims.stop()
         say("helm uninstall")
-        helm.uninstall(NAMESPACE)
+        helm.run("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--timeout=240s")
         say("helm uninstall has ended")
         assert label() is None, "uninstall withdraws what stands"
         wait_for(lambda: release_objects(plane) == [], "the release to be gone", 30)
         leases = client.CoordinationV1Api(plane.api).list_namespaced_lease(NAMESPACE).items
-        left_leases = [f"{RELEASE}-gpu-exporter-reconciler", f"{RELEASE}-gpu-exporter-reconciler-record"]
+        left_leases = [f"{RELEASE}-reconciler", f"{RELEASE}-reconciler-record"]
         assert sorted(each.metadata.name for each in leases) == left_leases, "as the chart's README lists"
         left = {path.name for path in var_lib.iterdir()} - before
         assert left == {"gpu-exporter"}  # the state directory, which remains according to NOTES.txt

@@ -60,14 +60,6 @@ class Helm:
         """The chart's objects, including hooks."""
         return [each for each in yaml.safe_load_all(self.template(values).stdout) if each]
 
-    def install(self, namespace: str, values: Mapping[str, Any]) -> None:
-        """Install and wait until every pod is ready."""
-        where = (f"--namespace={namespace}", "--create-namespace")
-        self.run("install", RELEASE, CHART, *where, "--wait", "--timeout=240s", *self._with(values))
-
-    def uninstall(self, namespace: str) -> None:
-        self.run("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--timeout=240s")
-
 
 def find(objects: list[dict[str, Any]], kind: str, ending: str = "") -> dict[str, Any]:
     """The only object of a kind whose name has this ending."""

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tools import base_sbom
+
 from tests.testbed.programs import fresh_entry
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ def describe(archive: Path) -> Built:
 def build_release(folder: Path, version: str, date: str) -> list[str]:
     """Build both images twice as of `date` (seconds since 1970), use each, and write their archives to `folder`.
 
-    Returns a line about each. Raises AssertionError if an image cannot be built or used, or if its two builds differ.
+    Also writes the SBOM of their base. Returns a line about each image. Raises AssertionError if an image cannot be built or used, or if its two builds differ.
     """
     from tests.testbed.processes import Processes
     from tests.testbed.sandbox import Sandbox
@@ -163,18 +165,21 @@ def build_release(folder: Path, version: str, date: str) -> list[str]:
         try:
             builder = Builder(sandbox)
             builder.build_base()
+            with base_archive().open("rb") as archive:
+                about = base_sbom.describe(archive, BASE, version)
+            (folder / f"base-{version}.cdx.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
             for target, command in commands.items():
                 tag = f"localhost/gpu-exporter/{target}:{version}"
                 stamp = ("--timestamp", date, "--build-arg", f"VERSION={version}")
                 first = describe(builder.build_target(target, tag, *stamp))
-                archive = builder.build_target(target, tag, *stamp, "--no-cache")
-                again = describe(archive)
+                built = builder.build_target(target, tag, *stamp, "--no-cache")
+                again = describe(built)
                 assert first.digests == again.digests, f"{target}: two builds of one commit differ"
                 assert again.size <= SIZE_MAX[target], f"{target}: its own layers have {again.size / 1e6:.1f} MB"
                 out = builder.use(tag, "gpu-exporter", *command, files=[scenario])
                 assert "gpu_up{" in out or target != "agent", f"{target}: --once on a scenario prints no gpu_up"
                 assert "--kubernetes.lease" in out or target != "reconciler", f"{target}: --help names no lease"
-                shutil.copyfile(archive, folder / f"gpu-exporter-{target}-{version}.image.tar")
+                shutil.copyfile(built, folder / f"gpu-exporter-{target}-{version}.image.tar")
                 said.append(
                     f"{target}: {again.size / 1e6:.1f} MB in {len(again.digests)} layers of its own, "
                     f"the same in two builds; {' '.join(map(str, command))} prints {len(out.splitlines())} lines"

@@ -211,7 +211,7 @@ def graphics(torch: Any, seconds: float) -> None:
 
 
 def monitors(torch: Any, seconds: float) -> float:
-    """Three other programs that read the GPU each second, and no work."""
+    """Three other programs that read the GPU every second, and no work."""
     command = ["nvidia-smi", "dmon", "-s", "pucvmet", "-d", "1"]
     running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(3)]
     try:

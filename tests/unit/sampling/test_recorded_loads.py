@@ -29,7 +29,7 @@ def loads() -> dict[str, Row]:
     return rows(1.0)
 
 
-@pytest.fixture(scope="module", params=[1.0, None], ids=["each second", "as the exporter chooses"])
+@pytest.fixture(scope="module", params=[1.0, None], ids=["every second", "as the exporter chooses"])
 def engines(request: pytest.FixtureRequest) -> dict[str, Row]:
     """Other engines than the SMs, MPS, small kernels, and three other monitors."""
     return rows(request.param, "h200-engines")

@@ -1,0 +1,157 @@
+"""Lists what the base of an image contains: Debian's packages and the Python interpreter, each with its licences.
+
+    docker export CONTAINER | python -m tools.base_sbom NAME VERSION > FILE.cdx.json
+
+Reads a root file system as tar from standard input and writes CycloneDX 1.6. The Python packages that the Dockerfile
+installs are not in it: tools.release lists them, with the metadata of their wheels. The licences of a Debian package
+are those that its copyright file names (https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/). Older
+files name only a file of /usr/share/common-licenses, or nothing: then the component refers to its copyright file.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import sys
+import tarfile
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+STATUS = "var/lib/dpkg/status"
+COPYRIGHT = re.compile(r"usr/share/doc/([^/]+)(?:/copyright)?")
+INTERPRETER = re.compile(r"usr/local/lib/python(3\.\d+)/LICENSE\.txt")
+PATCHLEVEL = re.compile(r"usr/local/include/python3\.\d+/patchlevel\.h")
+FILE_MAX = 16 * 1024**2  # bytes; the largest file that is read is dpkg's status, of some 100 KB
+
+
+class SbomError(Exception):
+    """The root file system is not what was expected. The text says what is missing."""
+
+
+class Tree:
+    """The files of a root file system that name packages and licences."""
+
+    def __init__(self, archive: BinaryIO) -> None:
+        """Read a tar. Raises SbomError if it is not a tar."""
+        self._texts: dict[str, str] = {}
+        self._links: dict[str, str] = {}
+        try:
+            with tarfile.open(fileobj=archive, mode="r|*") as tar:
+                for entry in tar:
+                    self._take(tar, entry)
+        except tarfile.TarError as exc:
+            raise SbomError(f"standard input is no tar of a root file system: {exc}") from exc
+
+    def _take(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
+        name = posixpath.normpath(entry.name.lstrip("/"))
+        if name != STATUS and not any(each.fullmatch(name) for each in (COPYRIGHT, INTERPRETER, PATCHLEVEL)):
+            return
+        if entry.issym():
+            self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), entry.linkname)).lstrip("/")
+        elif entry.islnk():
+            self._links[name] = posixpath.normpath(entry.linkname.lstrip("/"))
+        elif entry.isreg() and entry.size <= FILE_MAX and (file := tar.extractfile(entry)) is not None:
+            self._texts[name] = file.read().decode("utf-8", "replace")
+
+    def text(self, name: str) -> str | None:
+        """A file's text, through links of the file and of its folder; None without one."""
+        for _ in range(8):
+            if name in self._texts:
+                return self._texts[name]
+            folder, base = posixpath.split(name)
+            if name in self._links:
+                name = self._links[name]
+            elif folder in self._links:
+                name = f"{self._links[folder]}/{base}"
+            else:
+                return None
+        return None
+
+    def interpreter(self) -> tuple[str, str] | None:
+        """The version of a Python below /usr/local, and the name of its licence file; None without one."""
+        for name in self._texts:
+            if (found := INTERPRETER.fullmatch(name)) is not None:
+                header = self.text(f"usr/local/include/python{found[1]}/patchlevel.h") or ""
+                exact = re.search(r'#define PY_VERSION\s+"([^"]+)"', header)
+                return (exact[1] if exact else found[1]), f"/{name}"
+        return None
+
+
+def packages(status: str) -> list[dict[str, str]]:
+    """The installed packages of dpkg's status, as their fields. Continuation lines are left out."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", status.strip()):
+        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Za-z-]+: ", line))
+        if fields.get("Status", "").endswith(" installed"):
+            found.append(fields)
+    return found
+
+
+def licences(text: str) -> list[str]:
+    """The names of licences in a copyright file, sorted; empty if it names none in a form that can be read."""
+    named: set[str] = set()
+    if text.startswith("Format"):  # otherwise such a line is prose
+        named = {name.strip() for name in re.findall(r"^License:[ \t]*(\S.*)$", text, re.M)}
+    return sorted(named or set(re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.+-]*[A-Za-z0-9])", text)))
+
+
+def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
+    """A package as a component. Raises SbomError if it has no copyright file."""
+    name, version, machine = fields["Package"], fields["Version"], fields["Architecture"]
+    path = f"usr/share/doc/{name}/copyright"
+    text = tree.text(path)
+    if text is None:
+        raise SbomError(f"package {name} has no /{path}: its licence is not known")
+    names = licences(text) or [f"see /{path}"]
+    purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={machine}"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "licenses": [{"license": {"name": each}} for each in names],
+    }
+
+
+def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
+    """The SBOM of a root file system. Raises SbomError if it is not Debian's, or if a licence is not known."""
+    tree = Tree(archive)
+    status = tree.text(STATUS)
+    if status is None:
+        raise SbomError(f"no /{STATUS}: the base image is not Debian's, so its packages are not known")
+    components = sorted((component(each, tree) for each in packages(status)), key=lambda each: each["bom-ref"])
+    if (python := tree.interpreter()) is not None:
+        exact, file = python
+        components.append(
+            {
+                "type": "application",
+                "bom-ref": f"pkg:generic/python@{exact}",
+                "name": "python",
+                "version": exact,
+                "purl": f"pkg:generic/python@{exact}",
+                "licenses": [{"license": {"id": "PSF-2.0"}}],
+                "properties": [{"name": "file of the licence", "value": file}],
+            }
+        )
+    about = {"component": {"type": "container", "name": name, "version": version}}
+    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": about, "components": components}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the SBOM; the exit code."""
+    if len(arguments) != 2:
+        print("usage: docker export CONTAINER | python -m tools.base_sbom NAME VERSION", file=sys.stderr)
+        return 2
+    try:
+        print(json.dumps(describe(sys.stdin.buffer, *arguments), indent=1))
+    except SbomError as exc:
+        print(f"base_sbom: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
