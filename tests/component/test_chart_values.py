@@ -212,3 +212,13 @@ def test_a_namespace_of_digits_stays_a_text(helm: Helm) -> None:
     assert {each["metadata"].get("namespace", "1234") for each in objects} == {"1234"}
     assert find(objects, "PodMonitor", "-agent")["spec"]["namespaceSelector"] == {"matchNames": ["1234"]}
     assert find(objects, "DaemonSet")["metadata"]["labels"]["app.kubernetes.io/name"] == "99"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [OPENSHIFT, {"agent": {"resources": {"limits": None}, "affinity": {"nodeAffinity": None}}}],
+    ids=["openshift", "site"],
+)
+def test_what_was_set_to_null_stays_away_in_an_upgrade_with_reused_values(helm: Helm, values: dict[str, Any]) -> None:
+    """Those of a chart with another valuesVersion, whose gaps the defaults fill."""
+    assert helm.template(values | {"valuesVersion": 0}).stdout == helm.template(values).stdout
