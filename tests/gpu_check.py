@@ -76,15 +76,15 @@ def supported_fields(device: NvmlDevice) -> list[int]:
     return sorted(found)
 
 
-def supported_gpm(device: NvmlDevice) -> list[int]:
-    """GPM metric ids that have a value here, over a window of 200 ms."""
+def read_all_gpm(device: NvmlDevice) -> dict[int, float]:
+    """Every GPM metric that has a value here, by its id, over a window of 200 ms, in NVML's units."""
     if not device.ask("nvmlGpmQueryDeviceSupport"):
-        return []
+        return {}
     samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
     for sample in samples:
         pynvml.nvmlGpmSampleGet(device.handle.raw, sample)
         time.sleep(0.2)
-    found = []
+    found: dict[int, float] = {}
     for metric in GPM_METRICS:  # one by one: a driver refuses the whole question for one metric that is new to it
         query = structures.GpmMetrics()
         query.version, query.count = nvml.NVML_GPM_METRICS_GET_VERSION, 1
@@ -93,7 +93,7 @@ def supported_gpm(device: NvmlDevice) -> list[int]:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlGpmMetricsGet(query)
             if query.metrics[0].code == nvml.NVML_SUCCESS:
-                found.append(metric)
+                found[metric] = query.metrics[0].value
     for sample in samples:
         pynvml.nvmlGpmSampleFree(sample)
     return found
@@ -116,7 +116,7 @@ def gpm_without_privilege() -> list[int] | str:
             backend.open()
             device = backend.find(0)
             assert isinstance(device, NvmlDevice)
-            answer = supported_gpm(device)
+            answer = list(read_all_gpm(device))
         except Exception as exc:
             answer = f"{type(exc).__name__}: {exc}"
         os.write(writing, json.dumps(answer).encode())
@@ -247,6 +247,7 @@ def check_loads(
             assert load.stdout is not None
             load.stdout.readline()  # `ready`, or the end of a load that cannot run here
             listed = describe_listing(device, load.pid)
+            gpm = read_all_gpm(device)  # also what the exporter does not read, such as the integer pipe
             before, since = read_gpu(url), time.time()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(length_s)
@@ -274,6 +275,7 @@ def check_loads(
                 "pid_listed": listed,
                 "own_share": share,
                 "within_bar": within,
+                "gpm": gpm,
                 "gauges": {n: v for n, v in after.items() if not n.endswith("_total")},
             }
         recorder.send_signal(signal.SIGINT)
@@ -386,7 +388,7 @@ def main() -> int:
         "who": f"{backend.count()} GPUs, uid {os.geteuid()}",
         "mig_mode": device.identity.mig_mode,
         "fields": supported_fields(device),
-        "gpm": supported_gpm(device),
+        "gpm": list(read_all_gpm(device)),
         "gpm_without_privilege": unprivileged,
         "rings": rings_of(device),
         "latencies": latencies(recording),

@@ -85,6 +85,7 @@ def test_gpu_check_reviews_its_loads_by_a_recording(
     report = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))
     assert report["loads"]["decode"].startswith("TypeError: "), "a load that cannot run gives its reason"
     assert [mark["name"] for mark in report["marks"]] == ["no context", "context", "kernels 50%"]
+    assert report["loads"]["kernels 50%"]["gpm"]["1"] == 50.0, "percent, as NVML has it"
     rows = review(tmp_path / "gpu-check-loads.rec.gz", as_marks(report["marks"]))
     for row in rows:
         assert row.known_s > 1.5
