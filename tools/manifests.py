@@ -1,6 +1,7 @@
 """Renders the chart as plain manifests, for sites without Helm: `make manifests PRESET=gke VALUES=my-values.yaml`.
 
-Takes Helm from PATH, else builds the pinned one of the tests. Hooks are left out, since `kubectl apply` would run them.
+Takes Helm from PATH, else builds the pinned one of the tests. Hooks are left out, since `kubectl apply` would run them,
+and so are the rights of their cleanup job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from tools.files import ROOT
 
 CHART = ROOT / "helm" / "gpu-exporter"
+CLEANUP = "\n    app.kubernetes.io/component: cleanup\n"
 
 
 def find_helm() -> str:
@@ -42,7 +44,8 @@ def main(arguments: list[str]) -> int:
     done = subprocess.run([*command, *given], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode == 0:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(done.stdout, encoding="utf-8")
+        objects = [each for each in done.stdout.split("\n---\n") if CLEANUP not in each]
+        options.output.write_text("\n---\n".join(objects), encoding="utf-8")
         print(f"wrote {options.output}. Next:")
         print(f"  kubectl create namespace {options.namespace} && kubectl apply -f {options.output}")
     return done.returncode

@@ -1,6 +1,6 @@
 {{/* Every template begins with this. `helm upgrade --reuse-values` replaces the chart's defaults by those of the chart
-     before, which lack newer keys: then the defaults fill the gaps. Objects of Kubernetes are kept as they were, because
-     there a missing key is one that a preset or the site has set to null. */}}
+     before, which lack newer keys: then the defaults fill the gaps. Some objects of Kubernetes are kept as they were,
+     because a key that is missing there is one that a preset or the site has set to null. */}}
 {{- define "gpu-exporter.begin" -}}
 {{- $defaults := .Files.Get "files/values.yaml" | fromYaml -}}
 {{- if ne (int (.Values.valuesVersion | default 0)) (int $defaults.valuesVersion) -}}
@@ -8,7 +8,7 @@
 {{- $merged := mergeOverwrite $defaults .Values -}}
 {{- range $part := list "agent" "reconciler" -}}
 {{- $parts := get $before $part | default dict -}}
-{{- range $object := list "podSecurityContext" "securityContext" "nodeSelector" "affinity" "resources" "updateStrategy" -}}
+{{- range $object := list "podSecurityContext" "securityContext" "affinity" "resources" -}}
 {{- if hasKey $parts $object }}{{ $_ := set (get $merged $part) $object (get $parts $object) }}{{ end -}}
 {{- end -}}
 {{- end -}}
