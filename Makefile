@@ -25,7 +25,7 @@ demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labe
 	@$(BIN)/gpu-exporter demo
 
 test: ## all tests except the acceptance test (make e2e)
-	@.ci/stages testbed programs-start check programs hook component+cluster+slurm,rules
+	@.ci/stages testbed programs-start check programs hook component+slurm+cluster,rules
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
