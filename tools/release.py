@@ -39,6 +39,14 @@ SCENARIO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
 MACHINES = ("x86_64", "aarch64")
 IMAGE_PYTHON = "313"  # of the Dockerfile's BASE
 SAID_MAX = 3000  # characters of the output of a command that failed
+# Ends with 1 and the error if a file is not valid CycloneDX.
+VALIDATE = """
+import pathlib, sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+if (error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(pathlib.Path(sys.argv[1]).read_text())) is not None:
+    raise SystemExit(str(error))
+"""
 PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, and the extras that they install
 
 
@@ -186,6 +194,7 @@ def images() -> None:
     for line in run([sys.executable, "-m", "tests.testbed.images", folder, VERSION, date]).splitlines():
         say(f"images: {line}")
     (base,) = folder.glob("*.cdx.json")
+    run([TOOLS / "bin" / "python", "-c", VALIDATE, base])
     components = json.loads(base.read_text("utf-8"))["components"]
     say(f"images: their base has {len(components)} components, each with a licence or the file that has it")
 
