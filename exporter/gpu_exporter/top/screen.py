@@ -9,6 +9,9 @@ from gpu_exporter.exposition.rows import NAMES, NUMBERS, Row
 from gpu_exporter.plain import layout, one_line
 from gpu_exporter.top.nodes import ClusterReading, NodeRow
 
+# Columns that a narrow window lacks, in this order, until the reason has REASON_MIN characters.
+DROPPED = ("TEMP", "MEMORY", "NAME", "HELD", "POWER")
+REASON_MIN = 50
 IDLE_STATES = ("held_idle", "held_no_process")
 SILENT_STATES = ("lost", "hung", "stale")
 
@@ -65,10 +68,23 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     return ", ".join(filter(None, parts))
 
 
-def table(rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
-    """Header and rows at full width."""
-    header = (*(["NODE"] if with_node else []), *NAMES)
-    return layout(header, [(*([each.node] if with_node else []), *each.row.texts) for each in rows], NUMBERS)
+def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
+    """Header and rows at full width. In a window of `width` characters, columns make room for the reason, except the
+    column of the order.
+    """
+    names = [*(["NODE"] if with_node else []), *NAMES]
+    cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
+    lines = layout(names, cells, NUMBERS)
+    for name in DROPPED:
+        if width is None or width - lines[0].index(names[-1]) >= REASON_MIN:
+            break
+        if name == order.upper():
+            continue
+        at = names.index(name)
+        for line in (names, *cells):
+            del line[at]
+        lines = layout(names, cells, NUMBERS)
+    return lines
 
 
 def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[str]:
@@ -78,7 +94,7 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
     if len(problems) > room:
         problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more nodes with problems"]
     rows = choose(reading.rows, wish)
-    head, *body = table(rows, with_node=nodes > 1)
+    head, *body = table(rows, with_node=nodes > 1, width=width, order=wish.order)
     fits = max(0, height - 3 - len(problems))
     skip = min(wish.skip, max(0, len(body) - fits))
     below = len(body) - skip - fits

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.exposition.rows import Row
 from gpu_exporter.top.nodes import ClusterReading, NodeRow
-from gpu_exporter.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
+from gpu_exporter.top.screen import DROPPED, ORDERS, ViewOptions, choose, draw, summary, table
 
 
 def row(gpu: str, **more: object) -> Row:
@@ -74,6 +74,22 @@ def test_the_summary_counts_each_gpu_and_its_power_once() -> None:
 def test_the_node_is_shown_if_there_are_several_nodes() -> None:
     assert table(ROWS, with_node=True)[0].startswith("NODE  GPU")
     assert table(ROWS, with_node=False)[0].startswith("GPU")
+
+
+def test_columns_make_room_for_the_reason_but_not_the_one_that_rows_are_sorted_by() -> None:
+    reason = "idle for 2h; no process on the GPU, and the holder uses 0.0 CPUs"
+    reading = ClusterReading([NodeRow("n1", row("1", why=reason, name="NVIDIA H100 80GB HBM3"))], 1, {})
+    for width, order, missing in (
+        (200, "waste", set()),
+        (150, "waste", {"TEMP", "MEMORY"}),
+        (140, "waste", {"TEMP", "MEMORY", "NAME"}),
+        (140, "temp", {"MEMORY", "NAME"}),
+        (40, "held", set(DROPPED) - {"HELD"}),
+    ):
+        head, line = draw(reading, ViewOptions(order), 1, 24, width)[1:3]
+        names = table(reading.rows, with_node=False)[0].split()
+        assert head.split() == [each for each in names if each not in missing][: len(head.split())], (width, order)
+        assert (reason[:50] in line) == (width > 40), (width, order, line)
 
 
 def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to() -> None:
