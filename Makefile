@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest $(if $(CI),--durations=20)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format unit component cluster slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run verify generate testbed programs programs-start clean
