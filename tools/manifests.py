@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.files import ROOT
 
 CHART = ROOT / "helm" / "gpu-exporter"
-CLEANUP = "\n    app.kubernetes.io/component: cleanup\n"
+CLEANUP = "# Source: gpu-exporter/templates/cleanup.yaml\n"
 
 
 def find_helm() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,17 @@ def test_the_reconciler_may_change_its_own_marks_but_neither_delete_nor_evict_po
         reconciler.core.create_namespaced_pod_eviction(
             "train", bench.namespace, {"metadata": {"name": "train"}}, dry_run="All"
         )
+
+
+def test_the_policy_confines_the_account_of_the_cleanup_job_too(bench: Bench, reconciler: Api, tmp_path: Path) -> None:
+    """With Argo CD its rights exist as long as the release."""
+    assert refusal(reconciler, bench.namespace, {"metadata": {"labels": {"app": "mine"}}}), "the policy counts"
+    objects = Helm(tmp_path).objects({"reconciler": {"apply": True}})
+    account = find(objects, "ServiceAccount", "-cleanup")["metadata"]
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    kubeconfig = bench.plane.authority.kubeconfig("cleanup", bench.plane.url, user, "system:masters")
+    cleanup = Api(ControlPlane.connect(kubeconfig))
+    assert "only changes gpu-exporter.io/utilization" in refusal(
+        cleanup, bench.namespace, {"metadata": {"labels": {"app": "mine"}}}
+    )
+    assert refusal(cleanup, bench.namespace, {"metadata": {"labels": {LABEL: None}}}) == ""

@@ -216,8 +216,13 @@ def test_a_namespace_of_digits_stays_a_text(helm: Helm) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [OPENSHIFT, {"agent": {"resources": {"limits": None}, "affinity": {"nodeAffinity": None}}}],
-    ids=["openshift", "site"],
+    [
+        OPENSHIFT,
+        {"agent": {"resources": {"limits": None}}},
+        {"agent": {"resources": None}, "reconciler": {"resources": None}},
+        {"reconciler": {"podSecurityContext": {"runAsUser": None}}},
+    ],
+    ids=["openshift", "a part", "a whole", "a uid"],
 )
 def test_what_was_set_to_null_stays_away_in_an_upgrade_with_reused_values(helm: Helm, values: dict[str, Any]) -> None:
     """Those of a chart with another valuesVersion, whose gaps the defaults fill."""

@@ -14,7 +14,8 @@ import yaml
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import program
 
-CHART = Path(__file__).resolve().parents[2] / "helm" / "gpu-exporter"
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "gpu-exporter"
 RELEASE = "gpu"
 RENAMED = {
     "sourceLabels": "source_labels",
@@ -35,6 +36,7 @@ class Helm:
     def run(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [str(program("helm")), *map(str, arguments)],
+            cwd=ROOT,
             env=self._environment,
             capture_output=True,
             text=True,

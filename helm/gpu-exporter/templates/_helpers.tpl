@@ -8,9 +8,10 @@
 {{- $merged := mergeOverwrite $defaults .Values -}}
 {{- range $part := list "agent" "reconciler" -}}
 {{- $parts := get $before $part | default dict -}}
-{{- range $object := list "podSecurityContext" "securityContext" "affinity" "resources" -}}
+{{- range $object := list "podSecurityContext" "securityContext" "resources" -}}
 {{- if hasKey $parts $object }}{{ $_ := set (get $merged $part) $object (get $parts $object) }}{{ end -}}
 {{- end -}}
+{{- if and $parts (not (hasKey $parts "resources")) }}{{ $_ := set (get $merged $part) "resources" dict }}{{ end -}}{{/* every chart had them */}}
 {{- end -}}
 {{- $_ := set . "Values" $merged -}}
 {{- end -}}

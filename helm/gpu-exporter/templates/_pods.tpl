@@ -35,7 +35,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{- define "gpu-exporter.securityContext" -}}
-{{- toYaml (mergeOverwrite (include "gpu-exporter.noRights" . | fromYaml) (deepCopy .part.securityContext)) }}
+{{- toYaml (mergeOverwrite (include "gpu-exporter.noRights" . | fromYaml) (deepCopy (.part.securityContext | default dict))) }}
 {{- end }}
 
 {{/* The right to trace processes only where open files are read for causes (settings.causes.files). */}}
@@ -47,7 +47,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- else if eq "trace" (dig "causes" "files" "none" (.Values.settings | default dict)) -}}
 {{- $_ := set $own.capabilities "add" (list "SYS_PTRACE") -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite (merge (dict "runAsUser" 0) $own) (deepCopy $agent.securityContext)) }}
+{{- toYaml (mergeOverwrite (merge (dict "runAsUser" 0) $own) (deepCopy ($agent.securityContext | default dict))) }}
 {{- end }}
 
 {{/* What the pods of all parts have in common: (dict "root" $ "part" .Values.agent). The API server drops `hostNetwork: false`,
@@ -104,5 +104,5 @@ imagePullPolicy: {{ .Values.reconciler.image.pullPolicy }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext: {{- include "gpu-exporter.securityContext" (dict "root" . "part" .Values.reconciler) | nindent 2 }}
-resources: {{- toYaml .Values.reconciler.resources | nindent 2 }}
+resources: {{- toYaml (.Values.reconciler.resources | default dict) | nindent 2 }}
 {{- end }}
