@@ -16,6 +16,7 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import os
 import platform
 import pwd
@@ -92,7 +93,7 @@ def read_all_gpm(device: NvmlDevice) -> dict[int, float]:
         query.metrics[0].metric = metric
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlGpmMetricsGet(query)
-            if query.metrics[0].code == nvml.NVML_SUCCESS:
+            if query.metrics[0].code == nvml.NVML_SUCCESS and math.isfinite(query.metrics[0].value):
                 found[metric] = query.metrics[0].value
     for sample in samples:
         pynvml.nvmlGpmSampleFree(sample)

@@ -1,9 +1,9 @@
-"""Lists what the base of an image contains: Debian's packages and the Python interpreter, each with its licences.
+"""Lists what the base of an image contains: Debian's packages, the Python interpreter and its packages, with licences.
 
     docker export CONTAINER | python -m tools.base_sbom NAME VERSION > FILE.cdx.json
 
 Reads a root file system as tar from standard input and writes CycloneDX 1.6. The Python packages that the Dockerfile
-installs are not in it: tools.release lists them, with the metadata of their wheels. The licences of a Debian package
+installs, below /opt, are not in it: tools.release lists them. The licences of a Debian package
 are those that its copyright file names (https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/). Older
 files name only a file of /usr/share/common-licenses, or nothing: then the component refers to its copyright file.
 """
@@ -22,6 +22,7 @@ from urllib.parse import quote
 STATUS = "var/lib/dpkg/status"
 COPYRIGHT = re.compile(r"usr/share/doc/([^/]+)(?:/copyright)?")
 INTERPRETER = re.compile(r"usr/local/lib/python(3\.\d+)/LICENSE\.txt")
+METADATA = re.compile(r"usr/local/lib/python3\.\d+/site-packages/[^/]+\.dist-info/METADATA")
 PATCHLEVEL = re.compile(r"usr/local/include/python3\.\d+/patchlevel\.h")
 FILE_MAX = 16 * 1024**2  # bytes; the largest file that is read is dpkg's status, of some 100 KB
 
@@ -46,7 +47,7 @@ class Tree:
 
     def _take(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         name = posixpath.normpath(entry.name.lstrip("/"))
-        if name != STATUS and not any(each.fullmatch(name) for each in (COPYRIGHT, INTERPRETER, PATCHLEVEL)):
+        if name != STATUS and not any(each.fullmatch(name) for each in (COPYRIGHT, INTERPRETER, METADATA, PATCHLEVEL)):
             return
         if entry.issym():
             self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), entry.linkname)).lstrip("/")
@@ -68,6 +69,10 @@ class Tree:
             else:
                 return None
         return None
+
+    def python_packages(self) -> list[tuple[str, str]]:
+        """Path and text of the metadata of each package that the base has beside its interpreter, such as pip."""
+        return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:
         """The version of a Python below /usr/local, and the name of its licence file; None without one."""
@@ -92,7 +97,7 @@ def packages(status: str) -> list[dict[str, str]]:
 def licences(text: str) -> list[str]:
     """The names of licences in a copyright file, sorted; empty if it names none in a form that can be read."""
     named: set[str] = set()
-    if text.startswith("Format"):  # otherwise such a line is prose
+    if re.search(r"^Format(-Specification)?:", text.partition("\n\n")[0], re.M):  # otherwise such a line is prose
         named = {name.strip() for name in re.findall(r"^License:[ \t]*(\S.*)$", text, re.M)}
     return sorted(named or set(re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.+-]*[A-Za-z0-9])", text)))
 
@@ -116,6 +121,18 @@ def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
     }
 
 
+def python_component(path: str, text: str) -> dict[str, Any]:
+    """A Python package as a component, from its metadata (https://packaging.python.org/en/latest/specifications/)."""
+    fields = dict(re.findall(r"^(Name|Version|License-Expression|License): (.+)$", text.partition("\n\n")[0], re.M))
+    name, version = fields.get("Name", ""), fields.get("Version", "")
+    if not name or not version:
+        raise SbomError(f"/{path} has no name or no version")
+    purl = f"pkg:pypi/{quote(name.lower())}@{quote(version)}"
+    licence = fields.get("License-Expression") or fields.get("License") or f"see /{path}"
+    about = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+    return {**about, "licenses": [{"license": {"name": licence}}]}
+
+
 def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
     """The SBOM of a root file system. Raises SbomError if it is not Debian's, or if a licence is not known."""
     tree = Tree(archive)
@@ -123,6 +140,7 @@ def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
     if status is None:
         raise SbomError(f"no /{STATUS}: the base image is not Debian's, so its packages are not known")
     components = sorted((component(each, tree) for each in packages(status)), key=lambda each: each["bom-ref"])
+    components += [python_component(path, text) for path, text in tree.python_packages()]
     if (python := tree.interpreter()) is not None:
         exact, file = python
         components.append(

@@ -37,6 +37,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def installed(clone: Path, home: dict[str, str]) -> str:
+    """Installs as the README says; the last command of its block, which serves."""
+    *install, serve = code_block(README, "pip install .  ").splitlines()
+    script = "\n".join(install)
+    done = subprocess.run(["sh", "-euc", script], cwd=clone, env=home, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return serve
+
+
 def run(script: str, clone: Path, home: Mapping[str, str]) -> str:
     """What a script prints that is run in the checkout, in the environment that the README makes there."""
     script = f". gpu-exporter-venv/bin/activate\n{script}"
@@ -45,34 +55,36 @@ def run(script: str, clone: Path, home: Mapping[str, str]) -> str:
     return done.stdout
 
 
-def test_what_the_readme_says_of_pip_works(processes: Processes, clone: Path, home: dict[str, str]) -> None:
-    """The block ends with the exporter, which serves. Then the other commands of the README, in the same environment."""
-    block = code_block(README, "pip install .  ")
-    assert block.splitlines()[-1].split() == ["gpu-exporter", "#", "serves", "on", DEFAULT_PORT]
+def test_what_the_readme_says_of_pip_works(
+    processes: Processes, clone: Path, home: dict[str, str], installed: str
+) -> None:
+    """The exporter serves. Then the other commands of the README, in the same environment."""
+    assert installed.split() == ["gpu-exporter", "#", "serves", "on", DEFAULT_PORT]
     port = free_port()
     serves = home | {"GPU_EXPORTER_WEB_LISTEN_ADDRESS": f"127.0.0.1:{port}"}
-    ended = block.replace("\ngpu-exporter ", "\nexec gpu-exporter ")  # without exec, the exporter outlives the shell
-    running = processes.start(["sh", "-euc", f"cd {clone}\n{ended}"], serves, name="readme")
+    # With exec, because the shell would not end the exporter.
+    script = f"cd {clone}\n. gpu-exporter-venv/bin/activate\nexec {installed}"
+    running = processes.start(["sh", "-euc", script], serves, name="readme")
 
-    def metrics() -> str | None:
+    def series() -> bool:
         assert running.process.poll() is None, running.log()
-        return fetch(f"http://127.0.0.1:{port}/metrics")
+        return "\ngpu_up{" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
 
-    assert "\ngpu_up{" in wait_for(metrics, "the exporter of the README", 180)
+    wait_for(series, "the exporter of the README", 60)
 
     once = code_block(README, "gpu-exporter --once --format table")
     (table,) = [line for line in once.splitlines() if line.startswith("gpu-exporter --once")]
     assert "job 48113" in run(table, clone, home)
     decided = run(f"gpu-exporter reconcile --once --source.exporter 127.0.0.1:{port}", clone, home)
     assert "job 48113" in decided and "1 exporter and 1 allocation seen" in decided
-    run("pip install '.[reconciler]'", clone, home)
-    assert "pip install '.[reconciler]'" in README.read_text("utf-8")
-    assert run("python3 -c 'import kubernetes, gpu_exporter; print(gpu_exporter.__file__)'", clone, home).startswith(
-        str(clone / "gpu-exporter-venv")
-    )
+    extra = "pip install '.[reconciler]'"
+    assert extra in README.read_text("utf-8")
+    run(extra, clone, home)
+    where = run("python3 -c 'import kubernetes, gpu_exporter; print(gpu_exporter.__file__)'", clone, home)
+    assert where.startswith(str(clone / "gpu-exporter-venv"))
 
 
-def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], tmp_path: Path) -> None:
+def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], installed: str, tmp_path: Path) -> None:
     """In the environment of the README, whose files are installed below another folder than /etc."""
     block = code_block(ROOT / "docs" / "slurm.md", "install -m 644 $files/systemd/gpu-exporter.service")
     (first, *rest) = block.splitlines()
@@ -81,7 +93,9 @@ def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], tm
     for name in ("systemd/system", "slurm/prolog.d", "slurm/epilog.d"):
         (etc / name).mkdir(parents=True)
     script = f"cd {clone}\n. gpu-exporter-venv/bin/activate\n" + "\n".join(rest).replace("/etc/", f"{etc}/")
-    assert calls(script, ["systemctl"], tmp_path) == [["systemctl", "enable", "--now", "gpu-exporter"]]
+    assert calls(script, ["systemctl"], tmp_path, environment=home) == [
+        ["systemctl", "enable", "--now", "gpu-exporter"]
+    ]
     installed = {
         path.relative_to(etc).as_posix(): os.access(path, os.X_OK) for path in etc.rglob("*") if path.is_file()
     }

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,14 +48,20 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def calls(script: str, programs: Sequence[str], folder: Path, where: Path = ROOT) -> list[list[str]]:
-    """Run a script, with programs that only note how they are called; these calls, each with the program's name."""
+def calls(
+    script: str, programs: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> list[list[str]]:
+    """Run a script in the checkout, with programs that only note how they are called; these calls, each with the
+    program's name.
+    """
     shims, notes = folder / "shims", folder / "calls"
     shims.mkdir()
     for name in programs:
         (shims / name).write_text(NOTE.format(notes=str(notes)), encoding="utf-8")
         (shims / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{shims}:{os.environ['PATH']}"}
-    subprocess.run(["sh", "-euc", script], cwd=where, env=environment, check=True, capture_output=True, timeout=60)
+    own = dict(os.environ if environment is None else environment)
+    own["PATH"] = f"{shims}:{own['PATH']}"
+    done = subprocess.run(["sh", "-euc", script], cwd=ROOT, env=own, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
     read = [json.loads(line) for line in notes.read_text("utf-8").splitlines()]
     return [[Path(program).name, *arguments] for program, *arguments in read]

@@ -54,6 +54,10 @@ FILES = {
     "usr/share/doc/zlib1g/copyright": ZLIB,
     "usr/local/lib/python3.13/LICENSE.txt": "PSF",
     "usr/local/include/python3.13/patchlevel.h": '#define PY_VERSION             "3.13.9"\n',
+    "usr/local/lib/python3.13/site-packages/pip-26.1.dist-info/METADATA": (
+        "Metadata-Version: 2.4\nName: pip\nVersion: 26.1\nLicense-Expression: MIT\n\npip\nVersion: of the text\n"
+    ),
+    "opt/gpu-exporter/lib/python3.13/site-packages/psutil-7.2.dist-info/METADATA": "Name: psutil\nVersion: 7.2\n",
     "etc/passwd": "root",
 }
 LINKS = {"usr/share/doc/libgcc-s1": "gcc-12-base"}  # as Debian does for packages of one source
@@ -69,6 +73,7 @@ def test_packages_and_interpreter_with_their_licences() -> None:
     assert listed == {
         "pkg:deb/debian/libgcc-s1@12.2.0-14%2Bdeb12u1?arch=arm64": ["GPL-3"],
         "pkg:deb/debian/zlib1g@1%3A1.2.13.dfsg-1?arch=arm64": ["Zlib"],
+        "pkg:pypi/pip@26.1": ["MIT"],
         "pkg:generic/python@3.13.9": ["PSF-2.0"],
     }
 
@@ -92,6 +97,10 @@ def test_links_that_lead_in_a_circle_end() -> None:
     circle = {"usr/share/doc/libgcc-s1": "other", "usr/share/doc/other": "libgcc-s1"}
     with pytest.raises(SbomError, match="libgcc-s1"):
         describe(tree(FILES, circle), "agent", "0.1.0")
+
+
+def test_licences_of_a_file_whose_first_field_is_not_its_format() -> None:
+    assert licences(f"Source: https://example.org\n{ZLIB}") == ["Zlib"]
 
 
 def test_a_file_that_names_no_licence_has_none() -> None:

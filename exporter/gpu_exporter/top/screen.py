@@ -76,7 +76,7 @@ def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None,
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
     lines = layout(names, cells, NUMBERS)
     for name in DROPPED:
-        if width is None or width - lines[0].index(names[-1]) >= REASON_MIN:
+        if width is None or max(map(len, lines)) <= width or width - lines[0].index(names[-1]) >= REASON_MIN:
             break
         if name == order.upper():
             continue
