@@ -250,7 +250,9 @@ def test_every_panel_is_cheap_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> 
     by_panel = {(cost.board, cost.title): cost for cost in costs}
     assert len(costs) > 70 and by_panel["fleet", "GPUs over time"].samples > 2_000_000
     assert by_panel["holder", "Slowed down"].samples > 10_000, "the day of one whole node is there"
-    dear = [cost for cost in costs if cost.samples > 50_000_000 or cost.seconds > 2.0]
+    # The samples are the cost, which no other load changes. The time only shows a query that does not end: it was 2 s at
+    # most, on two cores that also ran other tests.
+    dear = [cost for cost in costs if cost.samples > 50_000_000 or cost.seconds > 20.0]
     assert not dear
     # A table has a few hundred rows and one query per column. A reader cannot tell more than a hundred curves apart.
     assert {cost.title: cost.series for cost in costs if cost.series > 100} == {
