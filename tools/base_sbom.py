@@ -28,7 +28,7 @@ FILE_MAX = 16 * 1024**2  # bytes; the largest file that is read is dpkg's status
 
 
 class SbomError(Exception):
-    """The root file system is not what was expected. The text says what is missing."""
+    """The root file system is not what was expected. The text says what is missing, or what was read instead."""
 
 
 class Tree:
@@ -43,7 +43,7 @@ class Tree:
                 for entry in tar:
                     self._take(tar, entry)
         except tarfile.TarError as exc:
-            raise SbomError(f"standard input is no tar of a root file system: {exc}") from exc
+            raise SbomError(f"standard input is not a tar of a root file system: {exc}") from exc
 
     def _take(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         name = posixpath.normpath(entry.name.lstrip("/"))

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 from kubernetes import client
+from tools import manifests
 
 from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.component.test_chart import VARIANTS, conform
@@ -91,10 +92,11 @@ def kubectl(cluster: ControlPlane, *arguments: str, text: str = "") -> subproces
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
 
 
-def plain(helm: Helm, values: dict[str, Any]) -> str:
-    """What a site without Helm applies: no hook."""
-    path = helm.write_values(values)
-    return helm.run("template", RELEASE, CHART, "--namespace=gpu-exporter", "--no-hooks", "--values", path).stdout
+def plain(values: Path) -> str:
+    """What `make manifests` writes for a site without Helm: no hook."""
+    output = values.with_name("manifests.yaml")
+    assert manifests.main([f"--values={values}", f"--output={output}"]) == 0
+    return output.read_text("utf-8")
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def ours(cluster: ControlPlane) -> list[tuple[str, str, str]]:
     resources = kubectl(cluster, "api-resources", "--verbs=list,delete", "--output=name").stdout.split()
     found: set[tuple[str, str, str]] = set()
     for kinds, selector in (
-        (",".join(resources), f"app.kubernetes.io/instance={RELEASE}"),
+        (",".join(resources), "app.kubernetes.io/name=gpu-exporter"),
         ("secrets", f"name={RELEASE},owner=helm"),
     ):
         done = kubectl(cluster, "get", kinds, "--all-namespaces", f"--selector={selector}", "--output=json")
@@ -127,16 +129,19 @@ def ours(cluster: ControlPlane) -> list[tuple[str, str, str]]:
 def test_plain_manifests_are_applied_twice_and_the_second_time_changes_nothing(
     cluster: ControlPlane, helm: Helm, removed: None, case: str
 ) -> None:
-    text = plain(helm, CASES[case])
-    assert text == plain(helm, CASES[case]), "two renders differ"
+    values = helm.write_values(CASES[case])
+    text = plain(values)
+    assert text == plain(values), "two renders differ"
     assert "helm.sh/hook" not in text
+    assert not [each for each in yaml.safe_load_all(text) if each and each["metadata"]["name"].endswith("-cleanup")]
     tried = kubectl(cluster, "apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text)
     assert tried.returncode == 0, tried.stderr
     assert "Warning" not in tried.stderr, tried.stderr
     done = kubectl(cluster, "apply", "-f", "-", text=text)
     assert done.returncode == 0, done.stderr
     assert {line.rsplit(" ", 1)[1] for line in done.stdout.splitlines()} == {"created"}
-    hooks = helm.template(CASES[case]).stdout  # and the rest: a pod of a test needs its account
+    # And the rest: a pod of a test needs its account.
+    hooks = helm.run("template", "gpu-exporter", CHART, "--namespace=gpu-exporter", "--values", values).stdout
     checked = kubectl(cluster, "apply", "--dry-run=server", "--validate=strict", "-f", "-", text=hooks)
     assert (checked.returncode, "Warning" in checked.stderr) == (0, False), checked.stderr
     differs = kubectl(cluster, "diff", "-f", "-", text=text)

@@ -89,7 +89,7 @@ def test_a_base_that_is_not_debian_s_is_an_error() -> None:
 
 
 def test_something_else_than_a_tar_is_an_error() -> None:
-    with pytest.raises(SbomError, match="no tar of a root file system"):
+    with pytest.raises(SbomError, match="not a tar of a root file system"):
         describe(io.BytesIO(b"Error response from daemon: no such container\n" * 40), "agent", "0.1.0")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.exposition.rows import Row
 from gpu_exporter.top.nodes import ClusterReading, NodeRow
-from gpu_exporter.top.screen import DROPPED, ORDERS, ViewOptions, choose, draw, summary, table
+from gpu_exporter.top.screen import DROPPED, ORDERS, REASON_MIN, ViewOptions, choose, draw, summary, table
 
 
 def row(gpu: str, **more: object) -> Row:
@@ -90,6 +90,14 @@ def test_columns_make_room_for_the_reason_but_not_the_one_that_rows_are_sorted_b
         names = table(reading.rows, with_node=False)[0].split()
         assert head.split() == [each for each in names if each not in missing][: len(head.split())], (width, order)
         assert (reason[:50] in line) == (width > 40), (width, order, line)
+
+
+def test_no_column_goes_where_every_line_fits() -> None:
+    full = table(ROWS, with_node=True)
+    width = max(map(len, full))
+    assert width - full[0].index("WHY") < REASON_MIN, "by the reason alone, columns would go"
+    assert draw(READING, ViewOptions("gpu"), 2, 24, width)[1 : 1 + len(full)] == full
+    assert draw(READING, ViewOptions("gpu"), 2, 24, width - 1)[1 : 1 + len(full)] != full
 
 
 def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to() -> None:
