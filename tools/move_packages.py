@@ -95,7 +95,8 @@ def main() -> None:
     for place, purpose in NEW.items():
         (PACKAGE / place).mkdir(parents=True, exist_ok=True)
         (PACKAGE / place / "__init__.py").write_text(f'"""{purpose}"""\n')
-    for old, new in sorted(MOVES.items(), key=lambda each: -each[0].count("/")):
+    # A module before its folder, and a folder before what moves into it.
+    for old, new in sorted(MOVES.items(), key=lambda each: (each[0] != "digest", -each[0].count("/"))):
         (PACKAGE / new).parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(
             ["git", "mv", f"exporter/gpu_exporter/{old}", f"exporter/gpu_exporter/{new}"], cwd=ROOT, check=True
