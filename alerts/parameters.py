@@ -5,7 +5,7 @@ A rule contains ${key} in place of KEY. tools/rules.py fills in these parts, and
 
 from __future__ import annotations
 
-from gpu_exporter.model.holders import ALLOCATION_KEY
+from gpu_exporter.common.model.holders import ALLOCATION_KEY
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty if the site has not set the address of its Grafana (alerts.grafana).

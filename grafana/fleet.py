@@ -21,9 +21,9 @@ from grafana.panels import (
 from grafana.queries import CLUSTER, PEERS, Fleet, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
-from gpu_exporter.defaults import Settings
-from gpu_exporter.digest import oversized
-from gpu_exporter.durations import format_duration
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.durations import format_duration
+from gpu_exporter.reports.digest import oversized
 from grafana import panels
 
 UID = "gpu-exporter-fleet"

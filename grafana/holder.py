@@ -18,9 +18,9 @@ from grafana.panels import (
 from grafana.queries import CAUSE_NUMBERS, CLUSTER, MINE, STAGES, STATE_NUMBERS, Holder, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
-from gpu_exporter.defaults import Settings
-from gpu_exporter.durations import format_duration
-from gpu_exporter.model.training import PHASES
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.model.training import PHASES
 from grafana import panels
 
 UID = "gpu-exporter-holder"

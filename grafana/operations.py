@@ -6,7 +6,7 @@ from grafana.panels import GOOD, IDLE_LONG, NEUTRAL, Board
 from grafana.queries import CLUSTER, RAW, Operations, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
 from grafana import panels
 
 UID = "gpu-exporter-operations"

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from alerts.parameters import HOLDER, KEY, TARGET
 
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.durations import format_duration
 from gpu_exporter.diagnosis.causes.rules import RULES
-from gpu_exporter.digest import oversized
-from gpu_exporter.durations import format_duration
+from gpu_exporter.reports.digest import oversized
 
 CLUSTER = 'cluster=~"$cluster"'
 TENANT = f'{CLUSTER}, namespace=~"$namespace", account=~"$account"'  # jobs have no namespace, which `.*` matches

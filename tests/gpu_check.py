@@ -34,13 +34,13 @@ from typing import Any
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
-from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml import structures
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.device import NvmlDevice
-from gpu_exporter.devices.nvml.recording import read_recording
-from gpu_exporter.devices.protocol import ENGINES, UtilizationSample
+from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml import structures
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.device import NvmlDevice
+from gpu_exporter.agent.devices.nvml.recording import read_recording
+from gpu_exporter.agent.devices.protocol import ENGINES, UtilizationSample
 from tests import gpu_review
 from tests.gpu_review import Mark
 from tests.testbed import torch_env

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings, Stalls
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.recording import RecordedLibrary, read_recording
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.readings import DeviceSnapshot, Effort, HostProgress
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import Spin
-from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.stalls.boards import Boards, HeldBoard
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.recording import RecordedLibrary, read_recording
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings, Stalls
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, Effort, HostProgress
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import Spin
+from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
 
 EDGE_S = 1.5  # at both ends of a load: the driver's samples are means of up to a second
 # The rule's durations are shortened to the length of a load. Its thresholds stay.

@@ -13,11 +13,11 @@ from pathlib import Path
 import yaml
 from alerts.parameters import FIXED
 
-from gpu_exporter.config.load import ORDER
-from gpu_exporter.config.rules import CHANGES, JOB_LISTS, OF_PODS, RULES_MAX, SECTION
-from gpu_exporter.config.values import LEAST
-from gpu_exporter.defaults import DURATIONS, Alerts, Settings
-from gpu_exporter.durations import format_duration
+from gpu_exporter.common.config.defaults import DURATIONS, Alerts, Settings
+from gpu_exporter.common.config.load import ORDER
+from gpu_exporter.common.config.rules import CHANGES, JOB_LISTS, OF_PODS, RULES_MAX, SECTION
+from gpu_exporter.common.config.values import LEAST
+from gpu_exporter.common.durations import format_duration
 from tools.config_schema import settings_schema
 from tools.files import ROOT
 from tools.grafana_alerts import render

@@ -12,7 +12,7 @@ import shtab
 from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.completion import SCRIPTS, SHELLS
 from gpu_exporter.cli.parser import Parser
-from gpu_exporter.exits import WORDS
+from gpu_exporter.common.exits import WORDS
 from tools.files import ROOT
 
 HEAD = """# Commands

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
-from gpu_exporter.config.values import CHOICES, MAY_BE_ZERO, MOST, PATTERNS
-from gpu_exporter.defaults import DURATIONS, Policy, Settings
+from gpu_exporter.common.config.defaults import DURATIONS, Policy, Settings
+from gpu_exporter.common.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
+from gpu_exporter.common.config.values import CHOICES, MAY_BE_ZERO, MOST, PATTERNS
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"

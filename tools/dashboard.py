@@ -16,8 +16,8 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from gpu_exporter.config.load import ConfigError, load_settings
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.config.load import ConfigError, load_settings
 from grafana import fleet, holder, node, operations
 from tools.files import ROOT, write_or_check
 

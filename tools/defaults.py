@@ -1,4 +1,4 @@
-"""Turns defaults.yaml into gpu_exporter/defaults.py."""
+"""Turns defaults.yaml into defaults.py beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import yaml
 
-from gpu_exporter.durations import DURATION, SECONDS
+from gpu_exporter.common.durations import DURATION, SECONDS
 
 TAKEN = {"causes", "identity", "ledger"}  # their words name classes of other rooms
 

@@ -15,18 +15,19 @@ from pathlib import Path
 from tools.files import ROOT, write_or_check
 
 PACKAGE = ROOT / "exporter" / "gpu_exporter"
+CONFIG = PACKAGE / "common" / "config"
 
 
 def build_defaults() -> Mapping[Path, str]:
     from tools.defaults import render_defaults
 
-    return {PACKAGE / "defaults.py": render_defaults((PACKAGE / "defaults.yaml").read_text("utf-8"))}
+    return {CONFIG / "defaults.py": render_defaults((CONFIG / "defaults.yaml").read_text("utf-8"))}
 
 
 def build_docs() -> Mapping[Path, str]:
     from tools.causes_page import render_causes
+    from tools.packages import render_architecture
     from tools.reference import render_reference
-    from tools.rooms import render_architecture
 
     page, causes = ROOT / "docs" / "architecture.md", ROOT / "docs" / "causes.md"
     return {
@@ -37,7 +38,7 @@ def build_docs() -> Mapping[Path, str]:
 
 
 def build_rules() -> Mapping[Path, str]:
-    from gpu_exporter.defaults import Alerts
+    from gpu_exporter.common.config.defaults import Alerts
     from tools.rules import RULES, build_all
 
     return {RULES / name: text for name, text in build_all(Alerts(), {}).items()}
@@ -59,7 +60,7 @@ def build_dashboards() -> Mapping[Path, str]:
     if sys.version_info < (3, 11) and not os.environ.get("CI"):
         sys.stderr.write("the dashboard is not generated: grafana-foundation-sdk needs Python 3.11\n")
         return {}
-    from gpu_exporter.defaults import Settings
+    from gpu_exporter.common.config.defaults import Settings
     from tools.dashboard import DASHBOARDS, build_all
 
     return {DASHBOARDS / name: text for name, text in build_all(Settings()).items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors import registry
-from gpu_exporter.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
-from gpu_exporter.model.metrics import Family
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
+from gpu_exporter.common.model.metrics import Family
 
 # Unit by the suffix of a name, following the Prometheus conventions.
 UNITS = {

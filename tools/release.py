@@ -27,7 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from gpu_exporter.version import VERSION
+from gpu_exporter.common.version import VERSION
 from tools.files import ROOT
 from tools.manifests import find_helm
 
@@ -116,7 +116,7 @@ def dist() -> None:
     if wheel.read_bytes() != again.read_bytes():
         raise ReleaseError(f"{wheel.name}: two builds of one commit differ")
     if f"-{VERSION}-" not in wheel.name:
-        raise ReleaseError(f"{wheel.name}: exporter/gpu_exporter/version.py has {VERSION}")
+        raise ReleaseError(f"{wheel.name}: exporter/gpu_exporter/common/version.py has {VERSION}")
     shutil.rmtree(folders[1])
     say(f"dist: {wheel.name} built twice, the same {wheel.stat().st_size} bytes; sdist")
 
@@ -126,7 +126,7 @@ def chart() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     if (about["version"], about["appVersion"]) != (VERSION, VERSION):
         raise ReleaseError(
-            f"Chart.yaml: version and appVersion must be {VERSION}, as in exporter/gpu_exporter/version.py"
+            f"Chart.yaml: version and appVersion must be {VERSION}, as in exporter/gpu_exporter/common/version.py"
         )
     run([find_helm(), "package", CHART, "--destination", OUT / "dist"])
     say(f"chart: gpu-exporter-{VERSION}.tgz")

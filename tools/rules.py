@@ -22,10 +22,10 @@ from typing import Any
 import yaml
 from alerts.parameters import DASHBOARD, FIXED, RUNBOOK
 
-from gpu_exporter.config.load import ConfigError, load_settings
-from gpu_exporter.config.values import check_value
-from gpu_exporter.defaults import DURATIONS, Alerts
-from gpu_exporter.durations import format_duration, parse_duration
+from gpu_exporter.common.config.defaults import DURATIONS, Alerts
+from gpu_exporter.common.config.load import ConfigError, load_settings
+from gpu_exporter.common.config.values import check_value
+from gpu_exporter.common.durations import format_duration, parse_duration
 from tools.files import ROOT, write_or_check
 
 SOURCES, RULES = ROOT / "alerts" / "src", ROOT / "alerts" / "rules"

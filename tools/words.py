@@ -26,7 +26,7 @@ LEFT_OUT = (
     "alerts/rules/",
     "docs/commands.md",
     "docs/metrics.md",
-    "exporter/gpu_exporter/defaults.py",
+    "exporter/gpu_exporter/common/config/defaults.py",
     "grafana/provisioning/",
     "helm/gpu-exporter/rules/",
     "tests/fixtures/",

@@ -16,16 +16,16 @@ import sys
 from pathlib import Path
 
 import gpu_exporter
-from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import load_scenario, parse_scenario
-from gpu_exporter.exposition.holders import render_holders
-from gpu_exporter.exposition.json_format import render_json
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.table import render_table
-from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.agent.devices.scenario import load_scenario, parse_scenario
+from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.table import render_table
+from gpu_exporter.agent.exposition.text import TextRenderer
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.report import decisions_json

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.agent.attribution.poller import Poller
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.simulated_node import SimulatedNode
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.text import escape_label
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.text import escape_label
 from tests.bench.rules import write_history
 from tests.testbed.processes import Processes, cpu_s, fetch
 from tests.testbed.servers import Prometheus

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.bench.peers import GPUS, rss_mib
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.evidence import EvidenceReader
-from gpu_exporter.host.subject import HostSubject, RankedGpu
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.evidence import EvidenceReader
+from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu
 
 HOLDERS, PROCESSES, THREADS = 8, 1500, 4000
 LOOKS = 12

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, cpu_s, fetch, free_port, wait_for

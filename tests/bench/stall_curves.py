@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.defaults import Stalls
+from gpu_exporter.common.config.defaults import Stalls
 
 FLOOR_W, LIMIT_W = 55.0, 400.0  # A100 SXM
 CUTS = (0.04, 0.06, 0.08, 0.10, 0.15, 0.25)

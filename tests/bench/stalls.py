@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
-from gpu_exporter.devices.levels import Level
+from gpu_exporter.agent.devices.levels import Level
 from tests.testbed.spins import BLIND, QUIET, Host, Stage, Trace
 
 DAY_S = 86400.0

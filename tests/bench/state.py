@@ -10,12 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 
 NODES = ((8, 0, 1), (8, 7, 1), (8, 7, 4))  # GPUs, instances of each, holders of each unit
 

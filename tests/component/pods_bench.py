@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_exporter
-from gpu_exporter.attribution.source import CommandFailed
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.attribution.source import CommandFailed
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER
 from tests.testbed.slurm import GPUS, Slurm

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.scenario import Scenario
+from gpu_exporter.agent.devices.scenario import Scenario
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import build

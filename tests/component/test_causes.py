@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.testbed.cgroups import ROOT, RealCgroups
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.process_node import Node, job

@@ -358,7 +358,7 @@ def test_a_cleanup_job_removes_labels_when_the_reconciler_no_longer_writes(
 
 
 def test_the_charts_version_is_the_projects_version(helm: Helm) -> None:
-    from gpu_exporter.version import VERSION
+    from gpu_exporter.common.version import VERSION
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)

@@ -8,7 +8,7 @@ import statistics
 from itertools import combinations
 from pathlib import Path
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import Processes, fetch, wait_for

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 from kubernetes import client
 
-from gpu_exporter.app.reconciler.loops import remove_all
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import Lease
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.runtime.loops import remove_all
 from tests.component.pods_bench import POLICY, Bench, condition_of
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane

@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook

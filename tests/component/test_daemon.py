@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
 from tests.testbed.servers import require

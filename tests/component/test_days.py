@@ -17,8 +17,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-import gpu_exporter.devices.nvml.device as device_module
-import gpu_exporter.devices.nvml.instance as instance_module
-import gpu_exporter.devices.nvml.nvlink as nvlink_module
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.nvml import backend as backend_module
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.sampling.sampler import DeviceSampler
+import gpu_exporter.agent.devices.nvml.device as device_module
+import gpu_exporter.agent.devices.nvml.instance as instance_module
+import gpu_exporter.agent.devices.nvml.nvlink as nvlink_module
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.nvml import backend as backend_module
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import DeviceSnapshot
 from tests.testbed.nvml.feeder import PERIOD_S, NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import GENERATIONS, build
 

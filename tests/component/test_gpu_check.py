@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_exporter.devices.loads import Constant
-from gpu_exporter.devices.nvml.recording import is_recording
+from gpu_exporter.agent.devices.loads import Constant
+from gpu_exporter.agent.devices.nvml.recording import is_recording
 from tests.gpu_check import ranges
 from tests.gpu_review import as_marks, review
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -107,7 +107,7 @@ def test_gpu_check_measures_the_work_of_a_process(nvml_environment: dict[str, st
         (
             "import json, time",
             "from tests.gpu_check import describe_share",
-            "from gpu_exporter.devices.nvml.backend import NvmlBackend",
+            "from gpu_exporter.agent.devices.nvml.backend import NvmlBackend",
             "backend = NvmlBackend()",
             "backend.open()",
             "begin = time.time()",

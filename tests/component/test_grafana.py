@@ -14,7 +14,7 @@ import pytest
 import yaml
 from grafana.queries import STATE_NUMBERS, Fleet, Holder, Node, Operations
 
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
 from tests.bench.dashboards import measure
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
 from tests.testbed.servers import Prometheus, require

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.testbed.cgroups import ROOT, RealCgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence

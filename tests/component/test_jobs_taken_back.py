@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.defaults import Actions
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from gpu_exporter.app.reconciler.loops import remove_all
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.apply import withdraw_all
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.pause import UNTIL, PauseNote, PauseUnreadable
+from gpu_exporter.reconciler.runtime.loops import remove_all
 from tests.component.pods_bench import Bench, metrics_of_an_idle_pod
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.config.values import LEAST
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model.readings import Span
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.config.values import LEAST
+from gpu_exporter.common.model.readings import Span
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 
 RUN_S = 600.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import parse_cgroup
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.cgroup import parse_cgroup
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.testbed.node import Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for

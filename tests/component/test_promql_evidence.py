@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.client import fetch_text

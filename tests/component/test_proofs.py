@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.device_plugin import DevicePlugin
 from tests.testbed.node import PAUSE, Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.devices.nvml.recording import read_recording
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.nvml.recording import read_recording
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import GENERATIONS
 from tests.testbed.processes import Processes, fetch, run_exporter, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.dra_driver import DraDriver
 from tests.testbed.node import NODE, Node, start_node, static_pod

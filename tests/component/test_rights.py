@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from kubernetes import client
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.apply import withdraw_all
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.app.agent import Agent
-from gpu_exporter.app.surroundings import Host
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.attribution.slurm.gres.conf import order_of, parse_gres_conf
-from gpu_exporter.clock import SystemClock
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import Device, EventWatch, Memory, Rates
-from gpu_exporter.exposition.page import render_page
-from gpu_exporter.exposition.publisher import no_history
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model.units import DeviceIdentity
-from gpu_exporter.vendor import Vendor
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.agent.attribution.slurm.gres.conf import order_of, parse_gres_conf
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.protocol import Device, EventWatch, Memory, Rates
+from gpu_exporter.agent.exposition.page import render_page
+from gpu_exporter.agent.exposition.publisher import no_history
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.text import TextRenderer
+from gpu_exporter.agent.runtime.agent import Agent
+from gpu_exporter.agent.runtime.surroundings import Host
+from gpu_exporter.common.clock import SystemClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.vendor import Vendor
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import wait_for
 

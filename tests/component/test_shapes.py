@@ -15,7 +15,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import NotFoundException
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held, Target, why_not

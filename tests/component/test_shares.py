@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.loads import Constant
+from gpu_exporter.agent.devices.loads import Constant
 from tests.testbed.cgroups import Places
 from tests.testbed.process_node import Node, job, read, states
 from tests.testbed.processes import fetch, wait_for

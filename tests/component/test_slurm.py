@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.attribution.slurm.controller import JOB_EACH_S
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.slurm.controller import JOB_EACH_S
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import Answer
+from gpu_exporter.common.clock import ManualClock
 from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable

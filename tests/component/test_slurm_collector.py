@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.slurm.collected import ANSWERS
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import MAX_ANSWER, CollectorRun, SlurmCollector
-from gpu_exporter.cluster.command_line import CommandLine
-from gpu_exporter.cluster.rest import Rest
-from gpu_exporter.model.holders import Grant
+from gpu_exporter.agent.attribution.slurm.collected import ANSWERS
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.slurm_collector.collector import MAX_ANSWER, CollectorRun, SlurmCollector
+from gpu_exporter.agent.slurm_collector.command_line import CommandLine
+from gpu_exporter.agent.slurm_collector.rest import Rest
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Grant
 from tests.component.slurm_host import requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.model.holders import HolderKey
 from tests.component.slurm_host import FLAGS, PROLOG, SCENARIO, plug, run_as
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.procfs import Procfs
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.slurm.steps import StepReader
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.slurm.steps import StepReader
+from gpu_exporter.common.procfs import Procfs
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.slurm_host import run_as
 from tests.testbed.clocks import StoppableClock

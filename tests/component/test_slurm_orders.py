@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.slurm.gres.epochs import BEFORE, SKEW_S
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer
+from gpu_exporter.agent.attribution.slurm.gres.epochs import BEFORE, SKEW_S
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import Answer
 from tests.component.slurm_host import run_as
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm

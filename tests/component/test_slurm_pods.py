@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.cgroups import ProcFiles
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import parse_cgroup
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.cgroup import parse_cgroup
 from tests.testbed.cgroups import ROOT, Places, ProcFiles
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for

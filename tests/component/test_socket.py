@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.app.once import DaemonUnreadable, read_from_daemon, run_once
-from gpu_exporter.model.views import AgentStatus, View
+from gpu_exporter.agent.runtime.once import DaemonUnreadable, read_from_daemon, run_once
+from gpu_exporter.common.model.views import AgentStatus, View
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
 

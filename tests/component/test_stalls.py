@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.procfs import Procfs
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.progress import ProgressReader, Suspect
-from gpu_exporter.model.readings import HostProgress
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.model.readings import HostProgress
+from gpu_exporter.common.procfs import Procfs
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.progress import ProgressReader, Suspect
 from tests.testbed.cgroups import ROOT, RealCgroups
 from tests.testbed.faults import QUIET, look
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder

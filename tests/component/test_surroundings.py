@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from gpu_exporter.config.rules import Match, PolicyRule
+from gpu_exporter.common.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName

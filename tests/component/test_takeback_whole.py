@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reconciler.decision.outcomes import RIGHT, RUNS, Account
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName

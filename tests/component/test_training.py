@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.host.training import IN_POD, VOLUME, TrainingPlaces, TrainingReader
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.diagnosis.training.files import IN_POD, VOLUME, TrainingPlaces, TrainingReader
 from tests.component.slurm_host import PROLOG
 from tests.testbed.node import Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder

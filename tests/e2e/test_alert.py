@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import GPU_EXPORTER, Processes, wait_for

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from gpu_exporter.devices.scenario import Scenario, parse_scenario
+from gpu_exporter.agent.devices.scenario import Scenario, parse_scenario
 from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.testbed.chart import Helm, find, scrape_config, write_targets
 from tests.testbed.control_plane import ControlPlane, start_control_plane

@@ -24,8 +24,8 @@ OUT = ROOT / "out" / "fuzz"
 
 
 def protobuf(data: bytes) -> None:
-    from gpu_exporter.attribution.kubelet.podresources import read_pods
-    from gpu_exporter.attribution.kubelet.protobuf import ProtobufError
+    from gpu_exporter.agent.attribution.kubelet.podresources import read_pods
+    from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError
 
     try:
         read_pods(lambda device_id: device_id).read(data)
@@ -41,7 +41,7 @@ def http2(data: bytes) -> None:
     import h2.connection
     import h2.exceptions
 
-    from gpu_exporter.attribution.kubelet.grpc_unix import CallError, _receive
+    from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, _receive
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -60,7 +60,7 @@ def http2(data: bytes) -> None:
 
 
 def request(data: bytes) -> None:
-    from gpu_exporter.web.request import BadRequest, parse_head
+    from gpu_exporter.common.web.request import BadRequest, parse_head
 
     try:
         found = parse_head(data)
@@ -73,8 +73,8 @@ def request(data: bytes) -> None:
 
 def state(data: bytes) -> None:
     """A state file with a correct checksum."""
-    from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-    from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
+    from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+    from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile
 
     body = data.decode("utf-8", "replace")
     directory = Path(tempfile.gettempdir())
@@ -101,10 +101,10 @@ def promql(data: bytes) -> None:
 
 def training(data: bytes) -> None:
     """What a job writes about its training, also twice in a row."""
-    from gpu_exporter.host.training import TrainingFiles
-    from gpu_exporter.host.training_report import parse_report
-    from gpu_exporter.model.units import UnitId
-    from gpu_exporter.node.training import NodeTraining
+    from gpu_exporter.common.model.units import UnitId
+    from gpu_exporter.diagnosis.training.files import TrainingFiles
+    from gpu_exporter.diagnosis.training.pace import NodeTraining
+    from gpu_exporter.diagnosis.training.reports import parse_report
 
     first, _, second = data.partition(b"\n")
     trainings, unit = NodeTraining(), UnitId("GPU-1")

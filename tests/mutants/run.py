@@ -5,7 +5,7 @@ works on a copy of the tree in out/mutants. equal.txt lists survivors that chang
 other survivor is printed, and the exit status is then 1.
 
     make mutants                                     all of ROOMS
-    make mutants ONLY=ledger/ledger.py,attribution/resolve.py
+    make mutants ONLY=agent/ledger/ledger.py,agent/attribution/resolve.py
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ COPY = ROOT / "out" / "mutants"
 EQUAL = Path(__file__).with_name("equal.txt")
 # Modules in which a wrong operator makes a busy GPU look idle, or assigns it to the wrong holder.
 ROOMS = (
-    "sampling/activity/spans.py",
-    "ledger",
-    "attribution",
-    "commands.py",
+    "agent/sampling/activity/spans.py",
+    "agent/ledger",
+    "agent/attribution",
+    "common/commands.py",
     "diagnosis",
-    "inventory/inventory.py",
-    "node",
+    "agent/inventory/inventory.py",
+    "agent/node",
     "reconciler/decision/policy.py",
     "reconciler/plan.py",
     "reconciler/cycle.py",

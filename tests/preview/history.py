@@ -19,11 +19,11 @@ from zlib import crc32
 
 import yaml
 
-from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import Series, list_series
-from gpu_exporter.exposition.text import TextRenderer, escape_label
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import Series, list_series
+from gpu_exporter.agent.exposition.text import TextRenderer, escape_label
+from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
+from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reconciler.decision.outcomes import ENDED
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Surroundings, Unreadable

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 from tests.rules.world import Node, World
 
 NODES, GPUS = 4, 4

@@ -24,7 +24,7 @@ import promql_parser as promql
 import yaml
 from tools.rules import build_all
 
-from gpu_exporter.defaults import Alerts
+from gpu_exporter.common.config.defaults import Alerts
 from tests.rules.cases import all_cases
 from tests.rules.crowd import ask
 from tests.rules.promtool import Case, Dumper, merge, run

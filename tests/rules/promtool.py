@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from tools.rules import build_all
 
-from gpu_exporter.defaults import Alerts
+from gpu_exporter.common.config.defaults import Alerts
 from tests.rules.world import World
 
 

@@ -22,10 +22,10 @@ if sys.version_info < (3, 11):
 
 from grafana.queries import Fleet
 
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.config.defaults import Settings
 from tests.rules.promtool import Case, Dumper, as_file, build
 from tests.rules.world import World
 from tests.testbed.servers import require

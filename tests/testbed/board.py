@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, NotSupported, device_error
-from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.library import SYSTEM, Handle
-from gpu_exporter.devices.nvml.recording import Recorder
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported, device_error
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle
+from gpu_exporter.agent.devices.nvml.recording import Recorder
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
 
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
 GIB = 2**30

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpu_exporter.common.model.causes import Cause
+from gpu_exporter.common.model.evidence import HostEvidence, ProcessEvidence
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
 from gpu_exporter.diagnosis.causes.rules import find_causes
-from gpu_exporter.model.causes import Cause
-from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
 
 LOOK_S = 15.0
 QUIET: dict[str, Any] = {

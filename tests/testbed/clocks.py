@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.clock import SystemClock
+from gpu_exporter.common.clock import SystemClock
 
 
 class StoppableClock(SystemClock):

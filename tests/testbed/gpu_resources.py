@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_exporter.vendor import NVIDIA
+from gpu_exporter.common.vendor import NVIDIA
 
 GPU_RESOURCES = NVIDIA.resources()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.config.rules import PolicyRule
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.outcomes import RUNS
 from gpu_exporter.reconciler.decision.policy import Decision

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.slurm import marker as jobs

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpu_exporter.fetch import FetchError, fetch_text
+from gpu_exporter.common.fetch import FetchError, fetch_text
 
 
 @contextmanager

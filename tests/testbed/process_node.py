@@ -10,8 +10,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.loads import Load
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.loads import Load
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.cgroups import Places
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, Running, fetch, run_exporter

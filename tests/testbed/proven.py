@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gpu_exporter.defaults import Actions
+from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
 from gpu_exporter.reconciler.decision.outcomes import Account, key_of

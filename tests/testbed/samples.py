@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.readings import DeviceSnapshot
 
 
 def value(snapshot: DeviceSnapshot, family: str, *labels: str) -> float | None:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
-from gpu_exporter.attribution.source import Source
-from gpu_exporter.clock import Clock, ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import Scenario
+from gpu_exporter.agent.attribution.poller import Poller
+from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
+from gpu_exporter.agent.attribution.source import Source
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.scenario import Scenario
+from gpu_exporter.agent.inventory.inventory import Inventory
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.place import Placed, count_answering, count_expected, place
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.runtime.simulation import build_simulation
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.driver import DriverView, Position
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.clock import Clock, ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.holders import Grant
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import AgentStatus, View
+from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
-from gpu_exporter.host.work import HostWorks
-from gpu_exporter.inventory.inventory import Inventory
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Grant
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import AgentStatus, View
-from gpu_exporter.node.place import Placed, count_answering, count_expected, place
-from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.driver import DriverView, Position
-from gpu_exporter.sampling.sampler import DeviceSampler
 
 
 class SimulatedNode:

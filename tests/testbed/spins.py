@@ -10,15 +10,15 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Stalls
-from gpu_exporter.devices.levels import LEVELS, WOBBLE_S, Level
-from gpu_exporter.devices.products import PRODUCTS
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.readings import Activity, DeviceSnapshot, Effort, Facts, HostProgress, Span
-from gpu_exporter.model.units import DeviceIdentity, UnitId
-from gpu_exporter.model.views import Spin
-from gpu_exporter.stalls.boards import Boards, HeldBoard
-from gpu_exporter.stalls.watch import SpinWatch
+from gpu_exporter.agent.devices.levels import LEVELS, WOBBLE_S, Level
+from gpu_exporter.agent.devices.products import PRODUCTS
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.readings import Activity, DeviceSnapshot, Effort, Facts, HostProgress, Span
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
+from gpu_exporter.common.model.views import Spin
+from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.watch import SpinWatch
 
 UNIT = UnitId("GPU-0")
 KEY = HolderKey("slurm", "7")

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import (
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.protocol import (
     Device,
     Gpm,
     Instance,
@@ -26,7 +25,8 @@ from gpu_exporter.devices.protocol import (
     Traffic,
     UtilizationSample,
 )
-from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.units import DeviceIdentity
 
 SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -1.0)
 KINDS = ("kernel", "encoder", "copy")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.agent.collectors import registry
 from gpu_exporter.cli.agent_flags import COLLECTORS
-from gpu_exporter.collectors import registry
-from gpu_exporter.config.load import Config, ConfigError, load_settings, render_config
-from gpu_exporter.defaults import Settings
-from gpu_exporter.durations import parse_duration
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.config.load import Config, ConfigError, load_settings, render_config
+from gpu_exporter.common.durations import parse_duration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ def test_without_a_file_the_settings_are_the_defaults() -> None:
 
 
 def test_the_defaults_file_reads_back_as_the_defaults() -> None:
-    assert load_settings(ROOT / "exporter" / "gpu_exporter" / "defaults.yaml") == Settings()
+    assert load_settings(ROOT / "exporter" / "gpu_exporter" / "common" / "config" / "defaults.yaml") == Settings()
 
 
 def test_keys_override_the_defaults(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_every_collector_has_a_flag() -> None:
 
 def test_every_setting_has_its_source_or_reason() -> None:
     """Each key of defaults.yaml has its reason on the same line."""
-    text = (ROOT / "exporter" / "gpu_exporter" / "defaults.yaml").read_text("utf-8")
+    text = (ROOT / "exporter" / "gpu_exporter" / "common" / "config" / "defaults.yaml").read_text("utf-8")
     keys = [line for line in text.splitlines() if line.startswith("  ")]
     assert len(keys) == sum(len(section) for section in Settings())
     assert all("#" in line for line in keys)

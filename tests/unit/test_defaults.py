@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
 
 
 def test_the_owner_is_alerted_to_an_idle_gpu_when_it_becomes_a_candidate() -> None:

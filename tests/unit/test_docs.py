@@ -25,13 +25,20 @@ PAGES = [
     *(ROOT / "helm").rglob("*.md"),
 ]
 MODULES = [*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")]
-SEARCHED = (ROOT, PACKAGE, PACKAGE / "reconciler", ROOT / "docs", ROOT / "alerts", ROOT / "tests")
+SEARCHED = (
+    ROOT,
+    *(path for path in PACKAGE.iterdir() if path.is_dir()),
+    PACKAGE,
+    ROOT / "docs",
+    ROOT / "alerts",
+    ROOT / "tests",
+)
 # Flags of other programs, and names that tell what was before.
 FOREIGN_FILES = {
     "config.toml",  # containerd's
     "doc/PROTOCOL-HTTP2.md",  # of gRPC
     "docs/web-configuration.md",  # of exporter-toolkit
-    "gpu_exporter/defaults.py",  # as a place in the package
+    "gpu_exporter/common/config/defaults.py",  # as a place in the package
     "sitecustomize.py",
 }
 FOREIGN_NAMES = {  # fields, and no metrics
@@ -176,7 +183,7 @@ def test_variables_that_are_named_exist() -> None:
 
 
 def test_settings_that_are_named_exist() -> None:
-    defaults = yaml.safe_load((PACKAGE / "defaults.yaml").read_text("utf-8"))
+    defaults = yaml.safe_load((PACKAGE / "common" / "config" / "defaults.yaml").read_text("utf-8"))
     wrong = [
         f"{where}: {section}.{key}"
         for where, text in pages()
@@ -197,8 +204,8 @@ def known_metrics() -> frozenset[str]:
             ROOT / "docs" / "metrics.md",
             *(ROOT / "alerts" / "rules").rglob("*.yaml"),
             *(PACKAGE / "reconciler").rglob("*.py"),
-            *(PACKAGE / "cluster").rglob("*.py"),
-            *(PACKAGE / "exposition").rglob("*.py"),
+            *(PACKAGE / "agent" / "slurm_collector").rglob("*.py"),
+            *(PACKAGE / "agent" / "exposition").rglob("*.py"),
         )
     )
     found = re.findall(r"\bgpu_[a-z0-9_]+\b", text)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.files import PRIVATE, make_directory, write_atomically
-from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
 
 
 @pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])

@@ -25,10 +25,10 @@ from grafana.queries import STAGES, STATE_NUMBERS
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboard import build_all, render
 
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.durations import format_duration
-from gpu_exporter.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.durations import format_duration
 from gpu_exporter.reconciler.decision.policy import MARKED
 from gpu_exporter.reconciler.telemetry import Telemetry
 from grafana import fleet, holder, node, operations

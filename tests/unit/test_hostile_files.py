@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import files
-from gpu_exporter.config.load import ConfigError, load_settings
-from gpu_exporter.devices.nvml import recording
-from gpu_exporter.devices.replay import read_recording
-from gpu_exporter.devices.scenario import ScenarioError, load_scenario
-from gpu_exporter.durations import parse_duration
+from gpu_exporter.agent.devices.nvml import recording
+from gpu_exporter.agent.devices.replay import read_recording
+from gpu_exporter.agent.devices.scenario import ScenarioError, load_scenario
+from gpu_exporter.common import files
+from gpu_exporter.common.config.load import ConfigError, load_settings
+from gpu_exporter.common.durations import parse_duration
 
 NESTED = "[" * 5000
 Read = Callable[[Path], object]

@@ -14,8 +14,8 @@ from tests.unit.attribution.test_slurm_words import squeue_row
 from tests.unit.cluster.test_rest import node
 from tests.unit.reconciler.test_demand import row as pending
 
-from gpu_exporter.attribution.slurm.parse import parse_job_gpus, parse_listpids, parse_squeue
-from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes, parse_rest_nodes
+from gpu_exporter.agent.attribution.slurm.parse import parse_job_gpus, parse_listpids, parse_squeue
+from gpu_exporter.agent.slurm_collector.answers import parse_cluster_jobs, parse_cluster_nodes, parse_rest_nodes
 from gpu_exporter.reconciler.slurm.demand import parse_demand
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import outside
+from gpu_exporter.common import outside
 
 HOSTILE = ["²", "٣", "1_000", "9" * 5_000, " 1", "1 ", "1\n", "+1", "--1", "0x10", "", "nan", "inf", "١", "1,0", "\0"]
 ODD: list[Any] = [None, [], {}, b"1", True, False, math.nan, math.inf, -math.inf, 10**400, -1, object()]

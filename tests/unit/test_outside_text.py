@@ -11,18 +11,18 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.static import parse_static
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.config.load import ConfigError, load_settings
-from gpu_exporter.devices.scenario import ScenarioError, parse_scenario
-from gpu_exporter.inventory.expected import ExpectedDevices
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
+from gpu_exporter.agent.attribution.static import parse_static
+from gpu_exporter.agent.devices.scenario import ScenarioError, parse_scenario
+from gpu_exporter.agent.inventory.expected import ExpectedDevices
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.load import ConfigError, load_settings
+from gpu_exporter.common.web.secure import Security, WebConfigError
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 from gpu_exporter.reconciler.evidence.vector import parse_vector
-from gpu_exporter.web.secure import Security, WebConfigError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 WORDS = (

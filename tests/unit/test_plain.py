@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpu_exporter.exposition.series import Series
-from gpu_exporter.exposition.table import layout
-from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer
-from gpu_exporter.logs import JsonFormatter, LogfmtFormatter
-from gpu_exporter.model.metrics import Family
-from gpu_exporter.plain import encodable, one_line, shorten, utc
+from gpu_exporter.agent.exposition.series import Series
+from gpu_exporter.agent.exposition.table import layout
+from gpu_exporter.agent.exposition.text import MAX_LABEL_VALUE, TextRenderer
+from gpu_exporter.common.logs import JsonFormatter, LogfmtFormatter
+from gpu_exporter.common.model.metrics import Family
+from gpu_exporter.common.plain import encodable, one_line, shorten, utc
 from gpu_exporter.reconciler.marks import timestamp
 from gpu_exporter.reconciler.report import format_time
 

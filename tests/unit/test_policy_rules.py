@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.config.load import ConfigError, load_config, render_config
-from gpu_exporter.config.rules import CHANGES, CLASSES, LISTS, Match, PolicyRule
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.load import ConfigError, load_config, render_config
+from gpu_exporter.common.config.rules import CHANGES, CLASSES, LISTS, Match, PolicyRule
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = """\

@@ -13,16 +13,16 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from tools.rules import BuildError, read_parameters
 
-from gpu_exporter.attribution.slurm import commands as slurm_commands
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import CollectorRun, SlurmCollector
-from gpu_exporter.cluster.command_line import CommandLine
-from gpu_exporter.cluster.site import CollectorMetrics
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Alerts
-from gpu_exporter.exposition.catalog import fixed_groups
+from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.exposition.catalog import fixed_groups
+from gpu_exporter.agent.slurm_collector.collector import CollectorRun, SlurmCollector
+from gpu_exporter.agent.slurm_collector.command_line import CommandLine
+from gpu_exporter.agent.slurm_collector.site import CollectorMetrics
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Alerts
+from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.telemetry import Telemetry
-from gpu_exporter.vendor import NVIDIA
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "alerts" / "runbook.md").read_text("utf-8")

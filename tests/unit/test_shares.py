@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.resolve import resolve
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.nvml.device import _divide
-from gpu_exporter.devices.nvml.library import Handle
-from gpu_exporter.devices.products import PRODUCTS
-from gpu_exporter.devices.protocol import InstanceIdentity
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.readings import DeviceSnapshot, InstanceReading
-from gpu_exporter.model.units import DeviceIdentity
-from gpu_exporter.shares import divide_gpu_instance
+from gpu_exporter.agent.attribution.resolve import resolve
+from gpu_exporter.agent.devices.nvml.device import _divide
+from gpu_exporter.agent.devices.nvml.library import Handle
+from gpu_exporter.agent.devices.products import PRODUCTS
+from gpu_exporter.agent.devices.protocol import InstanceIdentity
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, InstanceReading
+from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.shares import divide_gpu_instance
 
 # Compute slices of the GPU instance profiles, by product (MIG user guide, "Supported MIG Profiles").
 PROFILES = {

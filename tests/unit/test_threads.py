@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.testbed.processes import wait_for
 
-from gpu_exporter.threads import NoThread, run_ahead
+from gpu_exporter.common.threads import NoThread, run_ahead
 
 
 def test_every_item_is_returned_once() -> None:

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.host import evidence as host_evidence
-from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.evidence import EvidenceReader
-from gpu_exporter.host.subject import HostSubject, RankedGpu
-from gpu_exporter.model.evidence import HostEvidence
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.model.evidence import HostEvidence
+from gpu_exporter.diagnosis.host import evidence as host_evidence
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.evidence import EvidenceReader
+from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu
 from gpu_exporter.torch.file import VARIABLE
 from tests.workloads.device import SimulatedDevice
 from tests.workloads.score import HOOK_RECORDS, RECORDS

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.causes import LOW, Causes
+from gpu_exporter.common.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
+from gpu_exporter.common.model.training import TrainingPace
+from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
 from gpu_exporter.diagnosis.causes.rules import find_causes
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
-from gpu_exporter.host.training import TrainingFiles
-from gpu_exporter.host.training_report import parse_report
-from gpu_exporter.model.causes import LOW, Causes
-from gpu_exporter.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
-from gpu_exporter.model.training import TrainingPace
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.node.training import NodeTraining
+from gpu_exporter.diagnosis.training.files import TrainingFiles
+from gpu_exporter.diagnosis.training.pace import NodeTraining
+from gpu_exporter.diagnosis.training.reports import parse_report
 
 RECORDS = Path(__file__).resolve().parents[1] / "fixtures" / "causes" / "records.jsonl.gz"
 HOOK_RECORDS = RECORDS.with_name("hook.jsonl.gz")  # the same kind, whose loops also reported by the hook

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from gpu_exporter.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from gpu_exporter.app.surroundings import HostReader
-    from gpu_exporter.attribution.processes import ProcessOwners
-    from gpu_exporter.attribution.source import Source
-    from gpu_exporter.clock import Clock
-    from gpu_exporter.collectors.contract import Collector
-    from gpu_exporter.defaults import Settings
-    from gpu_exporter.devices.protocol import Backend
-    from gpu_exporter.host.loop import HostLoop
-    from gpu_exporter.host.training import TrainingPlaces
-    from gpu_exporter.vendor import Vendor
+    from gpu_exporter.agent.attribution.processes import ProcessOwners
+    from gpu_exporter.agent.attribution.source import Source
+    from gpu_exporter.agent.collectors.contract import Collector
+    from gpu_exporter.agent.devices.protocol import Backend
+    from gpu_exporter.agent.runtime.surroundings import HostReader
+    from gpu_exporter.common.clock import Clock
+    from gpu_exporter.common.config.defaults import Settings
+    from gpu_exporter.common.vendor import Vendor
+    from gpu_exporter.diagnosis.host.loop import HostLoop
+    from gpu_exporter.diagnosis.training.files import TrainingPlaces
 
 
 def build_backend(
@@ -31,8 +31,8 @@ def build_backend(
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
     if options.scenario is not None:
-        from gpu_exporter.app.simulation import build_simulation
-        from gpu_exporter.devices.scenario import ScenarioError, load_scenario
+        from gpu_exporter.agent.devices.scenario import ScenarioError, load_scenario
+        from gpu_exporter.agent.runtime.simulation import build_simulation
 
         try:
             simulation = build_simulation(load_scenario(options.scenario), clock)
@@ -41,7 +41,7 @@ def build_backend(
         return simulation.backend, [simulation.source], simulation.host
     if options.replay:
         return _build_replay(parser, options.replay, clock), [], None
-    from gpu_exporter.devices.nvml.backend import NvmlBackend
+    from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
 
     return NvmlBackend(), [], None
 
@@ -50,8 +50,8 @@ def build_sources(
     parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
 ) -> list[Source]:
     """The attribution sources that the flags request, or that this host has."""
-    from gpu_exporter.attribution.registry import SourceOptions, find_sources
-    from gpu_exporter.host.cgroups import Cgroups
+    from gpu_exporter.agent.attribution.registry import SourceOptions, find_sources
+    from gpu_exporter.diagnosis.host.cgroups import Cgroups
 
     asked = SourceOptions(
         timeout_s=settings.attribution.timeout,
@@ -87,7 +87,7 @@ def build_processes(
     """The reader of the owners of processes on the GPUs, None if it is switched off or owners cannot be known."""
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
-    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.agent.attribution.processes import ProcessOwners
 
     owners = ProcessOwners(options.procfs, clock, pod_logs=options.kubelet_logs)
     if owners.is_host():
@@ -110,13 +110,13 @@ def build_host(
         return None
     import os
 
-    from gpu_exporter.attribution.procfs import Procfs
-    from gpu_exporter.host.cgroups import Cgroups
-    from gpu_exporter.host.evidence import EvidenceReader
-    from gpu_exporter.host.loop import HostLoop
-    from gpu_exporter.host.progress import ProgressReader
-    from gpu_exporter.host.training import TrainingReader
-    from gpu_exporter.host.work import HostWorks
+    from gpu_exporter.common.procfs import Procfs
+    from gpu_exporter.diagnosis.host.cgroups import Cgroups
+    from gpu_exporter.diagnosis.host.evidence import EvidenceReader
+    from gpu_exporter.diagnosis.host.loop import HostLoop
+    from gpu_exporter.diagnosis.host.progress import ProgressReader
+    from gpu_exporter.diagnosis.host.work import HostWorks
+    from gpu_exporter.diagnosis.training.files import TrainingReader
 
     cgroups, cpus, procfs = Cgroups(options.cgroup), os.cpu_count() or 1, Procfs(options.procfs)
     is_host = procfs.is_host()
@@ -131,8 +131,8 @@ def build_host(
 
 def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
     """Where jobs write about their training: beside the kubelet's socket, and beside the prolog's job files."""
-    from gpu_exporter.attribution.slurm.job_files import DEFAULT_PLACE
-    from gpu_exporter.host.training import TrainingPlaces
+    from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE
+    from gpu_exporter.diagnosis.training.files import TrainingPlaces
 
     job_files: Path = options.slurm_job_files or DEFAULT_PLACE
     return TrainingPlaces(options.kubelet_socket.parent.parent / "pods", job_files.parent / "training")
@@ -140,13 +140,13 @@ def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
     """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
-    from gpu_exporter.devices.replay import ReplayBackend
+    from gpu_exporter.agent.devices.replay import ReplayBackend
 
     with paths[0].open("rb") as file:
         begins_gzipped = file.read(2) == b"\x1f\x8b"
     if begins_gzipped:  # only a gzipped file can be a recording, whose reader needs the NVML backend
-        from gpu_exporter.devices.nvml.backend import NvmlBackend
-        from gpu_exporter.devices.nvml.recording import RecordedLibrary, is_recording
+        from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+        from gpu_exporter.agent.devices.nvml.recording import RecordedLibrary, is_recording
 
         if any(is_recording(path) for path in paths):
             if len(paths) > 1:
@@ -158,6 +158,6 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
 
 
 def list_enabled(options: argparse.Namespace) -> list[Collector]:
-    from gpu_exporter.collectors import registry
+    from gpu_exporter.agent.collectors import registry
 
     return [c for c in registry.ALL if getattr(options, f"collector_{c.name}")]  # every collector has a flag

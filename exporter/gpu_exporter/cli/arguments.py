@@ -15,7 +15,7 @@ def file_mode(text: str) -> int:
 
 def duration(text: str) -> float:
     """Converts `90s` or `1h30m` to seconds, 0 or more."""
-    from gpu_exporter.durations import parse_duration
+    from gpu_exporter.common.durations import parse_duration
 
     try:
         return parse_duration(text)
@@ -35,7 +35,7 @@ def moment(text: str) -> float:
     """Converts a time with its zone, or how long ago it was, to Unix seconds."""
     from datetime import datetime
 
-    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
 
     try:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))

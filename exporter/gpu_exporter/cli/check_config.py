@@ -25,7 +25,7 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     config = read_config(parser, options.file)
-    from gpu_exporter.config.load import render_config
+    from gpu_exporter.common.config.load import render_config
 
     sys.stdout.write(render_config(config))
     return 0

@@ -32,7 +32,7 @@ def run(given: list[str]) -> int:
     """Simulate until Ctrl-C or the end; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.app.demo import run_demo
+    from gpu_exporter.cli.run_demo import run_demo
 
     lasts_s: float | None = options.duration
     if lasts_s is None and not sys.stdout.isatty():

@@ -31,7 +31,7 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.app.digest import print_digest
+    from gpu_exporter.reports.digest.run import print_digest
 
     if not options.prometheus:
         parser.error("--source.prometheus is needed")

@@ -101,11 +101,11 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at cannot be combined with --pause.file or --kubernetes.lease: only the latest pause is stored")
     config = read_config(parser, options.config_file)
-    from gpu_exporter.app.reconciler.explain import ExplainRequest, explain_once, explain_past
-    from gpu_exporter.app.reconciler.targets import build_preview
-    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.common.logs import set_up_logging
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.runtime.explain import ExplainRequest, explain_once, explain_past
+    from gpu_exporter.reconciler.runtime.targets import build_preview
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)

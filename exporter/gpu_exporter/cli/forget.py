@@ -31,7 +31,7 @@ def run(given: list[str]) -> int:
     """Remove the GPU. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.inventory.expected import forget
+    from gpu_exporter.agent.inventory.expected import forget
 
     try:
         known = forget(options.state_directory, options.uuid)

@@ -19,8 +19,8 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     modules load.
     """
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.app.one_view import NodePlaces, make_readers, take_one_view
-    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.agent.runtime.one_view import NodePlaces, make_readers, take_one_view
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
     backend, simulated, _ = build_backend(parser, options, clock)
@@ -31,7 +31,7 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if socket_path is None or not socket_path.exists():
         reading.start()
-    from gpu_exporter.app.once import exit_now, run_once
+    from gpu_exporter.agent.runtime.once import exit_now, run_once
 
     sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpu_exporter.exits import Exit
+from gpu_exporter.common.exits import Exit
 
 
 def show(text: str) -> int:

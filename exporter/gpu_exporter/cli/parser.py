@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_exporter.cli.environment import Items, as_arguments, is_given
-from gpu_exporter.exits import Exit
-from gpu_exporter.version import VERSION
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.version import VERSION
 
 if TYPE_CHECKING:
-    from gpu_exporter.config.load import Config
+    from gpu_exporter.common.config.load import Config
 
 FORMER_PREFIX = "GPU_EXPORTER_"  # prefix of all variables before 0.1; such variables are read with a warning until 0.2
 FLAG_WIDTH = 40  # columns of the flags in --help
@@ -245,7 +245,7 @@ def add_resources(parser: Parser) -> None:
 
 def read_config(parser: Parser, path: Path | None) -> Config:
     """The configuration of --config.file. Ends the process if it is invalid."""
-    from gpu_exporter.config.load import ConfigError, load_config
+    from gpu_exporter.common.config.load import ConfigError, load_config
 
     try:
         return load_config(path)

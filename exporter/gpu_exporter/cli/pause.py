@@ -32,9 +32,9 @@ def run(given: list[str]) -> int:
         parser.error("exactly one of --kubernetes.lease and --pause.file is needed: the one that reconcile has")
     if options.end and options.lasts is not None:
         parser.error("--for begins or prolongs a pause, --end ends it: give one of them")
-    from gpu_exporter.app.reconciler.pause import end_pause, show_pause, start_pause
-    from gpu_exporter.app.reconciler.targets import build_pause
     from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.runtime.pause import end_pause, show_pause, start_pause
+    from gpu_exporter.reconciler.runtime.targets import build_pause
 
     try:
         place = build_pause(options.kubeconfig, options.lease, options.pause_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.cli.output import show
 from gpu_exporter.cli.parser import Parser, add_help
-from gpu_exporter.version import VERSION
+from gpu_exporter.common.version import VERSION
 
 
 def build_parser() -> Parser:

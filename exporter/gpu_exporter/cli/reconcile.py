@@ -26,7 +26,7 @@ from gpu_exporter.cli.reconciler_flags import (
 )
 
 if TYPE_CHECKING:
-    from gpu_exporter.config.load import Config
+    from gpu_exporter.common.config.load import Config
     from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.evidence.client import Client
@@ -157,7 +157,7 @@ def run(given: list[str]) -> int:
     if options.explain or options.gpu:
         return explain.answer(parser, options, options.explain)
     config = read_config(parser, options.config_file)
-    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.common.logs import set_up_logging
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.marks import MarkError
 
@@ -198,8 +198,8 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
-    from gpu_exporter.app.reconciler.loops import remove_all
-    from gpu_exporter.app.reconciler.targets import build_lease, build_markers
+    from gpu_exporter.reconciler.runtime.loops import remove_all
+    from gpu_exporter.reconciler.runtime.targets import build_lease, build_markers
 
     markers = build_markers(book.site, find_targets(options, condition=options.condition))
     lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
@@ -212,8 +212,8 @@ def _build_evidence(options: argparse.Namespace, book: Rulebook) -> tuple[Client
 
 
 def _run_once(options: argparse.Namespace, book: Rulebook) -> int:
-    from gpu_exporter.app.reconciler.loops import apply_once, reconcile_once
-    from gpu_exporter.app.reconciler.targets import build_markers, build_preview
+    from gpu_exporter.reconciler.runtime.loops import apply_once, reconcile_once
+    from gpu_exporter.reconciler.runtime.targets import build_markers, build_preview
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     targets = find_targets(options, condition=options.condition)
@@ -229,7 +229,7 @@ def _run_once(options: argparse.Namespace, book: Rulebook) -> int:
 
 
 def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetry) -> AuditLog | None:
-    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reconciler.audit import AuditLog
 
     if options.audit is None:
@@ -239,17 +239,17 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
     """The function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
-    from gpu_exporter.app.reconciler import loops
-    from gpu_exporter.app.reconciler.actions import ActionPlan, ProofPlaces, check_actions
-    from gpu_exporter.app.reconciler.targets import (
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
+    from gpu_exporter.reconciler.record import Record
+    from gpu_exporter.reconciler.runtime import loops
+    from gpu_exporter.reconciler.runtime.actions import ActionPlan, ProofPlaces, check_actions
+    from gpu_exporter.reconciler.runtime.targets import (
         build_demand,
         build_lease,
         build_markers,
         build_preview,
         build_record_place,
     )
-    from gpu_exporter.clock import SYSTEM_CLOCK
-    from gpu_exporter.reconciler.record import Record
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     places = ProofPlaces(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
@@ -286,8 +286,8 @@ def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, 
     """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if it is the same
     server.
     """
-    from gpu_exporter.app.reconciler.actions import is_same_server
     from gpu_exporter.reconciler.evidence.client import Client
+    from gpu_exporter.reconciler.runtime.actions import is_same_server
 
     shares = is_same_server(options.prometheus, options.alertmanager)
     return client, client if shares else Client(options.tls_ca)

@@ -11,11 +11,11 @@ from gpu_exporter.cli.parser import Parser, add_resources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_exporter.app.reconciler.targets import Targets
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.evidence.client import Client
     from gpu_exporter.reconciler.evidence.records import ExplainingSource
     from gpu_exporter.reconciler.pause import PausePlace
+    from gpu_exporter.reconciler.runtime.targets import Targets
 
 
 def add_prometheus(parser: Parser) -> None:
@@ -139,14 +139,14 @@ def build_evidence(
     options: argparse.Namespace, client: Client, book: Rulebook, at: float | None = None
 ) -> ExplainingSource:
     """The source of evidence, for now or for a past time (Unix seconds). Raises ValueError."""
-    from gpu_exporter.app.reconciler.targets import build_source
+    from gpu_exporter.reconciler.runtime.targets import build_source
 
     return build_source(options.prometheus, options.exporters, options.matcher, book, client, at)
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
     """Where pods and jobs are read and marked. `condition`: pods get a condition beside their label."""
-    from gpu_exporter.app.reconciler.targets import Targets
+    from gpu_exporter.reconciler.runtime.targets import Targets
 
     return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)
 
@@ -157,7 +157,7 @@ def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[Pa
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """
-    from gpu_exporter.app.reconciler.targets import build_pause
+    from gpu_exporter.reconciler.runtime.targets import build_pause
 
     pauses = [build_pause("", "", options.pause_file)] if options.pause_file is not None else []
     if options.lease and with_lease:

@@ -36,8 +36,8 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.app.record import record
-    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.agent.runtime.record import record
+    from gpu_exporter.common.logs import set_up_logging
 
     set_up_logging(options.log_level, options.log_format)
     try:

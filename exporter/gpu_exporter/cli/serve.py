@@ -10,16 +10,16 @@ from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_
 from gpu_exporter.cli.agent_parts import build_backend, build_host, build_processes, build_sources, list_enabled
 from gpu_exporter.cli.commands import COMMANDS, list_commands
 from gpu_exporter.cli.parser import Parser, read_config
-from gpu_exporter.exits import list_exits
-from gpu_exporter.version import VERSION
+from gpu_exporter.common.exits import list_exits
+from gpu_exporter.common.version import VERSION
 
 if TYPE_CHECKING:
-    from gpu_exporter.app.serve import Ended
-    from gpu_exporter.app.surroundings import Host
-    from gpu_exporter.attribution.source import Source
-    from gpu_exporter.defaults import Settings
-    from gpu_exporter.devices.protocol import Backend
-    from gpu_exporter.ledger.state import StateFile
+    from gpu_exporter.agent.attribution.source import Source
+    from gpu_exporter.agent.devices.protocol import Backend
+    from gpu_exporter.agent.ledger.state import StateFile
+    from gpu_exporter.agent.runtime.serve import Ended
+    from gpu_exporter.agent.runtime.surroundings import Host
+    from gpu_exporter.common.config.defaults import Settings
 
 PREFIX = "GPU_EXPORTER_"
 TEXTFILE_INTERVAL_MAX_S = 60.0
@@ -90,7 +90,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
 
 def describe_settings(settings: Settings) -> str:
     """The settings that differ from the defaults, each as `section.key=value`."""
-    from gpu_exporter.defaults import Settings as Defaults
+    from gpu_exporter.common.config.defaults import Settings as Defaults
 
     defaults = Defaults()
     changes = [
@@ -106,13 +106,13 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     import logging
     import os
 
-    from gpu_exporter.app.once import exit_now
-    from gpu_exporter.app.restart import restart_or_exit
-    from gpu_exporter.app.serve import Ended, hold_signals
-    from gpu_exporter.app.surroundings import Host
-    from gpu_exporter.clock import SYSTEM_CLOCK
-    from gpu_exporter.ledger.state import StateInUse, open_state, read_boot_id
-    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.agent.ledger.state import StateInUse, open_state, read_boot_id
+    from gpu_exporter.agent.runtime.once import exit_now
+    from gpu_exporter.agent.runtime.restart import restart_or_exit
+    from gpu_exporter.agent.runtime.serve import Ended, hold_signals
+    from gpu_exporter.agent.runtime.surroundings import Host
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
+    from gpu_exporter.common.logs import set_up_logging
 
     backend, simulated, simulated_host = build_backend(parser, options, SYSTEM_CLOCK)
     sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor), *simulated]
@@ -163,10 +163,10 @@ def _serve(
     state: StateFile | None,
 ) -> Ended:
     """Publish until a signal. Raises ValueError, OSError."""
-    from gpu_exporter.app.agent import Agent
-    from gpu_exporter.app.serve import serve, write_textfiles
-    from gpu_exporter.app.surroundings import Publishing
-    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.agent.runtime.agent import Agent
+    from gpu_exporter.agent.runtime.serve import serve, write_textfiles
+    from gpu_exporter.agent.runtime.surroundings import Publishing
+    from gpu_exporter.common.clock import SYSTEM_CLOCK
 
     agent = Agent(
         settings,

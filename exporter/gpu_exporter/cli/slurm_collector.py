@@ -57,8 +57,8 @@ def run(given: list[str]) -> int:
     """Collect until a signal, or once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.app.collect import collect
-    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.agent.runtime.collect import collect
+    from gpu_exporter.common.logs import set_up_logging
 
     set_up_logging(options.log_level, options.log_format)
     if options.directory is None and options.once:

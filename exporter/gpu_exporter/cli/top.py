@@ -38,9 +38,9 @@ def run(given: list[str]) -> int:
     """Show the GPUs until q is pressed, or print them once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.top.nodes import complete
-    from gpu_exporter.top.screen import ViewOptions
-    from gpu_exporter.top.terminal import print_once, run_top
+    from gpu_exporter.reports.top.nodes import complete
+    from gpu_exporter.reports.top.screen import ViewOptions
+    from gpu_exporter.reports.top.terminal import print_once, run_top
 
     try:
         urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))

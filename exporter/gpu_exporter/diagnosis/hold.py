@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import Verdict
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 STALLED = "stalled"

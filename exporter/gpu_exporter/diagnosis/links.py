@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.readings import DeviceSnapshot
 
 LOOKS_MIN = 8  # readings of a working GPU: the link takes a moment to become fast again
 GB = 1e9

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Settings
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.views import HourOfWork, Spin, Verdict
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.views import HourOfWork, Spin, Verdict
 
 
 class StateRules(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.model.views import Throttling
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.views import Throttling
 
 # Power capping is normal at full load, and sync boost is benign: neither is a fault by itself.
 HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.marks import Marker, MarkError, guard
 from gpu_exporter.reconciler.telemetry import Telemetry

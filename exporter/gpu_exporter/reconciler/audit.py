@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.config.rules import plain_rules
-from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.plain import one_line
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.rules import plain_rules
+from gpu_exporter.common.outside import parse_timestamp
+from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.version import VERSION
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark, timestamp
-from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
 Record: TypeAlias = dict[str, Any]

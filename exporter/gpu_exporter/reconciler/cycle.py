@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.plain import describe_bug
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of

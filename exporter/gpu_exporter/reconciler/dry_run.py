@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.plain import describe_bug
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.decision.brakes import Brakes, Freeze, hold
 from gpu_exporter.reconciler.decision.outcomes import LOST
 from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide

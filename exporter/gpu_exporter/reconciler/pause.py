@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.files import write_atomically
-from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.common.files import write_atomically
+from gpu_exporter.common.outside import parse_timestamp
+from gpu_exporter.common.plain import one_line, shorten
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence
 from gpu_exporter.reconciler.marks import PREFIX, timestamp
 

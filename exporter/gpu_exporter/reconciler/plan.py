@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, UNDERUSED, Decision
 from gpu_exporter.reconciler.marks import Mark
 

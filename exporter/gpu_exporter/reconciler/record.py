@@ -17,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Actions
-from gpu_exporter.durations import format_duration
-from gpu_exporter.outside import need_real, need_wholes
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.outside import need_real, need_wholes
 from gpu_exporter.reconciler.actions.journal import Entry, TextPlace, parse, render
 from gpu_exporter.reconciler.decision.outcomes import (
     OUTCOMES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import format_duration
-from gpu_exporter.plain import layout, utc
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.plain import layout, utc
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
     NOT_RUNNING,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from gpu_exporter.common.web.request import Request
+from gpu_exporter.common.web.server import TEXT, Reply
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.telemetry import Telemetry
-from gpu_exporter.web.request import Request
-from gpu_exporter.web.server import TEXT, Reply
 
 CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, in addition to the time of waiting for evidence
 

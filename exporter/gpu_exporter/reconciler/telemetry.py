@@ -14,7 +14,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.decision.brakes import FREEZES
 from gpu_exporter.reconciler.decision.outcomes import OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision

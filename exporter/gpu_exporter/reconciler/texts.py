@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from gpu_exporter.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
 from gpu_exporter.reconciler.marks import MarkError
 
 FILE_MAX = 1024 * 1024

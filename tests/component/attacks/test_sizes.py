@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from gpu_exporter.attribution.slurm.collected import ANSWERS
+from gpu_exporter.agent.attribution.slurm.collected import ANSWERS
 from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.component.attacks.attack_bench import ORDER, probe_ms
 from tests.component.pods_bench import Bench, metrics_of_an_idle_pod

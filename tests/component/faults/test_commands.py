@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from gpu_exporter.devices.nvml.recording import is_recording
+from gpu_exporter.agent.devices.nvml.recording import is_recording
 from tests.component.faults.fault_bench import COUNT
 from tests.testbed.faults import Rig
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml import constants as nvml
 from tests.component.faults.fault_bench import COUNT, LOST, OTHERS, heal, is_out, lose, never_idle, power_of
 from tests.testbed.faults import QUIET, FaultTable, Rig, Seen, scrape_ms, threads_of
 from tests.testbed.processes import fetch, run_exporter, wait_for

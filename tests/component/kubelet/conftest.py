@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.common.clock import ManualClock
 from tests.testbed.podresources import Kubelet
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.source import KubeletSource
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.attribution.kubelet.source import KubeletSource
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet
 from tests.testbed.processes import run_exporter

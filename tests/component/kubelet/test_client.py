@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_exporter.attribution.kubelet.grpc_unix import CallError, call
-from gpu_exporter.attribution.kubelet.podresources import LIST
-from gpu_exporter.attribution.kubelet.source import KubeletSource
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, call
+from gpu_exporter.agent.attribution.kubelet.podresources import LIST
+from gpu_exporter.agent.attribution.kubelet.source import KubeletSource
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.clock import ManualClock
 from tests.component.kubelet.kubelet_bench import UUID, begin
 from tests.testbed.podresources import Kubelet
 

@@ -6,10 +6,10 @@ import math
 import os
 from pathlib import Path
 
-from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.agent.attribution.kubelet.alive import LOOK_S, PodLives
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.component.kubelet.kubelet_bench import UUID, begin
 from tests.testbed.podresources import Kubelet, begin_container
 

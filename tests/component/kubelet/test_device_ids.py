@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.attribution.source import Answer
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.agent.attribution.source import Answer
+from gpu_exporter.common.clock import ManualClock
 from tests.component.kubelet.kubelet_bench import MIG, UUID
 from tests.testbed.podresources import Kubelet
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.alive import PodLives
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.kubelet.alive import PodLives
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.clock import ManualClock
 from tests.component.kubelet.kubelet_bench import UUID
 from tests.testbed.podresources import Kubelet
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.library import LiveLibrary
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.library import LiveLibrary
+from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from tests.component.nvml.nvml_bench import MakeBackend
 from tests.testbed.nvml.feeder import NvmlTable
 

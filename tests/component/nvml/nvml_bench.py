@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.device import NvmlDevice
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.device import NvmlDevice
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 
 MakeBackend = Callable[..., NvmlBackend]

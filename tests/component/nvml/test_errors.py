@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import (
+from gpu_exporter.agent.devices.errors import (
     DeviceError,
     DeviceLost,
     DriverChanged,
@@ -15,10 +14,11 @@ from gpu_exporter.devices.errors import (
     NoPermission,
     NotSupported,
 )
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
-from gpu_exporter.devices.nvml.support import RETRY_S
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle, LiveLibrary
+from gpu_exporter.agent.devices.nvml.support import RETRY_S
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.clock import ManualClock
 from tests.component.nvml.nvml_bench import MakeBackend, feed, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import (
+from gpu_exporter.agent.devices.errors import (
     DeviceError,
 )
-from gpu_exporter.devices.nvml.constants import NVML_GPM_METRIC_FP64_UTIL
-from gpu_exporter.devices.protocol import Gpm
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.nvml.constants import NVML_GPM_METRIC_FP64_UTIL
+from gpu_exporter.agent.devices.protocol import Gpm
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.clock import ManualClock
 from tests.component.nvml.nvml_bench import MakeBackend, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 

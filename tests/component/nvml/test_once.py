@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.scenario import load_scenario, parse_scenario
+from gpu_exporter.agent.devices.scenario import load_scenario, parse_scenario
 from tests.component.nvml.nvml_bench import feed
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 from tests.testbed.sysfs import add_function
 
-DEMO = Path(__file__).resolve().parents[3] / "exporter" / "gpu_exporter" / "demo.yaml"
+DEMO = Path(__file__).resolve().parents[3] / "exporter" / "gpu_exporter" / "cli" / "demo.yaml"
 
 
 def once(environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:

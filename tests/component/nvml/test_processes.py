@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import (
+from gpu_exporter.agent.devices.errors import (
     NoPermission,
     NotSupported,
 )
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model.readings import GpuProcess, ProcessList
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.readings import GpuProcess, ProcessList
 from tests.component.nvml.nvml_bench import MakeBackend, feed, first_device
 from tests.testbed.nvml.feeder import NvmlTable
 

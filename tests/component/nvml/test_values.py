@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.devices.errors import (
+from gpu_exporter.agent.devices.errors import (
     NotSupported,
 )
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.protocol import ENGINES, XidEvent
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.protocol import ENGINES, XidEvent
+from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.component.nvml.nvml_bench import feed, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import NotFoundException
 
-from gpu_exporter.defaults import Actions
+from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates

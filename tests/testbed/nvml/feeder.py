@@ -15,12 +15,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.clock import Clock, SystemClock
-from gpu_exporter.devices import loads
-from gpu_exporter.devices.nvml import constants
-from gpu_exporter.devices.protocol import ENGINES
-from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance, load_scenario
-from gpu_exporter.devices.simulated import Partitioned, ScenarioTime, SimulatedDevice, resolve_parts
+from gpu_exporter.agent.devices import loads
+from gpu_exporter.agent.devices.nvml import constants
+from gpu_exporter.agent.devices.protocol import ENGINES
+from gpu_exporter.agent.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance, load_scenario
+from gpu_exporter.agent.devices.simulated import Partitioned, ScenarioTime, SimulatedDevice, resolve_parts
+from gpu_exporter.common.clock import Clock, SystemClock
 from tests.testbed.nvml import layout
 
 PERIOD_S = 1 / 6  # an A100 updates its utilization every 0.2 s, a V100 every 1/6 s (measured in the recordings)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.devices.scenario import Scenario, parse_scenario
+from gpu_exporter.agent.devices.scenario import Scenario, parse_scenario
 
 FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
 

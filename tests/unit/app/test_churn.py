@@ -7,23 +7,23 @@ import statistics
 import sys
 from pathlib import Path
 
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.static import CallbackSource
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.attribution.poller import Poller
+from gpu_exporter.agent.attribution.static import CallbackSource
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.text import TextRenderer
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.place import Placed
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.runtime.simulation import build_simulation
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.views import AgentStatus
 from gpu_exporter.diagnosis.loop import Findings
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.views import AgentStatus
-from gpu_exporter.node.place import Placed
-from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.sampler import DeviceSampler
 
 GPUS, ROUNDS, POLL_S = 8, 1_250, 5.0
 STATUS = AgentStatus("TEST", "simulated", True, "", GPUS, GPUS, 1.0, None, attribution_known=True)

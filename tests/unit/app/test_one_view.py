@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.app.one_view import NodePlaces, make_readers, take_one_view
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.attribution.source import Answer, Source
+from gpu_exporter.agent.attribution.source import Answer, Source
+from gpu_exporter.agent.devices.errors import DriverUnavailable
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import SimulatedBackend
+from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.inventory.expected import FILE
+from gpu_exporter.agent.ledger.state import read_boot_id
+from gpu_exporter.agent.runtime.one_view import NodePlaces, make_readers, take_one_view
+from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.cli.agent_flags import COLLECTORS
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DriverUnavailable
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedBackend
-from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.inventory.expected import FILE
-from gpu_exporter.ledger.state import read_boot_id
-from gpu_exporter.model.views import View
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.views import View
 
 LOST = {"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}
 HANGS = {"at": 0, "call": "nvmlDeviceGetTemperature", "hang_ms": 600_000}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.app.serve import ProcessSeries
+from gpu_exporter.agent.runtime.serve import ProcessSeries
 
 
 def test_the_first_scrape_has_process_series() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_exporter.app.reconciler import loops
+from gpu_exporter.reconciler.runtime import loops
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gpu_exporter.app import restart
-from gpu_exporter.app.restart import AGAIN_S, MARK, restart_or_exit, restarted_lately
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.exits import Exit
+from gpu_exporter.agent.runtime import restart
+from gpu_exporter.agent.runtime.restart import AGAIN_S, MARK, restart_or_exit, restarted_lately
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.exits import Exit
 
 
 class Replaced(Exception):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.unit.attribution.slurm_quiet_node import Filing
 
 import gpu_exporter
-from gpu_exporter.attribution.slurm.filed import FILL_S
-from gpu_exporter.attribution.slurm.job_files import FiledRun, JobFile
-from gpu_exporter.attribution.source import Answer
+from gpu_exporter.agent.attribution.slurm.filed import FILL_S
+from gpu_exporter.agent.attribution.slurm.job_files import FiledRun, JobFile
+from gpu_exporter.agent.attribution.source import Answer
 
 EPILOG = Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / "epilog.sh"
 AWAY = "Unable to contact slurm controller"

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import CommandFailed, SlowSource, SourceError
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import CommandFailed, SlowSource, SourceError
+from gpu_exporter.common.clock import ManualClock
 
 
 class Cluster:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.unit.attribution.slurm_cluster import Cluster
 
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 
 ONE = "gpu:h100:1(IDX:0)"
 KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import ProcessOwner, parse_cgroup
+from gpu_exporter.common.cgroup import ProcessOwner, parse_cgroup
 
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 UNDER = UID.replace("-", "_")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.consumers import CHECKPOINT, Consumers
-from gpu_exporter.attribution.kubelet.podresources import ContainerDevices
+from gpu_exporter.agent.attribution.kubelet.consumers import CHECKPOINT, Consumers
+from gpu_exporter.agent.attribution.kubelet.podresources import ContainerDevices
 
 GPU, OTHER = "gpu.nvidia.com", "gpu.example.com"
 UID, OLD = (f"0000000{number}-0000-4000-8000-000000000000" for number in (1, 2))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.contradict import ProcessNet, Relation, relate
-from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.attribution.contradict import ProcessNet, Relation, relate
+from gpu_exporter.agent.attribution.resolve import Resolution
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.units import UnitId
 
 A, B, C = (UnitId(f"GPU-{name}") for name in "abc")
 PLACES = {A: "gpu 0", B: "gpu 1", C: "gpu 2"}

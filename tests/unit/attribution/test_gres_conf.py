@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.gres.conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
-from gpu_exporter.attribution.slurm.gres.epochs import GresContent
-from gpu_exporter.attribution.slurm.gres.files import MAX_CONF, REMEDY, ConfPlace, list_places, read_order
-from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
-from gpu_exporter.slurm.gres import Gres
+from gpu_exporter.agent.attribution.slurm.gres.conf import (
+    MAX_INCLUDES,
+    GpuOrder,
+    GresConfError,
+    order_of,
+    parse_gres_conf,
+)
+from gpu_exporter.agent.attribution.slurm.gres.epochs import GresContent
+from gpu_exporter.agent.attribution.slurm.gres.files import MAX_CONF, REMEDY, ConfPlace, list_places, read_order
+from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
+from gpu_exporter.common.slurm.gres import Gres
 
 H100 = (("h100", 4),)
 

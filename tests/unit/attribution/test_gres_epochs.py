@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.gres.conf import GpuOrder
-from gpu_exporter.attribution.slurm.gres.epochs import BEFORE, EPOCHS_MAX, FILE, GAP_S, SKEW_S, Epochs, GresContent
+from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.agent.attribution.slurm.gres.epochs import (
+    BEFORE,
+    EPOCHS_MAX,
+    FILE,
+    GAP_S,
+    SKEW_S,
+    Epochs,
+    GresContent,
+)
 
 A = GpuOrder("minor", ("0", "1", "2", "3"))
 B = GpuOrder("minor", ("3", "2", "1", "0"))

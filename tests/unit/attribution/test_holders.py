@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
-from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
-from gpu_exporter.attribution.slurm.pods import SlurmPods
-from gpu_exporter.clock import SystemClock
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.model.units import DeviceIdentity, UnitId
+from gpu_exporter.agent.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
+from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
+from gpu_exporter.agent.attribution.slurm.pods import SlurmPods
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.clock import SystemClock
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
 POD, CONTAINER = (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.identity import (
+from gpu_exporter.agent.attribution.identity import (
     KEY_FILE,
     KEY_MIN_BYTES,
     MODES,
@@ -23,11 +23,11 @@ from gpu_exporter.attribution.identity import (
     apply_identity,
     load_key,
 )
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.config.values import CHOICES
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.agent.attribution.poller import Poller
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.values import CHOICES
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 
 KEY = b"0123456789abcdef"
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="phys", uid="1007", source="slurm")

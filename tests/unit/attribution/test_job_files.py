@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpu_exporter
-from gpu_exporter.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_job_files
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_job_files
+from gpu_exporter.agent.attribution.source import SourceError
 
 SCRIPTS = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"
 MIG = "MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566"

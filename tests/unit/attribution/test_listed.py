@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from tests.testbed.podresources import begin_container, messages
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
-from gpu_exporter.attribution.kubelet.consumers import Consumers, parse_monitor
-from gpu_exporter.attribution.kubelet.podresources import LIST
-from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
-from gpu_exporter.clock import Clock
-from gpu_exporter.devices.protocol import Processes
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.model.views import View
-from gpu_exporter.vendor import NVIDIA
+from gpu_exporter.agent.attribution.kubelet.alive import LOOK_S, PodLives
+from gpu_exporter.agent.attribution.kubelet.consumers import Consumers, parse_monitor
+from gpu_exporter.agent.attribution.kubelet.podresources import LIST
+from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
+from gpu_exporter.agent.devices.protocol import Processes
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.views import View
+from gpu_exporter.common.vendor import NVIDIA
 
 OWN = "00000000-0000-4000-8000-000000000000"
 DRIVER = "gpu.nvidia.com"
@@ -102,7 +102,8 @@ class Cluster:
     def run(self, seconds: float = 2 * LOOK_S + 30.0) -> View:
         """Sample and poll every 15 s, which the ledger still charges."""
         with mock.patch(
-            "gpu_exporter.attribution.kubelet.source.call", lambda socket, method, request, timeout: self.answer(method)
+            "gpu_exporter.agent.attribution.kubelet.source.call",
+            lambda socket, method, request, timeout: self.answer(method),
         ):
             if self.sees_processes:  # on one GPU, for one cycle: after that an empty list means no process
                 self.sees_processes = False

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.gres.mig_caps import PLACE, find_instance, read_caps
+from gpu_exporter.agent.attribution.slurm.gres.mig_caps import PLACE, find_instance, read_caps
 
 MINORS = """config 1
 monitor 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_exporter.attribution.numbers import KEEP_S, MAX_NUMBERS, NumberMemory
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.attribution.numbers import KEEP_S, MAX_NUMBERS, NumberMemory
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.units import UnitId
 
 
 def key(number: int) -> tuple[HolderKey, str]:

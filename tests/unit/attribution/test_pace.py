@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.pace import BACKOFF_S, BURST, INTERVAL_MAX_S, SOON_S, Pace
+from gpu_exporter.agent.attribution.slurm.pace import BACKOFF_S, BURST, INTERVAL_MAX_S, SOON_S, Pace
 
 
 def make(spread: float = 0.0, each_s: float = 60.0) -> Pace:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.kubelet.pod_logs import SETTLED_S, PodLogs
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.kubelet.pod_logs import SETTLED_S, PodLogs
+from gpu_exporter.common.clock import ManualClock
 
 POD = ("ml", "train-0")
 FOLDER = "ml_train-0_uid"

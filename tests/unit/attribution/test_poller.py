@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.poller import GRANTS_MAX, Poller
-from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static, static_holder
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.model.holders import Grant, Holder, HolderKey, SourceStatus
+from gpu_exporter.agent.attribution.poller import GRANTS_MAX, Poller
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.agent.attribution.static import CallbackSource, StaticSource, parse_static, static_holder
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, SourceStatus
 
 GRANT = Grant("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
 

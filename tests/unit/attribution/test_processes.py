@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.processes import UNIT_MAX, OwnedPeriod, ProcessOwners, without_owners
-from gpu_exporter.attribution.procfs import READ_MAX, TICKS_PER_S, parse_stat
-from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.model.readings import (
+from gpu_exporter.agent.attribution.processes import UNIT_MAX, OwnedPeriod, ProcessOwners, without_owners
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.clock import ManualClock, SystemClock
+from gpu_exporter.common.model.readings import (
     DeviceSnapshot,
     GpuProcess,
     InstanceReading,
@@ -21,7 +20,8 @@ from gpu_exporter.model.readings import (
     ProcessPeriod,
     ProcessShare,
 )
-from gpu_exporter.model.units import DeviceIdentity, UnitId
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
+from gpu_exporter.common.procfs import READ_MAX, TICKS_PER_S, parse_stat
 
 UNIT = UnitId("GPU-a")
 JOB = ProcessOwner(slurm=True, job="42", step="0")

@@ -9,16 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
-from gpu_exporter.attribution.kubelet.podresources import (
+from gpu_exporter.agent.attribution.kubelet.podresources import (
     ENTRIES_MAX,
     POD_ENTRIES_MAX,
     ContainerDevices,
     PodName,
     PodResourcesReader,
 )
-from gpu_exporter.attribution.kubelet.podresources import read_allocatable as read_allocatable_of
-from gpu_exporter.attribution.kubelet.podresources import read_pods as read_pods_of
-from gpu_exporter.attribution.kubelet.protobuf import ProtobufError, read_fields, read_text
+from gpu_exporter.agent.attribution.kubelet.podresources import read_allocatable as read_allocatable_of
+from gpu_exporter.agent.attribution.kubelet.podresources import read_pods as read_pods_of
+from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError, read_fields, read_text
 
 NAMES = st.text(max_size=20)
 

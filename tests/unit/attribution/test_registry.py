@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution import registry
-from gpu_exporter.attribution.registry import SourceOptions, find_sources
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.vendor import NVIDIA
+from gpu_exporter.agent.attribution import registry
+from gpu_exporter.agent.attribution.registry import SourceOptions, find_sources
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 
 OPTIONS = SourceOptions(
     timeout_s=5.0,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_exporter.attribution.resolve import find_offered, resolve
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.readings import DeviceSnapshot, InstanceReading
-from gpu_exporter.model.units import DeviceIdentity, UnitId
+from gpu_exporter.agent.attribution.resolve import find_offered, resolve
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, InstanceReading
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 
 
 def snapshot(index: int, minor: int, mig: str = "") -> DeviceSnapshot:

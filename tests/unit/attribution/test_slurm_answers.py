@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from tests.unit.attribution.slurm_cluster import HELD, SLOW, Cluster, fail, hold
 
-from gpu_exporter.attribution.slurm.controller import (
+from gpu_exporter.agent.attribution.slurm.controller import (
     CONFIG_EACH_S,
     DOUBT_EACH_S,
     JOB_EACH_S,
     LIST_EACH_S,
 )
-from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import SourceError
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.testbed.processes import wait_for
 
-from gpu_exporter import commands as programs
-from gpu_exporter.attribution.registry import runs_slurmd
-from gpu_exporter.attribution.slurm import commands as slurm_commands
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import SlowSource, SourceError
+from gpu_exporter.agent.attribution.registry import runs_slurmd
+from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import SlowSource, SourceError
+from gpu_exporter.common import commands as programs
 
 
 @pytest.fixture

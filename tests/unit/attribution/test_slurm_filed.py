@@ -11,9 +11,9 @@ from tests.unit.attribution.filed_jobs import AWAY, START, asked, begin, end, en
 from tests.unit.attribution.slurm_cluster import fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
-from gpu_exporter.attribution.slurm.filed import FILL_S
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.slurm.filed import FILL_S
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.clock import ManualClock
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ from tests.unit.attribution.filed_jobs import (
 from tests.unit.attribution.slurm_cluster import Cluster, fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
-from gpu_exporter.attribution.slurm.controller import bound_clock, how_far_ahead
-from gpu_exporter.attribution.slurm.filed import FILL_S, start_here
-from gpu_exporter.attribution.slurm.job_files import FiledRun, JobFile, read_job_files
-from gpu_exporter.attribution.slurm.presence import STALE_S
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.agent.attribution.slurm.controller import bound_clock, how_far_ahead
+from gpu_exporter.agent.attribution.slurm.filed import FILL_S, start_here
+from gpu_exporter.agent.attribution.slurm.job_files import FiledRun, JobFile, read_job_files
+from gpu_exporter.agent.attribution.slurm.presence import STALE_S
+from gpu_exporter.agent.attribution.source import SourceError
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from tests.unit.attribution.slurm_cluster import COLUMNS_OF, SINFO, Cluster, hold
 
-from gpu_exporter.attribution import registry
-from gpu_exporter.attribution.slurm.controller import (
+from gpu_exporter.agent.attribution import registry
+from gpu_exporter.agent.attribution.slurm.controller import (
     DOUBT_EACH_S,
     JOB_EACH_S,
     LIST_EACH_S,
     SINGLES_MAX,
 )
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.model.holders import Holder, HolderKey
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.model.holders import Holder, HolderKey
 
 
 @pytest.fixture

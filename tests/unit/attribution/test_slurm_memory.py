@@ -9,10 +9,10 @@ import pytest
 from tests.unit.attribution.slurm_cluster import Cluster, fail
 from tests.unit.attribution.slurm_quiet_node import KTHREADD, Filing, Node
 
-from gpu_exporter.attribution.slurm.memory import FILE, SAVE_EACH_S
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.agent.attribution.slurm.memory import FILE, SAVE_EACH_S
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import Answer, SourceError
 
 AWAY = "Unable to contact slurm controller"
 BOTH = {"j1": "gpu:h100:1(IDX:0)", "j2": "gpu:h100:1(IDX:1)"}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.unit.attribution.slurm_cluster import REVERSED, Cluster, fail, hold
 
-from gpu_exporter.attribution.slurm.gres.epochs import BEFORE
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.agent.attribution.slurm.gres.epochs import BEFORE
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import Answer
+from gpu_exporter.common.clock import ManualClock
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.attribution.slurm_cluster import SINFO, fail
 from tests.unit.attribution.slurm_quiet_node import KTHREADD, MIXED, ONE, Filing, Node, start_slurmd
 
-from gpu_exporter.attribution.procfs import NewestProcess, Procfs
-from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S
+from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S
+from gpu_exporter.common.procfs import NewestProcess, Procfs
 
 
 @pytest.fixture

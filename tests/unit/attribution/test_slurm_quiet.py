@@ -9,7 +9,7 @@ import pytest
 from tests.unit.attribution.slurm_cluster import SINFO, fail
 from tests.unit.attribution.slurm_quiet_node import ONE, Node
 
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.agent.attribution.source import SourceError
 
 
 @pytest.fixture

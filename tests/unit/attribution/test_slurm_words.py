@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm.parse import (
+from gpu_exporter.agent.attribution.slurm.parse import (
     COLUMNS,
     SINFO_WIDTH,
     JobGpus,
@@ -24,8 +24,8 @@ from gpu_exporter.attribution.slurm.parse import (
     parse_sinfo,
     parse_squeue,
 )
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.slurm.gres import Gres
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.slurm.gres import Gres
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "slurm"
 RELEASES = ("2205", "2411")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.processes import OwnedPeriod, UnitOwners, Use
-from gpu_exporter.attribution.usage import divide_period, measure
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.attribution.processes import OwnedPeriod, UnitOwners, Use
+from gpu_exporter.agent.attribution.usage import divide_period, measure
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-a")
 GIB = 2**30

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.processes import UnitOwners, Use
-from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.attribution.users import Users
-from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.attribution.processes import UnitOwners, Use
+from gpu_exporter.agent.attribution.resolve import Resolution
+from gpu_exporter.agent.attribution.users import Users
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.units import UnitId
 
 GPU, OTHER_GPU = UnitId("GPU-a"), UnitId("GPU-b")
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"

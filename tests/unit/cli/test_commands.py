@@ -13,7 +13,7 @@ from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.main import main
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.cli.top import SORTS
-from gpu_exporter.top.screen import ORDERS
+from gpu_exporter.reports.top.screen import ORDERS
 
 FOLDER = Path(__file__).resolve().parents[3] / "exporter" / "gpu_exporter" / "cli"
 SCREENS = 2 * 57  # lines of two screens on a laptop
@@ -134,5 +134,7 @@ def test_the_parser_of_one_command_loads_no_other_command() -> None:
     script = "import sys; from gpu_exporter.cli.main import main; main(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     cli = ("", ".commands", ".environment", ".main", ".output", ".parser", ".print_version")
-    loaded = {f"gpu_exporter.cli{name}" for name in cli} | {"gpu_exporter.exits", "gpu_exporter.version"}
+    loaded = {f"gpu_exporter.cli{name}" for name in cli} | {
+        f"gpu_exporter.common{name}" for name in ("", ".exits", ".version")
+    }
     assert done.stdout.splitlines()[1] == str(sorted(loaded))

@@ -10,15 +10,15 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.testbed.memory_slurm import row_of_24_11
 
-from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
-from gpu_exporter.attribution.slurm.picture import Picture
-from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import CollectorRun, SlurmCollector
-from gpu_exporter.cluster.command_line import CommandLine
-from gpu_exporter.slurm.gres import Gres
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.agent.attribution.slurm.picture import Picture
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.agent.slurm_collector.collector import CollectorRun, SlurmCollector
+from gpu_exporter.agent.slurm_collector.command_line import CommandLine
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.slurm.gres import Gres
 
 NODE = "NodeName={name} Arch=x86_64\n   Gres={gres}\n   GresUsed={used}\n   BootTime=1 SlurmdStartTime=4000000000\n\n"
 

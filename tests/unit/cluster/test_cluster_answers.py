@@ -10,10 +10,10 @@ import pytest
 from tests.testbed.memory_slurm import row_of_22_05, row_of_24_11
 from tests.unit.cluster.collector_bench import NODE, Cluster, held
 
-from gpu_exporter.attribution.slurm.parse import JobGpus, NodeRecord
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
-from gpu_exporter.slurm.gres import Gres
+from gpu_exporter.agent.attribution.slurm.parse import JobGpus, NodeRecord
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.slurm_collector.answers import parse_cluster_jobs, parse_cluster_nodes
+from gpu_exporter.common.slurm.gres import Gres
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.cluster.collector_bench import Cluster, pictures
 
-from gpu_exporter.attribution import registry
-from gpu_exporter.attribution.slurm.collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
-from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
-from gpu_exporter.attribution.slurm.picture import Picture, parse_picture, render_picture
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.cluster.collector import CollectorRun, SlurmCollector
-from gpu_exporter.cluster.command_line import CommandLine
-from gpu_exporter.cluster.site import CollectorSite
-from gpu_exporter.web.request import Request, parse_head
-from gpu_exporter.web.server import Reply
+from gpu_exporter.agent.attribution import registry
+from gpu_exporter.agent.attribution.slurm.collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
+from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
+from gpu_exporter.agent.attribution.slurm.picture import Picture, parse_picture, render_picture
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.slurm_collector.collector import CollectorRun, SlurmCollector
+from gpu_exporter.agent.slurm_collector.command_line import CommandLine
+from gpu_exporter.agent.slurm_collector.site import CollectorSite
+from gpu_exporter.common.web.request import Request, parse_head
+from gpu_exporter.common.web.server import Reply
 
 
 @pytest.fixture

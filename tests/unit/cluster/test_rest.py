@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.memory_slurm import row_of_24_11
 
-from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.cluster.answers import find_cluster, parse_rest_nodes
-from gpu_exporter.cluster.rest import MAX_TOKEN, VERSIONS, Rest
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.slurm_collector.answers import find_cluster, parse_rest_nodes
+from gpu_exporter.agent.slurm_collector.rest import MAX_TOKEN, VERSIONS, Rest
 
 
 def token_of(claims: Any) -> str:

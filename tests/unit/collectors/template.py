@@ -1,13 +1,13 @@
-"""A collector to copy: into exporter/gpu_exporter/collectors/NAME.py. test_template.py is its test.
+"""A collector to copy: into exporter/gpu_exporter/agent/collectors/NAME.py. test_template.py is its test.
 
 Then add it to `collectors/registry.py` and to `COLLECTORS` of `cli/agent_flags.py`.
 """
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
-from gpu_exporter.collectors.plausible import RATIO
-from gpu_exporter.model.metrics import Family
+from gpu_exporter.agent.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
+from gpu_exporter.agent.collectors.plausible import RATIO
+from gpu_exporter.common.model.metrics import Family
 
 GPU_FAN_SPEED_RATIO = Family(
     "gpu_fan_speed_ratio",  # base units, and the unit in the name

@@ -6,9 +6,9 @@ import pytest
 from tests.testbed.samples import value
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.collectors.facts import take_facts
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model.readings import Facts
+from gpu_exporter.agent.collectors.facts import take_facts
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.model.readings import Facts
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}, "throttle": [{"reason": "power_cap", "share": 0.5}]}
 MIG = {"model": "H100", "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.collectors.contract import Cycle, Totals
-from gpu_exporter.collectors.gpm import OUT_OF_RANGE, STUCK, refine
-from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.agent.collectors.contract import Cycle, Totals
+from gpu_exporter.agent.collectors.gpm import OUT_OF_RANGE, STUCK, refine
+from gpu_exporter.agent.devices.protocol import Gpm
 
 
 def make_cycle(totals: Totals | None = None) -> Cycle:

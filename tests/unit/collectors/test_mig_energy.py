@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.samples import value
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.collectors.mig import divide_energy
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.collectors.mig import divide_energy
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import DeviceSnapshot
 
 PARTS = st.lists(
     st.tuples(st.uuids().map(str), st.integers(1, 7), st.none() | st.floats(0, 1)), max_size=7, unique_by=lambda p: p[0]

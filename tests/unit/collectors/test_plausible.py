@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.collectors.contract import Cycle, Totals
-from gpu_exporter.collectors.memory import collect_memory
-from gpu_exporter.collectors.power import collect_power
-from gpu_exporter.devices.protocol import (
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.collectors.contract import Cycle, Totals
+from gpu_exporter.agent.collectors.memory import collect_memory
+from gpu_exporter.agent.collectors.power import collect_power
+from gpu_exporter.agent.devices.protocol import (
     Clocks,
     Device,
     Gpm,
@@ -26,11 +25,12 @@ from gpu_exporter.devices.protocol import (
     Traffic,
     UtilizationSample,
 )
-from gpu_exporter.exposition.catalog import fixed_groups
-from gpu_exporter.model.metrics import Family, Range
-from gpu_exporter.model.units import DeviceIdentity
-from gpu_exporter.sampling.activity.witnesses import ActivityRules
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.exposition.catalog import fixed_groups
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.metrics import Family, Range
+from gpu_exporter.common.model.units import DeviceIdentity
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
 FAMILIES = [family for c in registry.ALL for family in (*c.families, *c.instance_families)]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.unit.collectors.template import FAN, GPU_FAN_SPEED_RATIO
 
-from gpu_exporter.collectors.contract import Cycle, Totals
-from gpu_exporter.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
+from gpu_exporter.agent.collectors.contract import Cycle, Totals
+from gpu_exporter.agent.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
 
 
 class Device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from gpu_exporter.devices.nvml import constants
+from gpu_exporter.agent.devices.nvml import constants
 
 
 def test_numbers_agree_with_the_binding() -> None:

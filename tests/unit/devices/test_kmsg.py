@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.kmsg import (
+from gpu_exporter.agent.devices.kmsg import (
     BATCH,
     RECORD_MAX,
     KernelLog,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpu_exporter.devices.nvml import library, structures
-from gpu_exporter.devices.nvml.device import NvmlDevice
-from gpu_exporter.devices.protocol import Device
+from gpu_exporter.agent.devices.nvml import library, structures
+from gpu_exporter.agent.devices.nvml.device import NvmlDevice
+from gpu_exporter.agent.devices.protocol import Device
 
 NVML = Path(library.__file__).parent
 # Every function of NVML that the exporter may call, and no other. No function sets state, and none sleeps on its own, as

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.loads import Constant, Curve, Load, Square, mean
+from gpu_exporter.agent.devices.loads import Constant, Curve, Load, Square, mean
 
 
 @pytest.mark.parametrize(

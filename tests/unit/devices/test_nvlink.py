@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.asker import Fields
-from gpu_exporter.devices.nvml.nvlink import ALL_RX, ALL_TX, KIB, PATIENCE_S, RX, TX, Field, NvlinkCounters
-from gpu_exporter.devices.nvml.support import RETRY_S, SupportMatrix
-from gpu_exporter.devices.protocol import Traffic
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.asker import Fields
+from gpu_exporter.agent.devices.nvml.nvlink import ALL_RX, ALL_TX, KIB, PATIENCE_S, RX, TX, Field, NvlinkCounters
+from gpu_exporter.agent.devices.nvml.support import RETRY_S, SupportMatrix
+from gpu_exporter.agent.devices.protocol import Traffic
+from gpu_exporter.common.clock import ManualClock
 
 LINK_TX, LINK_RX = ([(field[1], link) for link in range(nvml.NVLINKS)] for field in (TX, RX))
 SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -(2**63), float("nan"))

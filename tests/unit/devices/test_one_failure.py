@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from tests.testbed.board import FIELDS, GIB, Board, Boards, Question, healthy, with_mig
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable
-from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.errors import DeviceError, DeviceLost, DriverUnavailable
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import DeviceSnapshot
 
 MAKERS: dict[str, Callable[[], Board]] = {"whole": healthy, "MIG": with_mig}
 CODES = [*nvml.ERROR_NAMES.values()]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.processes import MOST_ROOM, TRIES, Buffer, list_processes, parse_processes
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.processes import MOST_ROOM, TRIES, Buffer, list_processes, parse_processes
 
 U32 = st.integers(0, 2**32 - 1)
 ENTRIES = st.lists(st.tuples(st.integers(1, 2**22), st.integers(0, 2**64 - 1), U32, U32), max_size=70)

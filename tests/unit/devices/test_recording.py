@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable, NotSupported, device_error
-from gpu_exporter.devices.nvml.library import SYSTEM, Handle
-from gpu_exporter.devices.nvml.recording import RecordedLibrary, Recorder, RecordingError, is_recording, read_recording
+from gpu_exporter.agent.devices.errors import DeviceError, DeviceLost, DriverUnavailable, NotSupported, device_error
+from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle
+from gpu_exporter.agent.devices.nvml.recording import (
+    RecordedLibrary,
+    Recorder,
+    RecordingError,
+    is_recording,
+    read_recording,
+)
+from gpu_exporter.common.clock import ManualClock
 
 
 class Script:

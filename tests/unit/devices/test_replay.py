@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import DriverUnavailable, NotSupported
-from gpu_exporter.devices.replay import ReplayBackend, ReplayDevice, ReplayError, parse_recording, read_recording
+from gpu_exporter.agent.devices.errors import DriverUnavailable, NotSupported
+from gpu_exporter.agent.devices.replay import ReplayBackend, ReplayDevice, ReplayError, parse_recording, read_recording
+from gpu_exporter.common.clock import ManualClock
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDINGS = ROOT / "tests" / "fixtures" / "recordings"

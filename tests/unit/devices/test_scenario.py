@@ -11,10 +11,10 @@ from jsonschema import Draft202012Validator
 from tests.testbed.nvml.scenarios import GENERATIONS, PATHS
 
 import gpu_exporter
-from gpu_exporter.devices.products import PRODUCTS
-from gpu_exporter.devices.scenario import ScenarioError, load_scenario, parse_scenario
+from gpu_exporter.agent.devices.products import PRODUCTS
+from gpu_exporter.agent.devices.scenario import ScenarioError, load_scenario, parse_scenario
 
-DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
+DEMO = Path(gpu_exporter.__file__).parent / "cli" / "demo.yaml"
 
 
 def test_the_demo_scenario_has_all_its_promised_cases() -> None:
@@ -28,7 +28,9 @@ def test_the_demo_scenario_has_all_its_promised_cases() -> None:
 
 
 def schema() -> Draft202012Validator:
-    return Draft202012Validator(json.loads((DEMO.parent / "devices" / "scenario.schema.json").read_text("utf-8")))
+    return Draft202012Validator(
+        json.loads((DEMO.parents[1] / "agent" / "devices" / "scenario.schema.json").read_text("utf-8"))
+    )
 
 
 @pytest.mark.parametrize("name", PATHS)

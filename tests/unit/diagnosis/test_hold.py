@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Settings
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import Verdict
 from gpu_exporter.diagnosis.hold import IDLE_STATES, WEIGHT, StateHold
 from gpu_exporter.diagnosis.loop import DiagnosisInput, DiagnosisLoop, Subject
 from gpu_exporter.diagnosis.state import Window
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import Verdict
 
 ID = (UnitId("GPU-0"), HolderKey("kubernetes", "uid/main"))
 HOLD_S, STEP_S = 300.0, 15.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_exporter.common.model.readings import DeviceSnapshot, Facts
+from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.diagnosis.links import LOOKS_MIN, LinkHistory
-from gpu_exporter.model.readings import DeviceSnapshot, Facts
-from gpu_exporter.model.units import DeviceIdentity
 
 IDENTITY = DeviceIdentity(0, "GPU-0", "H100", "580", "0000:01:00.0", 0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.views import HourOfWork
 from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.views import HourOfWork
 
 RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1, 0.25, 0.5, 3600.0)
 

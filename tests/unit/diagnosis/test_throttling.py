@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.readings import DeviceSnapshot, Facts
+from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
-from gpu_exporter.model.readings import DeviceSnapshot, Facts
-from gpu_exporter.model.units import DeviceIdentity
 
 GPU = DeviceIdentity(0, "GPU-0", "H100", "550", "0000:3b:00.0", 0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from gpu_exporter.digest.read import Digest, Hours, IdleHolder, TenantCause, TenantName
-from gpu_exporter.digest.render import render_html, render_json, render_text
 from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reports.digest.read import Digest, Hours, IdleHolder, TenantCause, TenantName
+from gpu_exporter.reports.digest.render import render_html, render_json, render_text
 
 EVIL = "<script>alert(1)</script>\x1b[31m\n"
 

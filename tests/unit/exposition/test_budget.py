@@ -8,8 +8,8 @@ import pytest
 from tests.testbed.nvml.scenarios import GENERATIONS
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import Series, list_series
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import Series, list_series
 
 GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 64, 24, 24
 

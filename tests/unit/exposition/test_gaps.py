@@ -12,21 +12,21 @@ import pytest
 from tests.testbed.nvml.scenarios import build
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.app import once
-from gpu_exporter.app.once import GAPS_MAX, run_once
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exits import Exit
-from gpu_exporter.exposition.health import judge_health, list_gaps
-from gpu_exporter.exposition.page import TONES, render_page
-from gpu_exporter.exposition.publisher import no_history
-from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.inventory.inventory import Inventory
-from gpu_exporter.inventory.pci import PciFunction
-from gpu_exporter.model.holders import SourceStatus
-from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot
-from gpu_exporter.model.units import NO_PLACE
-from gpu_exporter.model.views import GpuView, View
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.health import judge_health, list_gaps
+from gpu_exporter.agent.exposition.page import TONES, render_page
+from gpu_exporter.agent.exposition.publisher import no_history
+from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.inventory.inventory import Inventory
+from gpu_exporter.agent.inventory.pci import PciFunction
+from gpu_exporter.agent.runtime import once
+from gpu_exporter.agent.runtime.once import GAPS_MAX, run_once
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.model.holders import SourceStatus
+from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.common.model.units import NO_PLACE
+from gpu_exporter.common.model.views import GpuView, View
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 

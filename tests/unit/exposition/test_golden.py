@@ -16,19 +16,19 @@ from tests.testbed.servers import require
 from tests.testbed.simulated_node import SimulatedNode
 
 import gpu_exporter
-from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
-from gpu_exporter.devices.scenario import Scenario, load_scenario, parse_scenario
-from gpu_exporter.exposition.holders import render_holders
-from gpu_exporter.exposition.json_format import render_json
-from gpu_exporter.exposition.page import render_page
-from gpu_exporter.exposition.publisher import no_history
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.table import render_table
-from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model.views import View
+from gpu_exporter.agent.devices.scenario import Scenario, load_scenario, parse_scenario
+from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.page import render_page
+from gpu_exporter.agent.exposition.publisher import no_history
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.table import render_table
+from gpu_exporter.agent.exposition.text import TextRenderer
+from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
+from gpu_exporter.common.model.views import View
 
 ROOT = Path(__file__).resolve().parents[3]
-DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
+DEMO = Path(gpu_exporter.__file__).parent / "cli" / "demo.yaml"
 
 
 def play(scenario: Scenario, seconds: int) -> SimulatedNode:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.resolve import resolve
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.health import judge_health
-from gpu_exporter.exposition.holders import render_holders
-from gpu_exporter.model.holders import Grant, Holder, HolderKey, SourceStatus
-from gpu_exporter.model.readings import CollectorOutcome
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import View
+from gpu_exporter.agent.attribution.resolve import resolve
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.health import judge_health
+from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, SourceStatus
+from gpu_exporter.common.model.readings import CollectorOutcome
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import View
 
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.totals import HolderTotals
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import AgentStatus, AllocationView, Verdict, View
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.text import TextRenderer
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.totals import HolderTotals
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import AgentStatus, AllocationView, Verdict, View
 
 JOB = Holder(HolderKey("slurm", "lab/3011/0/100"), job_id="3011", cluster="lab", source="slurm")
 POD = Holder(HolderKey("kubernetes", "uid/main"), namespace="ml", pod="train-0", container="main")

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from gpu_exporter.exposition.health import judge_health
-from gpu_exporter.exposition.json_format import render_json
-from gpu_exporter.exposition.page import render_page
-from gpu_exporter.exposition.publisher import no_history
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.table import render_table
-from gpu_exporter.model.holders import SourceStatus
-from gpu_exporter.model.readings import DeviceSnapshot, XidCounts
-from gpu_exporter.model.units import DeviceIdentity
-from gpu_exporter.model.views import AgentStatus, GpuView, StateStatus, View
+from gpu_exporter.agent.exposition.health import judge_health
+from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.page import render_page
+from gpu_exporter.agent.exposition.publisher import no_history
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.exposition.table import render_table
+from gpu_exporter.common.model.holders import SourceStatus
+from gpu_exporter.common.model.readings import DeviceSnapshot, XidCounts
+from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.model.views import AgentStatus, GpuView, StateStatus, View
 
 CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loaded", 0, 0, 1.0, None)
 GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpu_exporter.exposition.series import Series
-from gpu_exporter.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
-from gpu_exporter.model.metrics import Family
+from gpu_exporter.agent.exposition.series import Series
+from gpu_exporter.agent.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
+from gpu_exporter.common.model.metrics import Family
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
 LABELS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40).filter(lambda t: "\r" not in t)

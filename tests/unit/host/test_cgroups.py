@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.host.cgroups import DEPTH_MAX, CgroupReading, Cgroups
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.diagnosis.host.cgroups import DEPTH_MAX, CgroupReading, Cgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
 OTHER = "0a89bcaa-3509-4375-83e1-b9e7a5712123"
@@ -142,7 +142,7 @@ def test_an_incomplete_cgroup_search_does_not_list_pods(tmp_path: Path, monkeypa
     for name in "abc":
         write(tmp_path / name)
     assert cgroups.list_pods({UID, OTHER}) == {UID}
-    monkeypatch.setattr("gpu_exporter.host.cgroups.FOLDERS_MAX", 4)
+    monkeypatch.setattr("gpu_exporter.diagnosis.host.cgroups.FOLDERS_MAX", 4)
     assert cgroups.list_pods({UID, OTHER}) is None
     monkeypatch.undo()
     real = os.scandir

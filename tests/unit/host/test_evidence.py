@@ -17,16 +17,16 @@ import psutil
 import pytest
 from tests.testbed.processes import wait_for
 
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.attribution.procfs import Procfs
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.host import evidence as module
-from gpu_exporter.host.cgroups import PIDS_MAX, Cgroups, Members
-from gpu_exporter.host.evidence import CPU_SHARE, INTERVAL_S, EvidenceReader, _size
-from gpu_exporter.host.network import Mount, list_mounts
-from gpu_exporter.host.processes import THREADS_MAX, HolderProcesses
-from gpu_exporter.host.subject import HostSubject, RankedGpu
-from gpu_exporter.model.evidence import HostEvidence
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.evidence import HostEvidence
+from gpu_exporter.common.procfs import Procfs
+from gpu_exporter.diagnosis.host import evidence as module
+from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, Cgroups, Members
+from gpu_exporter.diagnosis.host.evidence import CPU_SHARE, INTERVAL_S, EvidenceReader, _size
+from gpu_exporter.diagnosis.host.network import Mount, list_mounts
+from gpu_exporter.diagnosis.host.processes import THREADS_MAX, HolderProcesses
+from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu
 
 WHO: Who = ("job", "7")
 PLACE = PurePosixPath("job_7")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.attribution.procfs import TICKS_PER_S, Procfs
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.host.cgroups import PIDS_MAX, Cgroups
-from gpu_exporter.host.network import _parse_interfaces
-from gpu_exporter.host.progress import ProgressReader, Suspect
-from gpu_exporter.model.readings import HostProgress
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.readings import HostProgress
+from gpu_exporter.common.procfs import TICKS_PER_S, Procfs
+from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, Cgroups
+from gpu_exporter.diagnosis.host.network import _parse_interfaces
+from gpu_exporter.diagnosis.host.progress import ProgressReader, Suspect
 
 POD: Who = ("pod", "1")
 PLACE = PurePosixPath("pod1")

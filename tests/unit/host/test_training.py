@@ -18,17 +18,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
-from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.loop import HostLoop, HostNode
-from gpu_exporter.host.progress import ProgressReader
-from gpu_exporter.host.training import FILES_MAX, IN_POD, NAMES_MAX, TrainingFiles, TrainingPlaces, TrainingReader
-from gpu_exporter.host.training_report import SIZE_MAX, parse_report
-from gpu_exporter.host.work import HostWorks
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.training import PHASES, RankReport
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.training import PHASES, RankReport
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.loop import HostLoop, HostNode
+from gpu_exporter.diagnosis.host.progress import ProgressReader
+from gpu_exporter.diagnosis.host.work import HostWorks
+from gpu_exporter.diagnosis.training.files import (
+    FILES_MAX,
+    IN_POD,
+    NAMES_MAX,
+    TrainingFiles,
+    TrainingPlaces,
+    TrainingReader,
+)
+from gpu_exporter.diagnosis.training.reports import SIZE_MAX, parse_report
 
 UID = "3f7c5a52-0f4b-4b0e-9d0a-0c5a3e6f9b11"
 OTHER = "99999999-0f4b-4b0e-9d0a-0c5a3e6f9b11"
@@ -287,7 +294,7 @@ def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None
 
 def test_the_hook_and_the_exporter_name_the_same_format_and_phases() -> None:
     """The hook imports nothing of the exporter, so both have these names."""
-    from gpu_exporter.host import training_report
+    from gpu_exporter.diagnosis.training import reports as training_report
     from gpu_exporter.torch import phases, report
 
     assert phases.NAMES == PHASES
@@ -395,7 +402,7 @@ def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypa
         return iter(())
 
     monkeypatch.setattr(site.reader, "read", hang)
-    monkeypatch.setattr("gpu_exporter.host.loop.TICK_S", 0.01)
+    monkeypatch.setattr("gpu_exporter.diagnosis.host.loop.TICK_S", 0.01)
     holder = Allocation(UnitId("GPU-1"), Holder(HolderKey("slurm", "42"), job_id="42"), "none", 0.0)
     node = HostNode(lambda: ((holder,), 1), tuple, lambda *_: None, tuple, lambda *_: None, lambda *_: None)
     cgroups = Cgroups(site.pods)

@@ -10,22 +10,22 @@ import pytest
 from tests.testbed.processes import wait_for
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.app.agent import Agent
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.surroundings import Host
-from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.host.cgroups import Cgroups
-from gpu_exporter.host.evidence import EvidenceReader
-from gpu_exporter.host.loop import HostLoop, HostNode
-from gpu_exporter.host.progress import ProgressReader
-from gpu_exporter.host.work import HostWorks
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import HostWork
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.runtime.agent import Agent
+from gpu_exporter.agent.runtime.simulation import build_simulation
+from gpu_exporter.agent.runtime.surroundings import Host
+from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import HostWork
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+from gpu_exporter.diagnosis.host.evidence import EvidenceReader
+from gpu_exporter.diagnosis.host.loop import HostLoop, HostNode
+from gpu_exporter.diagnosis.host.progress import ProgressReader
+from gpu_exporter.diagnosis.host.work import HostWorks
 
 JOB: Who = ("job", "42")
 HOLDER = Holder(HolderKey("slurm", "42"), job_id="42")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices, forget
+from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices, forget
 
 A = ExpectedDevice("GPU-a", "0000:10:00.0", 0, "H100")
 B = ExpectedDevice("GPU-b", "0000:11:00.0", 1, "H100")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.inventory.expected import ExpectedDevices, forget
-from gpu_exporter.inventory.inventory import InventoryKeeper
-from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.agent.inventory.expected import ExpectedDevices, forget
+from gpu_exporter.agent.inventory.inventory import InventoryKeeper
+from gpu_exporter.common.model.units import DeviceIdentity
 
 A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
 B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)

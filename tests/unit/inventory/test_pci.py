@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.testbed.sysfs import add_function
 
-from gpu_exporter.inventory.pci import PciFunction, list_functions
-from gpu_exporter.model.units import normalize_pci
+from gpu_exporter.agent.inventory.pci import PciFunction, list_functions
+from gpu_exporter.common.model.units import normalize_pci
 
 
 def test_gpus_on_the_bus_are_listed_with_their_kernel_driver(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.testbed.sysfs import add_function, remove_function
 
-from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices, forget
-from gpu_exporter.inventory.inventory import FELL_OFF, Inventory, InventoryKeeper, Missing
-from gpu_exporter.inventory.pci import UNBOUND, PciFunction, is_subset
-from gpu_exporter.inventory.standing import PROVEN_S, TABLE, Case, judge
-from gpu_exporter.model.units import NO_PLACE, DeviceIdentity
+from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices, forget
+from gpu_exporter.agent.inventory.inventory import FELL_OFF, Inventory, InventoryKeeper, Missing
+from gpu_exporter.agent.inventory.pci import UNBOUND, PciFunction, is_subset
+from gpu_exporter.agent.inventory.standing import PROVEN_S, TABLE, Case, judge
+from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity
 
 ADDRESSES = [f"0000:{0x10 + number:02x}:00.0" for number in range(8)]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.totals import HolderTotals
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.totals import HolderTotals
+from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 RULES = LedgerRules(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount, read_date
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, UnitAccount, read_date
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 
 RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)
 POD = Holder(HolderKey("kubernetes", "uid-1/main"), pod="train-0")

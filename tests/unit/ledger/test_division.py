@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderId
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import HolderPresence
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span, Split
-from gpu_exporter.model.totals import HolderTotals, UnitTotals
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.records import HolderPresence
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span, Split
+from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
+from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 START, WALL = 1_000.0, 1_700_000_000.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.ledger.ledger_bench import JOB, POD, START, UNIT, WALL, Bench
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.model.holders import Allocation, HolderKey
-from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from tests.unit.ledger.ledger_bench import (
     run_renewed,
 )
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount
-from gpu_exporter.model.holders import Allocation, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, UnitAccount
+from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)

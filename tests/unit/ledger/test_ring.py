@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.ledger.ring import Ring
+from gpu_exporter.agent.ledger.ring import Ring
 
 
 def test_buckets_contain_the_mean_of_their_known_time() -> None:

@@ -7,12 +7,12 @@ import math
 import pytest
 from tests.unit.ledger.ledger_bench import JOB, POD, START, UNIT, Bench
 
-from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
-from gpu_exporter.ledger.records import HolderPresence
-from gpu_exporter.model.holders import Allocation, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.totals import HolderTotals
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
+from gpu_exporter.agent.ledger.records import HolderPresence
+from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.totals import HolderTotals
+from gpu_exporter.common.model.units import UnitId
 
 OTHER = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.accounts import ConfirmedAllocation
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import HolderPresence
-from gpu_exporter.ledger.state import HEADER, VERSION, StateFile, StateInUse
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.units import UnitId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.records import HolderPresence
+from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile, StateInUse
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 POD = Holder(HolderKey("kubernetes", "uid-1/main"), pod="train-0")

@@ -6,14 +6,14 @@ from typing import Any
 
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.inventory.expected import ExpectedDevice
-from gpu_exporter.inventory.inventory import Inventory
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.views import AllocationView, View
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.inventory.expected import ExpectedDevice
+from gpu_exporter.agent.inventory.inventory import Inventory
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.views import AllocationView, View
 
 
 def node_of(*gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> SimulatedNode:

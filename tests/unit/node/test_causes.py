@@ -7,15 +7,15 @@ from typing import Any
 
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.common.model.evidence import HostEvidence
+from gpu_exporter.common.model.readings import GpuProcess, ProcessList
+from gpu_exporter.common.model.views import AllocationView, View
 from gpu_exporter.diagnosis.causes.case import HostLook
-from gpu_exporter.exposition.json_format import render_json
-from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.model.evidence import HostEvidence
-from gpu_exporter.model.readings import GpuProcess, ProcessList
-from gpu_exporter.model.views import AllocationView, View
-from gpu_exporter.node.evidence import KEEP_S, LOOKS_MAX, NodeEvidence
+from gpu_exporter.diagnosis.looks import KEEP_S, LOOKS_MAX, NodeEvidence
 
 CROWD = {
     "cpus": 4,

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.node.keeping import StateKeeper
-from gpu_exporter.node.state import NodeState
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.keeping import StateKeeper
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.common.clock import ManualClock
 
 INTERVAL_S = 10.0
 

@@ -22,17 +22,17 @@ from tests.unit.node.node_bench import (
     values,
 )
 
-from gpu_exporter.attribution.holders import Devices, _list_left
-from gpu_exporter.attribution.numbers import KEEP_S
-from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.readings import GpuProcess, ProcessList
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import Verdict
+from gpu_exporter.agent.attribution.holders import Devices, _list_left
+from gpu_exporter.agent.attribution.numbers import KEEP_S
+from gpu_exporter.agent.attribution.resolve import Resolution
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.series import list_series
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.readings import GpuProcess, ProcessList
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import Verdict
 
 
 def test_a_gpu_that_leaves_the_list_during_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from tests.testbed.samples import value
 from tests.unit.node.node_bench import GPU, LOST, POD, node_of, obstacles, only
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.protocol import Processes
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.node.state import NodeState
+from gpu_exporter.agent.devices.protocol import Processes
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
 
 
 def test_the_holder_of_a_gpu_that_stopped_answering_has_no_values_and_no_verdict() -> None:

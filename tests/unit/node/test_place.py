@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_exporter.inventory.expected import ExpectedDevice
-from gpu_exporter.inventory.inventory import FELL_OFF, Inventory
-from gpu_exporter.inventory.pci import PciFunction
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.model.units import DeviceIdentity
-from gpu_exporter.node.place import (
+from gpu_exporter.agent.inventory.expected import ExpectedDevice
+from gpu_exporter.agent.inventory.inventory import FELL_OFF, Inventory
+from gpu_exporter.agent.inventory.pci import PciFunction
+from gpu_exporter.agent.node.place import (
     HANGS,
     NOT_READ,
     Placed,
@@ -15,7 +13,9 @@ from gpu_exporter.node.place import (
     count_expected,
     place,
 )
-from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView, Position
+from gpu_exporter.agent.sampling.driver import RELEASED_TEXT, DriverView, Position
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.units import DeviceIdentity
 
 A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
 B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.cgroup import ProcessOwner
-from gpu_exporter.attribution.processes import OwnedPeriod, ProcessOwners
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices import loads
-from gpu_exporter.devices.protocol import ProcessUtilization
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.model.readings import ProcessPeriod
-from gpu_exporter.model.views import AllocationView
-from gpu_exporter.node.sharing import NO_SOURCE, OTHERS, REST
+from gpu_exporter.agent.attribution.processes import OwnedPeriod, ProcessOwners
+from gpu_exporter.agent.devices import loads
+from gpu_exporter.agent.devices.protocol import ProcessUtilization
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.node.sharing import NO_SOURCE, OTHERS, REST
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.readings import ProcessPeriod
+from gpu_exporter.common.model.views import AllocationView
 
 SEEDS = 40
 STRANGER, GONE = 900, 901  # a process without a holder, and a process that cannot be looked up

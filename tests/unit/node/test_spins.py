@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.defaults import Stalls
-from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import UnitRecord
-from gpu_exporter.model.holders import Allocation, Holder, HolderKey
-from gpu_exporter.model.readings import DeviceSnapshot, Facts, GpuProcess, ProcessList
-from gpu_exporter.model.units import DeviceIdentity, UnitId
-from gpu_exporter.node.spins import NodeSpins
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, UnitAccount
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.ledger.records import UnitRecord
+from gpu_exporter.agent.node.spins import NodeSpins
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, Facts, GpuProcess, ProcessList
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 
 JOB = Holder(HolderKey("slurm", "42"), job_id="42")
 OTHER = Holder(HolderKey("slurm", "43"), job_id="43")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.node.node_bench import GPU, JOB, node_of, only, values
 
-from gpu_exporter.host.training import TrainingFiles
-from gpu_exporter.model.training import RankReport, TrainingView
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.node.training import GROUPS_MAX, PROCESSES_MAX, REPORTS_MAX, NodeTraining
+from gpu_exporter.common.model.training import RankReport, TrainingView
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.training.files import TrainingFiles
+from gpu_exporter.diagnosis.training.pace import GROUPS_MAX, PROCESSES_MAX, REPORTS_MAX, NodeTraining
 
 WHO = ("job", "42")
 A, B = UnitId("GPU-a"), UnitId("GPU-b")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.processes import Use
-from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.agent.attribution.processes import Use
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.node.view import HolderRecord, NodeRecords, ViewRules, build_view
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import AllocationView, Spin, Verdict
 from gpu_exporter.diagnosis.loop import Findings
-from gpu_exporter.model.holders import HolderKey
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.model.views import AllocationView, Spin, Verdict
-from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
 
 POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}
 RULES = ViewRules(withhold_s=5.0, keep_last_s=300.0)

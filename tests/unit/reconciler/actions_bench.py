@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import Book
 from tests.testbed.proven import SaidRecord, Texts
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Actions
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.actions.acts import Acts

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
 
-from gpu_exporter.config.rules import PolicyRule
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.actor import NOT_DONE

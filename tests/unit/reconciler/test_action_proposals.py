@@ -8,8 +8,7 @@ import pytest
 import yaml
 from tests.unit.reconciler.actions_bench import ALL, ROOT, WALL, decision, job
 
-from gpu_exporter.app.reconciler.actions import ProofPlaces, check_actions, is_same_server
-from gpu_exporter.defaults import Actions, Policy, Settings
+from gpu_exporter.common.config.defaults import Actions, Policy, Settings
 from gpu_exporter.reconciler.actions.proofs import ALERT, parse_alerts
 from gpu_exporter.reconciler.actions.propose import propose, what_may_follow
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -17,6 +16,7 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions, is_same_server
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, A, Bench, Book
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.version import VERSION
 from gpu_exporter.reconciler.audit import AuditLog, describe, policy_hash, read_transitions
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.version import VERSION
 
 JOB = HolderName("slurm", "", "3013")
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
 from gpu_exporter.reconciler.evidence.causes import CAUSES_MAX, STATUS_MAX, TEXT_MAX, parse_causes, status_url
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource

@@ -14,8 +14,8 @@ import pytest
 from kubernetes import client
 from tests.testbed.gpu_resources import GPU_RESOURCES
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Reference, Unreadable
 from gpu_exporter.reconciler.evidence.clocks import APART_MAX_S, ahead_of
 from gpu_exporter.reconciler.evidence.records import HolderName

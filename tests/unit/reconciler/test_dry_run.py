@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
-from gpu_exporter.app.reconciler.explain import ExplainRequest, explain_once, explain_past
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
@@ -30,6 +29,7 @@ from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import MarkError, timestamp
 from gpu_exporter.reconciler.preview import FAILURES_MAX, INSPECTIONS_MAX, Outlook, Preview
 from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.runtime.explain import ExplainRequest, explain_once, explain_past
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 TASK = HolderName("slurm", "", "3013")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.reconciler.sources_bench import GOLDEN, NOW, PLACE, FakeApi, at_most_covered, page, read, stage_of
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource

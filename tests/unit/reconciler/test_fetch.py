@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import Bench
 from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import Decision, Windows
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.memory_api import MemoryApi
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence

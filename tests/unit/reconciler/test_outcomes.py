@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Bench, Book, holder
 from tests.testbed.proven import Tally
 
-from gpu_exporter.config.rules import Match, PolicyRule
+from gpu_exporter.common.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.decision.outcomes import (
     ENDED,
     HOLDERS_MAX,

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import UNDERUSED, WALL, A, B, Bench, Book, holder
 
-from gpu_exporter.app.reconciler.pause import end_pause, show_pause, start_pause
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.exits import Exit
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.exits import Exit
 from gpu_exporter.reconciler.decision.brakes import Freeze
 from gpu_exporter.reconciler.evidence.records import Evidence
 from gpu_exporter.reconciler.pause import (
@@ -25,6 +24,7 @@ from gpu_exporter.reconciler.pause import (
     parse_note,
     pause,
 )
+from gpu_exporter.reconciler.runtime.pause import end_pause, show_pause, start_pause
 
 EVIDENCE = Evidence(WALL, (holder(A, [1.0]), holder(B, [1.0])._replace(counts_from=WALL - 50)))
 

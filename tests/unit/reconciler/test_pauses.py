@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.testbed.marker_book import UNDERUSED, WALL, A, Bench, Book
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.brakes import FREEZES, PAUSED, Brakes, Freeze
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from kubernetes import client
 from tests.testbed.gpu_resources import GPU_RESOURCES
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import parse_timestamp
+from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.evidence.records import HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes import checks
@@ -25,7 +26,6 @@ from gpu_exporter.reconciler.kubernetes import marker as pods
 from gpu_exporter.reconciler.kubernetes.client import api
 from gpu_exporter.reconciler.kubernetes.client.lean import trim_pod
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
-from gpu_exporter.vendor import NVIDIA
 
 WALL = 1_800_000_000.0
 POD = Decision(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide, merge_units
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.preview import Outlook

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import POLICY, WALL, holder
 from tests.testbed.proven import Tally, Texts
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Actions
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of

@@ -13,7 +13,7 @@ from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, Book
 from tests.testbed.memory_slurm import MemorySlurm
 
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.rulebook import Rulebook

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import POLICY, WALL, A, B, Bench, Book, holder
 
-from gpu_exporter.config.rules import Match, PolicyRule
+from gpu_exporter.common.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Chosen, NotKnown, Rulebook, matches
 from gpu_exporter.reconciler.decision.settle import settle

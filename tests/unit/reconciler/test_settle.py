@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
-from gpu_exporter.config.rules import PolicyRule
+from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.decision import settle as settle_module
 from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide

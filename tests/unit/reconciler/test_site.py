@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from gpu_exporter.common.web.request import parse_head
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
-from gpu_exporter.web.request import parse_head
 
 
 def ask(site: ReconcilerSite, path: str) -> tuple[int, str]:

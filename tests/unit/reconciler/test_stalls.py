@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import pytest
 from tests.testbed.marker_book import Book
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.stalls import with_stalls

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import count_indexes
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import count_indexes
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.gangs import gangs, group_keys

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.collectors.contract import Cycle, Totals
-from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
-from gpu_exporter.model.readings import Span
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.activity.spans import ActivityReader
-from gpu_exporter.sampling.activity.witnesses import ActivityRules, PowerFloor
+from gpu_exporter.agent.collectors.contract import Cycle, Totals
+from gpu_exporter.agent.devices.protocol import Gpm, Traffic, UtilizationSample
+from gpu_exporter.agent.sampling.activity.spans import ActivityReader
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules, PowerFloor
+from gpu_exporter.common.model.readings import Span
+from gpu_exporter.common.model.units import UnitId
 
 RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
 WALL = 1_700_000_000.0

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
-from gpu_exporter.sampling.driver import (
+from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.agent.sampling.driver import (
     NOT_ASKED,
     RELEASED_TEXT,
     SILENT,
@@ -20,6 +19,7 @@ from gpu_exporter.sampling.driver import (
     DriverState,
     transition,
 )
+from gpu_exporter.common.clock import ManualClock
 
 ABSENT, OPENING, OPEN, RELEASING, RELEASED, REPLACED = DriverState
 DEADLINE_S = 2.0

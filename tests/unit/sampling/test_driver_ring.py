@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.model.readings import Span
-from gpu_exporter.sampling.activity.driver_ring import LATENESS, RING_AGE_MAX_S, DriverRing, RingPeriod, agreeing
+from gpu_exporter.agent.devices.protocol import UtilizationSample
+from gpu_exporter.agent.sampling.activity.driver_ring import LATENESS, RING_AGE_MAX_S, DriverRing, RingPeriod, agreeing
+from gpu_exporter.common.model.readings import Span
 
 WALL = 1_700_000_000.0
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.collectors.xid import classify
-from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import XidEvent
-from gpu_exporter.model.readings import XID_CLASSES
-from gpu_exporter.sampling import events
-from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
-from gpu_exporter.sampling.manager import DeviceManager
+from gpu_exporter.agent.collectors.xid import classify
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.protocol import XidEvent
+from gpu_exporter.agent.sampling import events
+from gpu_exporter.agent.sampling.events import MAX_CODES, EventLoop, XidBook
+from gpu_exporter.agent.sampling.manager import DeviceManager
+from gpu_exporter.common.clock import ManualClock, SystemClock
+from gpu_exporter.common.model.readings import XID_CLASSES
 
 
 class WitnessPeriod:

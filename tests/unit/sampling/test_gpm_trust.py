@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from tests.testbed.samples import value
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.collectors.gpm import GPM
-from gpu_exporter.collectors.mig import RATIOS
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import Gpm, Pcie, Rates
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.readings import DeviceSnapshot, Span
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.collectors.gpm import GPM
+from gpu_exporter.agent.collectors.mig import RATIOS
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.protocol import Gpm, Pcie, Rates
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import DeviceSnapshot, Span
 
 COUNT = "nvmlGpmMetricsGet", "CONTRADICTED"
 STUCK = "nvmlGpmMetricsGet", "STUCK"

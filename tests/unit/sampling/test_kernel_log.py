@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.devices.kmsg import KernelLog
-from gpu_exporter.devices.protocol import XidEvent
-from gpu_exporter.sampling import kernel_log
-from gpu_exporter.sampling.events import XidBook
-from gpu_exporter.sampling.kernel_log import SAME_S, WAITING_MAX, KernelLogLoop
+from gpu_exporter.agent.devices.kmsg import KernelLog
+from gpu_exporter.agent.devices.protocol import XidEvent
+from gpu_exporter.agent.sampling import kernel_log
+from gpu_exporter.agent.sampling.events import XidBook
+from gpu_exporter.agent.sampling.kernel_log import SAME_S, WAITING_MAX, KernelLogLoop
+from gpu_exporter.common.clock import ManualClock, SystemClock
 
 GPUS = {"0000:86:00": "GPU-0", "0000:05:00": "GPU-1"}
 

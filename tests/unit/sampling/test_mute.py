@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.testbed.board import Board, Boards, healthy
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, device_error
-from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model.readings import DeviceSnapshot
-from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.errors import DeviceError, device_error
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.loop import DeviceLoop, LoopEvents
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import DeviceSnapshot
 
 OPENS = ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.protocol import Traffic
-from gpu_exporter.sampling.activity.witnesses import ActivityRules, PowerFloor, TrafficRate
+from gpu_exporter.agent.devices.protocol import Traffic
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules, PowerFloor, TrafficRate
 
 RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
 V100_CONTEXT, V100_LIMIT = 82.0, 300.0

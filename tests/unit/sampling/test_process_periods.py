@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_exporter.collectors.contract import Cycle, Totals
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
-from gpu_exporter.devices.protocol import Device, ProcessUtilization
-from gpu_exporter.model.readings import ProcessPeriod, ProcessShare
-from gpu_exporter.sampling.activity.process_periods import LEAST, TOO_LONG, UNSUPPORTED, ProcessPeriods
+from gpu_exporter.agent.collectors.contract import Cycle, Totals
+from gpu_exporter.agent.devices.errors import DeviceError, DeviceLost, NotSupported
+from gpu_exporter.agent.devices.protocol import Device, ProcessUtilization
+from gpu_exporter.agent.sampling.activity.process_periods import LEAST, TOO_LONG, UNSUPPORTED, ProcessPeriods
+from gpu_exporter.common.model.readings import ProcessPeriod, ProcessShare
 
 WALL = 1_700_000_000.0  # at monotonic 0
 

@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from gpu_exporter.clock import SystemClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.devices.protocol import Device
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
-from gpu_exporter.sampling.activity.witnesses import ActivityRules
-from gpu_exporter.sampling.reader import Reader, Readers
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.protocol import Device
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedBackend
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
+from gpu_exporter.agent.sampling.reader import Reader, Readers
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import SystemClock
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 LOST = {**GPU, "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}

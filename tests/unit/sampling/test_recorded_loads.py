@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.gpu_review import Row, as_marks, review
 
-from gpu_exporter.stalls import boards
+from gpu_exporter.diagnosis.stalls import boards
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "recordings"
 AT_REST = {"no context", "context"}

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.sampling.activity.repeats import MAX_SUBJECTS, QUIET_S, Repeats
+from gpu_exporter.agent.sampling.activity.repeats import MAX_SUBJECTS, QUIET_S, Repeats
+from gpu_exporter.common.clock import ManualClock
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 90)), max_size=60))

@@ -8,17 +8,17 @@ from itertools import pairwise
 
 from tests.testbed.samples import value
 
-from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.devices.errors import DeviceError
-from gpu_exporter.devices.protocol import Processes, Rates
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess
-from gpu_exporter.sampling.activity.witnesses import ActivityRules
-from gpu_exporter.sampling.loop import DeviceLoop, LoopEvents
-from gpu_exporter.sampling.reader import GPM_WINDOW_S
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.errors import DeviceError
+from gpu_exporter.agent.devices.protocol import Processes, Rates
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
+from gpu_exporter.agent.sampling.loop import DeviceLoop, LoopEvents
+from gpu_exporter.agent.sampling.reader import GPM_WINDOW_S
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock, SystemClock
+from gpu_exporter.common.model.readings import DeviceSnapshot, GpuProcess
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.protocol import UtilizationSample
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
 
 REST = 3e6  # bytes per second, both directions
 LONG_S = 600.0

@@ -17,17 +17,17 @@ from random import Random
 import pytest
 from tests.testbed.truth import KINDS, Driver, TrueDevice, Work
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.defaults import Settings
-from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.model.metrics import Sample
-from gpu_exporter.model.readings import Activity
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.sampling.activity.driver_ring import LATENESS, UNWATCHED_MAX_S
-from gpu_exporter.sampling.activity.gpm_trust import APART_MAX_S
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.activity.driver_ring import LATENESS, UNWATCHED_MAX_S
+from gpu_exporter.agent.sampling.activity.gpm_trust import APART_MAX_S
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.metrics import Sample
+from gpu_exporter.common.model.readings import Activity
+from gpu_exporter.common.model.units import UnitId
 
 SEED = int(os.environ.get("GPU_EXPORTER_FUZZ_SEED", "0")) or secrets.randbits(32)
 RUNS = int(os.environ.get("GPU_EXPORTER_FUZZ_RUNS", "96"))

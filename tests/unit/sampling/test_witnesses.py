@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import registry
-from gpu_exporter.collectors.contract import Collector, Cycle, Totals
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.protocol import Gpm, UtilizationSample
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model.readings import Activity, Span
-from gpu_exporter.model.totals import UnitTotals
-from gpu_exporter.model.units import UnitId
-from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.activity.spans import ActivityReader, instance_activity
-from gpu_exporter.sampling.activity.witnesses import Moment, Observation, TrafficAtRest, Witnesses, active_names
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.collectors.contract import Collector, Cycle, Totals
+from gpu_exporter.agent.devices.protocol import Gpm, UtilizationSample
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedDevice
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.activity.spans import ActivityReader, instance_activity
+from gpu_exporter.agent.sampling.activity.witnesses import Moment, Observation, TrafficAtRest, Witnesses, active_names
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.readings import Activity, Span
+from gpu_exporter.common.model.totals import UnitTotals
+from gpu_exporter.common.model.units import UnitId
 
 ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")

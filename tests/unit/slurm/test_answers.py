@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.slurm.answers import read_jobs, unpack_number
+from gpu_exporter.common.slurm.answers import read_jobs, unpack_number
 
 
 def read(row: dict[str, Any]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
+from gpu_exporter.common.slurm.gres import Gres, add_devices, parse_gres
 
 
 @pytest.mark.parametrize(

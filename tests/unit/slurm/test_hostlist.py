@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges
+from gpu_exporter.common.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from tests.testbed.spins import BLIND, HOST_S, QUIET, Host, Stage, Trace, first_stall, strongest
 
-from gpu_exporter.devices.levels import LEVELS, Level
-from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.agent.devices.levels import LEVELS, Level
+from gpu_exporter.common.model.holders import HolderKey
 
 HOUR, QUARTER = 3600.0, 900.0
 AT_ONCE = QUARTER + 120.0  # a stall is named within two minutes after the fifteen

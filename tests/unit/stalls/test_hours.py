@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.ledger.accounts import HolderAccount
-from gpu_exporter.ledger.spins import RunPart, book_busy, follow_run
-from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model.holders import TenantKey
-from gpu_exporter.model.readings import HostProgress, Span
-from gpu_exporter.model.views import AllocationView
+from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.ledger.accounts import HolderAccount
+from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.common.model.holders import TenantKey
+from gpu_exporter.common.model.readings import HostProgress, Span
+from gpu_exporter.common.model.views import AllocationView
 
 JOB = {"gpu": 0, "kind": "job", "name": "48", "account": "phys", "user": "mira", "memory_gib": 40}
 TENANT = TenantKey("slurm", "", "phys", "mira")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.model.readings import Effort, Span
-from gpu_exporter.stalls.floor import BoardFloor
-from gpu_exporter.stalls.hour import WorkHour
-from gpu_exporter.stalls.power import PowerStep, PowerSteps, Spread
-from gpu_exporter.stalls.rules import resting_power
-from gpu_exporter.stalls.work import WorkHistory
+from gpu_exporter.common.model.readings import Effort, Span
+from gpu_exporter.diagnosis.stalls.floor import BoardFloor
+from gpu_exporter.diagnosis.stalls.hour import WorkHour
+from gpu_exporter.diagnosis.stalls.power import PowerStep, PowerSteps, Spread
+from gpu_exporter.diagnosis.stalls.rules import resting_power
+from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
 
 def test_the_floor_is_the_lowest_median_of_three_and_never_rises() -> None:

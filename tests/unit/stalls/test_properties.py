@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.testbed.spins import BLIND, QUIET, Host, Stage, Trace, first_stall, strongest
 
-from gpu_exporter.devices.levels import LEVELS, Level
+from gpu_exporter.agent.devices.levels import LEVELS, Level
 
 ORDER = ("none", "low", "medium", "high")
 VALUES = ("power_w", "limit_w", "memory_bytes", "pcie", "nvlink", "sm", "pipes", "utilization")

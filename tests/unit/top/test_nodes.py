@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.fetch import FetchError
-from gpu_exporter.top.nodes import NodeRow, complete, name_of, parse, read_nodes
-from gpu_exporter.top.screen import table
+from gpu_exporter.common.fetch import FetchError
+from gpu_exporter.reports.top.nodes import NodeRow, complete, name_of, parse, read_nodes
+from gpu_exporter.reports.top.screen import table
 
 ROW = {
     "gpu": "0", "name": "H100", "utilization_ratio": 0.5, "memory_used_bytes": 1.0, "power_watts": None,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.exposition.rows import Row
-from gpu_exporter.top.nodes import ClusterReading, NodeRow
-from gpu_exporter.top.screen import DROPPED, ORDERS, REASON_MIN, ViewOptions, choose, draw, summary, table
+from gpu_exporter.agent.exposition.rows import Row
+from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow
+from gpu_exporter.reports.top.screen import DROPPED, ORDERS, REASON_MIN, ViewOptions, choose, draw, summary, table
 
 
 def row(gpu: str, **more: object) -> Row:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.top import terminal as top
-from gpu_exporter.top.nodes import ClusterReading
+from gpu_exporter.reports.top import terminal as top
+from gpu_exporter.reports.top.nodes import ClusterReading
 
 
 def test_control_characters_from_a_node_are_not_printed(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import bcrypt
 
-from gpu_exporter.web.request import Request
-from gpu_exporter.web.server import TEXT, HttpServer, Reply
+from gpu_exporter.common.web.request import Request
+from gpu_exporter.common.web.server import TEXT, HttpServer, Reply
 
 PAGE = b"x" * 1_000_000
 HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"

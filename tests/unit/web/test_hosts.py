@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.web.hosts import is_expected, own_names
+from gpu_exporter.common.web.hosts import is_expected, own_names
 
 
 @pytest.fixture

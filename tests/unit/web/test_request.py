@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.web.request import BadRequest, Request, parse_head, parse_listen_address
+from gpu_exporter.common.web.request import BadRequest, Request, parse_head, parse_listen_address
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"

@@ -10,7 +10,7 @@ import bcrypt
 import pytest
 from tests.testbed.pki import Authority
 
-from gpu_exporter.web.secure import TRIED_MAX, Security, WebConfigError
+from gpu_exporter.common.web.secure import TRIED_MAX, Security, WebConfigError
 
 HASH = bcrypt.hashpw(b"pass:word", bcrypt.gensalt(4)).decode()
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from tests.unit.web.server_bench import HONEST, HOSTILE, PAGE, PROBE, Site, connect, get, until
 
-from gpu_exporter.web import crowd
-from gpu_exporter.web import server as web
-from gpu_exporter.web.request import Request
-from gpu_exporter.web.server import TEXT, HttpServer, Reply
+from gpu_exporter.common.web import crowd
+from gpu_exporter.common.web import server as web
+from gpu_exporter.common.web.request import Request
+from gpu_exporter.common.web.server import TEXT, HttpServer, Reply
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import pytest
 from tests.testbed.pki import Authority
 from tests.unit.web.server_bench import HONEST, HOSTILE, PROBE, Door, Site, connect, get, until
 
-from gpu_exporter.web import crowd
-from gpu_exporter.web import door as door_keeper
-from gpu_exporter.web import server as web
-from gpu_exporter.web.server import HttpServer
+from gpu_exporter.common.web import crowd
+from gpu_exporter.common.web import door as door_keeper
+from gpu_exporter.common.web import server as web
+from gpu_exporter.common.web.server import HttpServer
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import CausesDefaults
-from gpu_exporter.model.causes import Cause
-from gpu_exporter.model.evidence import HostEvidence, ProcessEvidence
-from gpu_exporter.model.training import TrainingPace
-from gpu_exporter.model.views import Spin
+from gpu_exporter.common.config.defaults import CausesDefaults
+from gpu_exporter.common.model.causes import Cause
+from gpu_exporter.common.model.evidence import HostEvidence, ProcessEvidence
+from gpu_exporter.common.model.training import TrainingPace
+from gpu_exporter.common.model.views import Spin
 
 IDLE = frozenset(("held_idle", "held_no_process"))
 WORKING = frozenset(("low", "bursty", "busy_inefficient"))

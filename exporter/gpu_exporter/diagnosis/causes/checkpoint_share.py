@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import judge_phase
-from gpu_exporter.model.causes import Cause
 
 ADVICE = "write checkpoints less often, or with torch.distributed.checkpoint.async_save"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule, need
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 WORKS = 0.3  # mean utilization between the bursts
 COPY = 0.5  # received or read bytes, as a share of the written and sent ones

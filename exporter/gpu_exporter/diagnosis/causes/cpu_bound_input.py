@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import OTHERS, is_oversubscribed
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 MOST = 0.5  # share of the CPU time that the loaders use
 WAITS = 0.6  # CPUs of the process on the GPU: more, and it computes itself

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import judge_phase
-from gpu_exporter.model.causes import Cause
 
 ADVICE = "log every 50 steps instead of each, and keep metrics on the GPU until then"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import propose_threads, propose_workers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 OTHERS = 0.5  # share of the host: then its neighbours take the CPUs, not its own threads
 MORE_THAN = 4  # threads above the number of CPUs: two on one CPU are no fault

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

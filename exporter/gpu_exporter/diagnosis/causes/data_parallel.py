@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_pace
-from gpu_exporter.model.causes import HIGH, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import propose_workers
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

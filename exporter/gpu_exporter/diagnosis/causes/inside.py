@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.training import TrainingPace
 from gpu_exporter.diagnosis.causes.case import CauseCase
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
-from gpu_exporter.model.training import TrainingPace
 
 STEPS_MIN = 20  # TraceML (traceml-ai 0.5.0) warns from 2 steps and is confident from 20
 OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "too_few_workers", "small_file_io"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import MEDIUM, Cause
 
 QUIET = 0.5  # CPUs: a program that uses more does something else
 

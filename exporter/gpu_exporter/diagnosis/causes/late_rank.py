@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, Rule
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 AROUND_S = 900.0  # the late rank may have come to rest long before its last collective was due
 OTHERS = Needs("the job's other nodes: the rank that the others wait for is not on this one")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
-from gpu_exporter.model.causes import LOW, MEDIUM, Cause
 
 COMPILE = "compile the model: torch.compile(model, mode='reduce-overhead') uses CUDA graphs; or raise batch_size"
 OTHER = "other work of Python in each step, such as a metric or `.item()`, looks the same"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.model.causes import MEDIUM, Cause
 
 LINK = Needs("the PCIe link of the GPU while it works (collector pcie-link)")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 GIB = 2**30
 BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sign that tasks wait

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 FILES = Needs("the right to trace processes, for their open files (causes.files)")
 PRESSURE = 0.2  # share of the time (PSI)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import LOW, Cause, Causes
 from gpu_exporter.diagnosis.causes import (
     checkpoint_share,
     checkpointing,
@@ -30,7 +31,6 @@ from gpu_exporter.diagnosis.causes import (
 )
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
-from gpu_exporter.model.causes import LOW, Cause, Causes
 
 RULES: tuple[Rule, ...] = (
     link_degraded.RULE,

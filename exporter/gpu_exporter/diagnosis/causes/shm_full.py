@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import MEDIUM, Cause
 
 MIB = 2**20
 ELSEWHERE = 1.05  # more shared memory than /dev/shm can hold lies elsewhere, and says nothing about it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
-from gpu_exporter.model.causes import LOW, MEDIUM, Cause
 
 FREE = 0.9  # of the memory: the advice leaves a tenth
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.remote_io import FILES
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 LONG_S = 1200.0  # MaxInitializationTime of SageMaker Debugger
 CORES, BYTES = 0.5, 1e6  # CPUs, bytes per second: less is a program that waits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.model.causes import LOW, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

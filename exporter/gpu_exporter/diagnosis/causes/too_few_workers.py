@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
-from gpu_exporter.model.causes import HIGH, LOW, MEDIUM, Cause
 
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
-from gpu_exporter.model.causes import HIGH, MEDIUM, Cause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

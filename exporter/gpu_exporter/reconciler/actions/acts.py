@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.plain import utc
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.plain import utc
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, Actor
 from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Entry, Journal, begun_within
 from gpu_exporter.reconciler.actions.proofs import Warned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.actions.proofs import Proofs, Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.warnings import SeenWarnings

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 
 FREED_S = 6 * 3600.0  # after this time, freed GPUs no longer reduce the demand
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Actions as Settings
-from gpu_exporter.durations import describe_duration, format_duration
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Actions as Settings
+from gpu_exporter.common.durations import describe_duration, format_duration
 from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs, Warned, Work
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from gpu_exporter.config.values import ACTIONS
-from gpu_exporter.outside import need_real
+from gpu_exporter.common.config.values import ACTIONS
+from gpu_exporter.common.outside import need_real
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import place
 from gpu_exporter.reconciler.marks import MarkError

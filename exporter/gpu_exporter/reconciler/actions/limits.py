@@ -6,9 +6,9 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Actions as Settings
-from gpu_exporter.durations import describe_duration
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Actions as Settings
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.reconciler.actions.journal import HOUR_S
 from gpu_exporter.reconciler.marks import Refused
 

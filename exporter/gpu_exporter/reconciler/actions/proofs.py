@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from gpu_exporter.fetch import MIB
-from gpu_exporter.outside import load_json, parse_timestamp
+from gpu_exporter.common.fetch import MIB
+from gpu_exporter.common.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence.client import Fetch
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
 from gpu_exporter.reconciler.evidence.vector import VectorRow, cluster_matchers, literal, parse_vector, quote, restrict

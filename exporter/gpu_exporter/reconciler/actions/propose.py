@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Actions
-from gpu_exporter.durations import format_duration
+from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.durations import format_duration
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import CLASSES_OF, Held, place

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Actions as Settings
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Actions as Settings
 from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.evidence.records import HolderName
 

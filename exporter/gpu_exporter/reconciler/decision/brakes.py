@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import describe_duration
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.reconciler.decision.outcomes import tenant_of
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, windows_of
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, nothing_usual, pools_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from gpu_exporter.config.rules import SECTION
+from gpu_exporter.common.config.rules import SECTION
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision, merge_units
 from gpu_exporter.reconciler.decision.surroundings import UNCLEAR
 from gpu_exporter.reconciler.evidence.records import HolderName

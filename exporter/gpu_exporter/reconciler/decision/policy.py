@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.config.rules import PolicyRule
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, title
 

@@ -12,8 +12,8 @@ from fnmatch import translate
 from functools import cache
 from typing import NamedTuple
 
-from gpu_exporter.config.rules import JOB_LISTS, Match, PolicyRule
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.rules import JOB_LISTS, Match, PolicyRule
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderEvidence
 

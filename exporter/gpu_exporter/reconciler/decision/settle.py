@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import describe_duration
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
     NOT_RUNNING,

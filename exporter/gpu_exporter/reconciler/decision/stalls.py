@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.defaults import Policy, Stalls
-from gpu_exporter.durations import describe_duration
+from gpu_exporter.common.config.defaults import Policy, Stalls
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.reconciler.decision.policy import Decision, is_fresh
 from gpu_exporter.reconciler.decision.settle import Around
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Surroundings, Unreadable

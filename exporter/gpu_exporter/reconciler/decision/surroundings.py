@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.config.rules import CLASSES
+from gpu_exporter.common.config.rules import CLASSES
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 EXEMPT_BY = ("pod", "owner", "namespace", "job", "policy")  # sources of an exemption

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.common.config.values import ACTIONS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR, Reference
 from gpu_exporter.reconciler.evidence.records import HolderName

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.common.plain import one_line, shorten
 from gpu_exporter.reconciler.evidence.records import CauseTexts, HolderName, PublishedCause, holder_name
 
 STATUS = "/api/v1/status"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from gpu_exporter import fetch
-from gpu_exporter.fetch import ANSWER_S, MOST_BYTES
+from gpu_exporter.common import fetch
+from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password

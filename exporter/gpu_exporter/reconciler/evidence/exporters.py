@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.fetch import shorten
-from gpu_exporter.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.fetch import shorten
+from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.common.threads import NoThread, run_ahead, start
 from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.coverage import Counters
@@ -42,7 +43,6 @@ from gpu_exporter.reconciler.evidence.records import (
     obstacle_of,
     refuse_renamed,
 )
-from gpu_exporter.threads import NoThread, run_ahead, start
 
 MAX_EXPORTERS = 200
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer

@@ -12,8 +12,8 @@ import logging
 import math
 from collections.abc import Mapping
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.durations import describe_duration
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
 from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Asked, restrict
 

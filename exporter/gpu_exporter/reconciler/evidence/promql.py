@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES, clean
-from gpu_exporter.model.holders import ALLOCATION_KEY
-from gpu_exporter.outside import WHOLE_MAX, whole
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, clean
+from gpu_exporter.common.model.holders import ALLOCATION_KEY
+from gpu_exporter.common.outside import WHOLE_MAX, whole
+from gpu_exporter.common.threads import NoThread, run_ahead
 from gpu_exporter.reconciler.evidence.client import Fetch, fetch_text
 from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
 from gpu_exporter.reconciler.evidence.coverage import coverage
@@ -52,7 +53,6 @@ from gpu_exporter.reconciler.evidence.vector import (
     quote,
     restrict,
 )
-from gpu_exporter.threads import NoThread, run_ahead
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
 WORKERS = 3  # parallel queries: the server works on some while another answer is parsed (docs/benchmarks.md)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from gpu_exporter.clock import Clock
+from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 from gpu_exporter.reconciler.evidence.vector import Asked
 

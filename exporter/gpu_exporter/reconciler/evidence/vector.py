@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from gpu_exporter.fetch import clean
-from gpu_exporter.outside import need_sample
+from gpu_exporter.common.fetch import clean
+from gpu_exporter.common.outside import need_sample
 from gpu_exporter.reconciler.evidence.records import RENAMED_LABELS, EvidenceError, HolderName
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics accepts queries of up to 16 KiB

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference

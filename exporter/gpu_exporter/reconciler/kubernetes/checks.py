@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.outside import parse_timestamp, quantity, whole
-from gpu_exporter.plain import shorten
+from gpu_exporter.common.outside import parse_timestamp, quantity, whole
+from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.decision.policy import LABEL, MARKED, Decision
 from gpu_exporter.reconciler.kubernetes.client.keys import MIRROR
 from gpu_exporter.reconciler.kubernetes.client.lean import is_sidecar

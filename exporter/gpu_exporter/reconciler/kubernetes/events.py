@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 
-from gpu_exporter.plain import utc
+from gpu_exporter.common.plain import utc
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
 

@@ -20,9 +20,9 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.outcomes import ENDED as OVER
 from gpu_exporter.reconciler.decision.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, UNDERUSED, Decision

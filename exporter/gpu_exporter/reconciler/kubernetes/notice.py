@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.plain import utc
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.plain import utc
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, windows_of
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
 

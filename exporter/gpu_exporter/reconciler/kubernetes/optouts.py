@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_exporter.config.rules import CLASSES
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import describe_duration, format_duration, parse_duration
-from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.rules import CLASSES
+from gpu_exporter.common.durations import describe_duration, format_duration, parse_duration
+from gpu_exporter.common.outside import parse_timestamp
+from gpu_exporter.common.plain import one_line, shorten
 from gpu_exporter.reconciler.decision.surroundings import Exemption
 from gpu_exporter.reconciler.kubernetes.client.keys import CLASS, OTHERS
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp

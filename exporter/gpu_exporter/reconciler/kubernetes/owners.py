@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.outside import COUNT_MAX, count_indexes, need_whole, object_name
-from gpu_exporter.plain import shorten
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.outside import COUNT_MAX, count_indexes, need_whole, object_name
+from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.client.keys import COUNTED
 from gpu_exporter.reconciler.kubernetes.client.lean import TEXT_MAX, Room, trim_controller, weigh

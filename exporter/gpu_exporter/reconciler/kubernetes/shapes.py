@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gpu_exporter.config.values import ACTIONS
-from gpu_exporter.outside import whole
+from gpu_exporter.common.config.values import ACTIONS
+from gpu_exporter.common.outside import whole
 from gpu_exporter.reconciler.kubernetes.client.api import Json
 from gpu_exporter.reconciler.kubernetes.client.keys import (
     JOB,

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import describe_duration
-from gpu_exporter.outside import whole
-from gpu_exporter.plain import describe_bug, shorten
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.outside import whole
+from gpu_exporter.common.plain import describe_bug, shorten
+from gpu_exporter.common.threads import NoThread, run_ahead
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, HolderName
 from gpu_exporter.reconciler.kubernetes.checks import Resources
@@ -29,7 +30,6 @@ from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label
 from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Link, Owner, OwnerLook, Owners, controller_of
 from gpu_exporter.reconciler.kubernetes.shapes import match
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.threads import NoThread, run_ahead
 
 log = logging.getLogger(__name__)
 SCHEDULER = "kubernetes"

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held, Part, Target
 from gpu_exporter.reconciler.evidence.records import HolderName

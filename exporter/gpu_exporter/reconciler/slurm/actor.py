@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import need_whole
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import need_whole
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.policy import UNDERUSED

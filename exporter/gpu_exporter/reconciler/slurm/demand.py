@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpu_exporter.outside import need_whole
+from gpu_exporter.common.outside import need_whole
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gpu_exporter.outside import need_real, need_whole, parse_timestamp
+from gpu_exporter.common.outside import need_real, need_whole, parse_timestamp
+from gpu_exporter.common.slurm.answers import read_jobs
+from gpu_exporter.common.slurm.gres import Gres, add_devices, parse_gres
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
-from gpu_exporter.slurm.answers import read_jobs
-from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
 
 # A mark at the beginning of a field. Other text may follow the mark.
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")

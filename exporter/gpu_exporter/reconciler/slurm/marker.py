@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from gpu_exporter import commands
-from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
-from gpu_exporter.outside import need_wholes, parse_timestamp
+from gpu_exporter.common import commands
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.outside import need_wholes, parse_timestamp
+from gpu_exporter.common.slurm import commands as slurm_commands
 from gpu_exporter.reconciler.decision.outcomes import ENDED, LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
@@ -23,7 +24,6 @@ from gpu_exporter.reconciler.evidence.records import START_SLACK_S, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
-from gpu_exporter.slurm import commands as slurm_commands
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpu_exporter.config.values import ACTIONS
-from gpu_exporter.defaults import Policy
-from gpu_exporter.durations import format_duration, parse_duration
-from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.config.values import ACTIONS
+from gpu_exporter.common.durations import format_duration, parse_duration
+from gpu_exporter.common.plain import one_line, shorten
 from gpu_exporter.reconciler.decision.surroundings import (
     BATCH,
     INTERACTIVE,

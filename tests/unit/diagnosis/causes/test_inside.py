@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.testbed.cases import case, found, the
 
+from gpu_exporter.common.model.causes import Cause
+from gpu_exporter.common.model.training import TrainingPace
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu
 from gpu_exporter.diagnosis.causes.inside import add_inside
 from gpu_exporter.diagnosis.causes.rules import INSIDE, find_causes
-from gpu_exporter.model.causes import Cause
-from gpu_exporter.model.training import TrainingPace
 
 ALONE = {
     "loaders": 1,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.cases import case, evidence, found, the
 
+from gpu_exporter.common.model.causes import Cause, Causes
+from gpu_exporter.common.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
+from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
 from gpu_exporter.diagnosis.causes.remote_io import FILES
 from gpu_exporter.diagnosis.causes.rules import INSIDE, RULES, STATES, find_causes
-from gpu_exporter.model.causes import Cause, Causes
-from gpu_exporter.model.evidence import FileEvidence, HostEvidence, ProcessEvidence
-from gpu_exporter.model.views import Spin
 
 MIB = 2.0**20
 LOADER = {

@@ -18,9 +18,9 @@ from kubernetes.config.kube_config import load_kube_config
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.outside import load_json, parse_http_date, whole
-from gpu_exporter.plain import one_line
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.outside import load_json, parse_http_date, whole
+from gpu_exporter.common.plain import one_line
 from gpu_exporter.reconciler.evidence.clocks import ahead_of, describe_disagreement
 from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_exporter.outside import need_name
-from gpu_exporter.plain import shorten
+from gpu_exporter.common.outside import need_name
+from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.kubernetes.client.keys import GANG_SIGN, GROUP_LISTS, READ, SIGNS_MAX
 from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, TOO_LARGE, Odd
 from gpu_exporter.reconciler.marks import PREFIX

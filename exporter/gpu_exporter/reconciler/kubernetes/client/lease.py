@@ -17,13 +17,13 @@ import secrets
 import socket
 import threading
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.outside import whole
-from gpu_exporter.plain import describe_bug, utc
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.outside import whole
+from gpu_exporter.common.plain import describe_bug, utc
+from gpu_exporter.common.threads import start
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, connect
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
 from gpu_exporter.reconciler.pause import PauseNote, PauseUnreadable, note_facts, parse_note
-from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)
 # client-go's defaults: LeaseDuration, RenewDeadline, RetryPeriod.

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpu_exporter.outside import need_name
-from gpu_exporter.plain import shorten
+from gpu_exporter.common.outside import need_name
+from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.client.keys import KUEUE_GROUP

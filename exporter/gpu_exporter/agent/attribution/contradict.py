@@ -1,0 +1,248 @@
+"""Compares processes with the mapping of holders. If a GPU runs processes of another job or pod than its holder, one is
+wrong.
+
+A wrong mapping makes a working holder look idle, so the holder's time is unknown from then on. A grant is contradicted
+in two cases. Case 1: processes of another pod or job run on the holder's unit. Case 2: the holder's own processes run
+on a unit that it does not hold, and none of them run on its own unit. The grant stays contradicted until only the
+holder's own processes are seen on its unit: the end of the other processes does not prove the mapping right. Processes
+that a previous holder left running contradict only while they run. Processes never show who holds a unit, because a pod
+without a process still holds its GPU. Pure, except for the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.resolve import Resolution
+from gpu_exporter.common.cgroup import ProcessOwner
+from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.outside import WHOLE_MAX, whole
+
+log = logging.getLogger(__name__)
+NAMED_MAX = 3  # owners that a text names; it counts the others
+Relation: TypeAlias = Literal["own", "other", "unknown"]
+Who: TypeAlias = tuple[str, str]
+"""A pod ("pod", UID) or a Slurm job ("job", id). All its containers or steps count as one."""
+REMEDIES = {
+    "slurm": "compare the order of gres.conf with `nvidia-smi -L` and with `scontrol show node -d`",
+    "kubelet": "compare the device plugin's device ids with `nvidia-smi -L`, and restart it where a GPU was lost",
+    "static": "correct the file of --attribution.static",
+}
+
+
+def relate(holder: Holder, owner: ProcessOwner) -> Relation:
+    """Whether a process of `owner` belongs to the holder. "other" means that another pod or job is proven."""
+    if holder.key.scheduler == "container":
+        return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
+    if not owner.is_scheduled:
+        return "unknown"  # the process belongs to the system, a login, or a container that no scheduler started
+    if holder.key.scheduler == "slurm":
+        if owner.job:
+            return _compare(holder.job_id, [owner.job], lambda job: whole(job, WHOLE_MAX) is not None)
+        return "unknown" if owner.slurm else "other"
+    if owner.pods:
+        # The kubelet's UID of a static pod is a hash, and the API server has another UID: these cannot be compared.
+        return _compare(holder.pod_uid, owner.pods, lambda uid: ("-" in uid) == ("-" in holder.pod_uid))
+    return "other"
+
+
+def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], bool]) -> Relation:
+    if held and held in found:
+        return "own"
+    if not held or not is_comparable(held):
+        return "unknown"
+    for name in found:  # a loop, because this runs for each holder and owner of each unit
+        if not is_comparable(name):
+            return "unknown"
+    return "other"
+
+
+def identify(holder: Holder) -> Who | None:
+    """The holder's pod or job, None if only its name is known."""
+    if holder.key.scheduler == "slurm":
+        return ("job", holder.job_id) if holder.job_id else None
+    return ("pod", holder.pod_uid) if holder.pod_uid else None
+
+
+class _Finding(NamedTuple):
+    """A contradicted allocation. `names`: the owners of the processes. `others`: these owners, empty if they are the
+    holder. `place`: the unit that the holder uses without holding it.
+    """
+
+    names: str
+    place: str
+    others: frozenset[Who]
+    source: str
+    holder: str
+    present: bool = True  # whether the last look saw the processes; otherwise an earlier look did
+
+    def __str__(self) -> str:
+        verb = "run" if self.present else "ran"
+        if self.others:
+            return f"processes of {self.names} {verb} here, but {self.source} reports {self.holder}"
+        return f"processes of {self.names} {verb} on {self.place}, which {self.source} did not allocate to it"
+
+
+class ProcessNet:
+    """Remembers which allocations are contradicted.
+
+    `in_use`: text for people: who uses each unit without a holder.
+    """
+
+    def __init__(self) -> None:
+        self.in_use: dict[UnitId, str] = {}
+        self._found: dict[tuple[UnitId, HolderKey], _Finding] = {}
+        self._logged: dict[tuple[UnitId, HolderKey], _Finding] = {}
+        self._held: dict[UnitId, frozenset[Who]] = {}
+        self._before: dict[UnitId, frozenset[Who]] = {}  # the previous holders of each unit
+
+    def check(
+        self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
+    ) -> Resolution:
+        """Mark the allocations that processes contradict, and count each as a conflict of its source.
+
+        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for people.
+        """
+        look = _Comparison(resolution, owners)
+        self._note_changes(look.holders, places)
+        previous, self._found = self._found, {}
+        marked: list[tuple[Allocation, Grant]] = []
+        conflicts = list(resolution.conflicts)
+        for allocation, grant in resolution.allocations:
+            key = (allocation.unit, allocation.holder.key)
+            finding = look.judge(allocation, places) or self._keep(look, allocation, previous.get(key))
+            if finding is not None:
+                self._found[key] = finding
+                conflicts.append(grant)
+                allocation = allocation._replace(contradiction=str(finding))
+            self._log(key, finding, places)
+            marked.append((allocation, grant))
+        self._logged = {key: finding for key, finding in self._logged.items() if key in look.keys}
+        self.in_use = {unit: text for unit in owners if (text := look.describe_use(unit))}
+        return resolution._replace(allocations=marked, conflicts=conflicts)
+
+    def _keep(self, look: _Comparison, allocation: Allocation, before: _Finding | None) -> _Finding | None:
+        """A finding of an earlier look that this look neither finds nor refutes."""
+        if before is None or look.has_own(allocation):
+            return None
+        left = before.others & self._before.get(allocation.unit, frozenset())
+        if before.others and left == before.others and not left & look.whos:
+            return None  # the processes that the previous holder left running have ended
+        return before._replace(present=False)
+
+    def _note_changes(self, holders: Mapping[UnitId, Sequence[Holder]], places: Mapping[UnitId, str]) -> None:
+        for unit, several in holders.items():
+            present = frozenset(who for holder in several if (who := identify(holder)) is not None)
+            last = self._held.get(unit, present)
+            if last - present:
+                self._before[unit] = last - present
+            self._held[unit] = present  # a unit that is free for a while keeps its last holders here
+        for known in (self._held, self._before):
+            for unit in [unit for unit in known if unit not in places]:
+                del known[unit]
+
+    def _log(self, key: tuple[UnitId, HolderKey], finding: _Finding | None, places: Mapping[UnitId, str]) -> None:
+        """Log each finding once for an allocation, with the remedy."""
+        if finding is None or self._logged.get(key) == finding._replace(present=True):
+            return
+        self._logged[key] = finding._replace(present=True)
+        remedy = REMEDIES.get(finding.source, f"check what {finding.source} reports")
+        place = places.get(key[0], key[0].mig_uuid or key[0].uuid)
+        log.warning(
+            "%s: %s; the time of %s on this device counts as unknown until only its own processes run there; %s",
+            place, finding, finding.holder, remedy,
+        )  # fmt: skip
+
+
+class _Comparison:
+    """One look at all processes, compared with one mapping."""
+
+    def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]]) -> None:
+        self.holders: dict[UnitId, list[Holder]] = {}
+        for allocation, _ in resolution.allocations:
+            self.holders.setdefault(allocation.unit, []).append(allocation.holder)
+        self.keys = {(allocation.unit, allocation.holder.key) for allocation, _ in resolution.allocations}
+        self.whos = {who for several in self.holders.values() for h in several if (who := identify(h)) is not None}
+        unresolved = [grant for grant, _ in resolution.unresolved]
+        grants = (*(grant for _, grant in resolution.allocations), *unresolved, *resolution.conflicts)
+        self._known = {who: grant.holder for grant in grants if (who := identify(grant.holder)) is not None}
+        self._unresolved = {identify(grant.holder) for grant in unresolved}
+        self._owners = owners
+        self._strays = self._find_strays()
+        self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
+
+    def _find_strays(self) -> dict[Who, UnitId]:
+        """Holders that work on a unit that they do not hold, and that unit. Holders with an unresolved grant are left
+        out, because the grant may mean this unit.
+        """
+        strays: dict[Who, UnitId] = {}
+        for unit, seen in self._owners.items():
+            here = {identify(holder) for holder in self.holders.get(unit, ())}
+            for owner in seen:
+                whos = _whos(owner)
+                if not here.intersection(whos):
+                    strays.update((who, unit) for who in whos if who in self.whos - self._unresolved)
+        return strays
+
+    def has_own(self, allocation: Allocation) -> bool:
+        """Whether a process of the holder runs on the unit that it holds."""
+        return any(relate(allocation.holder, owner) == "own" for owner in self._owners.get(allocation.unit, ()))
+
+    def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
+        """The finding of this look against an allocation, None without a finding."""
+        unit, holder = allocation.unit, allocation.holder
+        if unit not in self._others:
+            self._others[unit] = [
+                owner
+                for owner in self._owners.get(unit, ())
+                if all(relate(each, owner) == "other" for each in self.holders[unit])
+            ]
+        if others := self._others[unit]:
+            whos = frozenset(who for owner in others for who in _whos(owner)) or frozenset({("job", "")})
+            return _Finding(self._join(others), "", whos, holder.source, _short(holder))
+        who = identify(holder)
+        if who is None or who not in self._strays or self.has_own(allocation):
+            return None
+        elsewhere = self._strays[who]
+        place = places.get(elsewhere, elsewhere.mig_uuid or elsewhere.uuid)
+        return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
+
+    def describe_use(self, unit: UnitId) -> str:
+        """The users of a unit that has no holder, "" if the unit is held or only the system uses it."""
+        users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
+        if unit in self.holders or not users:
+            return ""
+        sources = sorted({self._known[who].source for owner in users for who in _whos(owner) if who in self._known})
+        if sources:
+            return (
+                f"in use by {self._join(users)}, but {' and '.join(sources)} did not allocate it to {self._join(users)}"
+            )
+        return f"in use by {self._join(users)}, which no source reports"
+
+    def _join(self, owners: Iterable[ProcessOwner]) -> str:
+        names = sorted({self._describe(owner) for owner in owners})
+        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+        return ", ".join(names[:NAMED_MAX]) + more
+
+    def _describe(self, owner: ProcessOwner) -> str:
+        if owner.job:
+            return f"job {owner.job}"
+        if owner.slurm:
+            return "a Slurm job of unknown number"
+        if owner.pods:
+            named = next((self._known[who] for who in _whos(owner) if who in self._known), None)
+            return f"pod {owner.pods[-1]}" if named is None else _short(named)
+        return f"container {owner.container[:12]}"
+
+
+def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
+    """Every pod and job that a process belongs to: a job's slurmd may itself run in a pod."""
+    pods = tuple(("pod", pod) for pod in owner.pods)
+    return (*pods, ("job", owner.job)) if owner.job else pods
+
+
+def _short(holder: Holder) -> str:
+    return holder.label if holder.key.scheduler == "slurm" else f"pod {holder.namespace}/{holder.pod}"

@@ -1,0 +1,154 @@
+"""Turns one poll of the sources into the holders of every unit. All steps are here, in order.
+
+1. Pods that have ended, and pods that run slurmd, hold nothing (kubelet/ended.py, slurm/pods.py).
+
+2. Each grant becomes an allocation of a unit, or remains unresolved (resolve.py).
+
+3. A holder that the processes on its unit contradict is marked (contradict.py).
+
+4. Users of units without a holder become undeclared holders, known by their processes (users.py).
+
+5. The use of each holder's processes is measured (usage.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.contradict import ProcessNet
+from gpu_exporter.agent.attribution.kubelet.ended import EndedPods
+from gpu_exporter.agent.attribution.numbers import NumberMemory
+from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners
+from gpu_exporter.agent.attribution.resolve import NumberKey, Resolution, find_offered, resolve
+from gpu_exporter.agent.attribution.slurm.pods import SlurmPods
+from gpu_exporter.agent.attribution.usage import Uses, measure
+from gpu_exporter.agent.attribution.users import Users
+from gpu_exporter.common.model.holders import Allocation, Grant
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.units import UnitId
+
+
+class Poll(NamedTuple):
+    """One answer of all sources. `offers`: the devices that a scheduler may give, None if unknown. `ended`: grants of
+    holders that have ended since the last poll, `confirmed` at their end. `is_complete`: every source has answered
+    lately.
+    """
+
+    grants: Sequence[Grant]
+    offers: Sequence[Grant] | None = None
+    ended: Sequence[Grant] = ()
+    is_complete: bool = True
+
+
+class Devices(NamedTuple):
+    """The answers of the driver. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why
+    NVML may number the GPUs otherwise than the schedulers, "" if the numbers agree. `lists_processes`: the driver has
+    listed a process since the start, so an empty list means no process.
+    """
+
+    answered: Mapping[str, DeviceSnapshot]
+    incomplete: str
+    lists_processes: bool
+
+
+class HolderUpdate(NamedTuple):
+    """The holders after one poll. `past`: allocations of holders that have ended since the last poll. `in_use`: units
+    without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
+    the use of each holder's processes.
+    """
+
+    resolution: Resolution = Resolution([], [], [])
+    past: Sequence[tuple[Allocation, Grant]] = ()
+    in_use: Mapping[UnitId, str] = MappingProxyType({})
+    offered: frozenset[UnitId] | None = None
+    uses: Uses = MappingProxyType({})
+
+
+class HolderTracker:
+    """Remembers between polls what one poll alone does not show. Not thread-safe."""
+
+    def __init__(self, processes: ProcessOwners | None, slurm_pods: SlurmPods) -> None:
+        """`processes`: looks up the owners of the processes on each GPU, None if owners are unknown."""
+        self._ended = EndedPods(processes.list_pods) if processes is not None else None
+        self._slurm_pods = slurm_pods
+        self._numbers = NumberMemory()
+        self._net = ProcessNet()
+        self._users = Users(processes.name_pod) if processes is not None else None
+
+    def restore(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
+        """Take over the numbers that an earlier process of the exporter remembered. `now`: monotonic seconds."""
+        self._numbers.note(numbers, now)
+
+    def numbers(self) -> dict[NumberKey, UnitId]:
+        """The unit that each holder's number led to."""
+        return self._numbers.units()
+
+    def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> HolderUpdate:
+        """The holders after this poll. `owners`: the owners of the processes on each unit. `now`: monotonic seconds."""
+        grants = poll.grants
+        if self._ended is not None:
+            grants = self._ended.apply(grants, owners, now)
+        grants, owners = self._slurm_pods.apply(grants, owners)
+        # The newest snapshot comes last: after the driver renumbered its list, an index means the GPU that has it now.
+        inventory = sorted(devices.answered.values(), key=lambda snapshot: snapshot.monotonic)
+        incomplete = devices.incomplete
+        resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
+        numbers = self._numbers.units()
+        past = [  # each grant is resolved alone: holders that followed each other do not share a GPU
+            pair
+            for grant in poll.ended
+            for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
+        ]
+        self._numbers.note(resolution.numbers, now)
+        left = _list_left(resolution, devices)
+        names = {unit: tuple(found.uses) for unit, found in owners.items()}
+        resolution = self._net.check(resolution, names, _places(inventory))
+        if self._users is not None:
+            users = self._users.find(resolution, owners, now, pods=poll.is_complete)
+            resolution = resolution._replace(allocations=[*resolution.allocations, *users])
+        uses = measure((allocation for allocation, _ in resolution.allocations), owners)
+        return HolderUpdate(
+            resolution,
+            past,
+            left | self._net.in_use,
+            None if poll.offers is None else find_offered(poll.offers, inventory, incomplete),
+            uses if devices.lists_processes else {},
+        )
+
+
+def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
+    """Why a unit is not free after its holder ended: it is free only if the driver lists no process on it."""
+    held = {allocation.unit for allocation, _ in resolution.allocations}
+    left: dict[UnitId, str] = {}
+    for unit, label in resolution.ended.items():
+        snapshot = devices.answered[unit.uuid]
+        there = _count_on(unit, snapshot)
+        if unit in held or (there == 0 and devices.lists_processes):
+            continue
+        which = "lists processes on the GPU" if there else "does not list the GPU's processes"
+        left[unit] = f"{label} has ended, but the driver {which}"
+    return left
+
+
+def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
+    """How many processes the driver lists on a unit, None if that is unknown."""
+    if unit.mig_uuid and not snapshot.instances_known:
+        return None  # the processes of an unlisted instance were not read
+    if snapshot.processes is None:
+        count = snapshot.facts.contexts
+        return None if count is None else math.floor(count)
+    places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
+    return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)
+
+
+def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
+    """Every unit that a holder may have, with its name for people: `gpu 3`, `gpu 3:1/0`."""
+    places: dict[UnitId, str] = {}
+    for snapshot in inventory:
+        identity = snapshot.identity
+        places[UnitId(identity.uuid)] = f"gpu {identity.index}"
+        places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
+    return places

@@ -1,0 +1,133 @@
+"""How users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting `identity.user`).
+
+Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So `auto` shows hashes if
+a source reports that its site hides users, and until every source has answered once. A hash is an HMAC-SHA-256 of the
+name, cut to 64 bits. The same user always has the same hash, and without the key an attacker cannot test names. The key
+is a file in the state directory. If it is copied to every node, a user has the same hash on all nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from gpu_exporter.common.model.holders import Holder
+
+log = logging.getLogger(__name__)
+Mode: TypeAlias = Literal["name", "uid", "hmac", "none"]
+MODES: dict[str, Mode] = {"name": "name", "uid": "uid", "hmac": "hmac", "none": "none"}  # the settings except `auto`
+KEY_FILE = "identity.key"
+KEY_BYTES = 32
+KEY_MIN_BYTES = 16  # shortest key that a site may provide
+DIGITS = 16  # hexadecimal digits of a hash, 64 bits: among a million users, two share a hash with a chance of 3e-8
+
+
+class KeyUnusable(Exception):
+    """The key cannot be read or made. The text contains the path, the reason and the remedy."""
+
+
+def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
+    """The holder with user and account as `mode` requires. Its `uid` is always removed.
+
+    An account is not a person, so mode `uid` keeps its name. Mode `hmac` without a key shows neither user nor account.
+    """
+    if mode == "name":
+        return holder._replace(uid="")
+    if mode == "uid":
+        return holder._replace(user=holder.uid, uid="")
+    if mode == "hmac" and key is not None:
+        return holder._replace(
+            user=_hash(key, "user", holder.user), account=_hash(key, "account", holder.account), uid=""
+        )
+    return holder._replace(user="", account="", uid="")
+
+
+def _hash(key: bytes, kind: str, name: str) -> str:
+    """The hash of a name, "" for an empty name. A user and an account with the same name have different hashes."""
+    import hmac  # few sites need it, and `--once` must start within milliseconds
+
+    return (
+        hmac.new(key, f"{kind}\0{name}".encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:DIGITS] if name else ""
+    )
+
+
+def load_key(directory: Path) -> bytes:
+    """The key in this directory. A missing key is made. Raises KeyUnusable."""
+    path = directory / KEY_FILE
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _read_key(path)
+        _make_key(path)
+        return _read_key(path)
+    except OSError as exc:
+        raise KeyUnusable(
+            f"{path}: {exc.strerror} as uid {os.geteuid()}; make it readable for that user, or set identity.user"
+        ) from exc
+
+
+def _read_key(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        key = file.read(4096).strip()
+    if stat.S_IMODE(mode) & 0o077:
+        raise KeyUnusable(f"{path}: other users may read or change it (mode {stat.S_IMODE(mode):04o}); chmod 600 it")
+    if len(key) < KEY_MIN_BYTES:
+        raise KeyUnusable(
+            f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key"
+        )
+    return key
+
+
+def _make_key(path: Path) -> None:
+    """Write a whole key or none. If two processes make a key, the first one is kept. Raises OSError."""
+    handle, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)  # mode 0600, whatever the umask is
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(os.urandom(KEY_BYTES).hex().encode("ascii") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        Path(name).unlink()
+
+
+class Identity:
+    """The setting of one node with its key. The key is read or made when it is first needed."""
+
+    def __init__(self, setting: str, directory: Path | None) -> None:
+        """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None if there is no directory."""
+        self.problem = ""  # why users are not shown although hashes are wanted
+        self._setting = setting
+        self._directory = directory
+        self._key: bytes | None = None
+
+    def mode(self, hidden: bool) -> Mode:
+        """The mode now. `hidden`: a source hides its users, or has not reported yet whether it does."""
+        return MODES.get(self._setting) or ("hmac" if hidden else "name")
+
+    def apply(self, holder: Holder, hidden: bool) -> Holder:
+        """The holder as it may be shown."""
+        mode = self.mode(hidden)
+        if mode == "hmac" and self._key is None and (holder.user or holder.account):
+            self._find_key()
+        return apply_identity(holder, mode, self._key)
+
+    def _find_key(self) -> None:
+        problem = ""
+        if self._directory is None:
+            problem = "there is no state directory for the key of identity.user=hmac; set --state.directory"
+        else:
+            try:
+                self._key = load_key(self._directory)
+            except KeyUnusable as exc:
+                problem = str(exc)
+        problem = f"users and accounts are not shown: {problem}" if problem else ""
+        if problem and problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem

@@ -1,0 +1,70 @@
+"""Pods that the kubelet still lists although they have ended, detected by their cgroups.
+
+Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). The kubelet removes the
+cgroup of a pod when all of the pod has ended, and keeps it while a container waits for a restart. So a pod that has
+started and has no cgroup has ended, and holds nothing. A look counts only if it proves that cgroups are visible: it
+must find the exporter's own pod, and half of the listed pods that have not ended. Two looks must agree. A look that
+does not count changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from gpu_exporter.common.cgroup import parse_cgroup
+
+LOOK_S = 60.0  # a look at every cgroup of the host takes about 20 us for each cgroup
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+class PodLives:
+    """Remembers the results of the last looks at the host's cgroups."""
+
+    def __init__(self, find: Callable[[Set[str]], Set[str] | None], own: str) -> None:
+        """`find`: of some pods' UIDs, the UIDs that have a cgroup, None if some cgroups were not visible. `own`: UID of
+        the exporter's own pod, "" if unknown: then no pod counts as ended.
+        """
+        self._find = find
+        self._own = own
+        self._looked: float | None = None
+        self._without: Set[str] = frozenset()  # had no cgroup at the last look
+        self._ended: Set[str] = frozenset()  # ... and had no cgroup at the look before it
+
+    def ended(self, listed: Set[str], begun: Set[str], now: float) -> Set[str]:
+        """The UIDs of `begun` whose pods have ended.
+
+        `listed`: UIDs of all pods in the kubelet's list. `begun`: UIDs of pods that hold a GPU and had a process once.
+        `now`: monotonic seconds.
+        """
+        if not self._own:
+            return frozenset()
+        if self._looked is None or now - self._looked >= LOOK_S:
+            self._looked = now
+            found = self._find(listed | begun | {self._own}) or frozenset()
+            self._ended = (self._ended & listed) - found  # an existing cgroup needs no further proof
+            self._without = self._without - found
+            if self._proves(found, listed):
+                without = frozenset(begun - found)
+                self._ended |= without & self._without
+                self._without = without
+        return self._ended & begun
+
+    def are_there(self, uids: Set[str]) -> bool:
+        """Whether at least one of these pods has a cgroup, or cgroups cannot be seen."""
+        found = self._find(uids)
+        return bool(uids) and (found is None or bool(found))
+
+    def _proves(self, found: Set[str], listed: Set[str]) -> bool:
+        """Whether a look that found these cgroups would also have found the others."""
+        alive = listed - self._ended
+        return self._own in found and 2 * len(found & alive) >= len(alive)
+
+
+def find_own_pod(path: Path = OWN_CGROUP) -> str:
+    """UID of the pod that runs this process, "" if the cgroup shows no pod."""
+    try:
+        pods = parse_cgroup(path.read_text("ascii", "replace")).pods
+    except OSError:
+        return ""
+    return pods[-1] if pods else ""

@@ -1,0 +1,160 @@
+"""Which entries of PodResources consume their device. An administrator's claim only watches its device.
+
+A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitors: it takes nothing away from others. NVIDIA's
+GPU operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
+adminAccess. Two sources do. One is the namespace and name of the claim's pods, as the administrator configures them: a
+tenant may choose a pod's name, but cannot put a pod into another tenant's namespace. The other is the checkpoint file
+of the DRA driver, if it is mounted: it has the claims' allocations. If two claims have one device and neither source
+separates them, both are doubted later (resolve.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.kubelet.podresources import ContainerDevices
+from gpu_exporter.common.outside import load_json
+
+log = logging.getLogger(__name__)
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+CHECKPOINT = "checkpoint.json"  # in the folder of the driver's kubelet plugin
+CHECKPOINT_MAX = 8 * 1024 * 1024  # a node with 16 GPUs and 100 claims: about 300 KiB
+CLAIM_UID = re.compile(r".*=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.+")  # in the name of a claim's CDI device
+
+
+# By claim (its UID, or NAMESPACE/NAME) and device: by driver, whether the claim only watches. Two drivers may use one
+# name.
+Watches: TypeAlias = "dict[tuple[str, str], dict[str, bool]]"
+
+
+class Monitor(NamedTuple):
+    """Pods of one namespace whose claims only watch."""
+
+    namespace: str
+    pod: re.Pattern[str]
+
+
+def parse_monitor(text: str) -> Monitor:
+    """`NAMESPACE/POD`, with a regular expression for the pod's name alone. Raises ValueError."""
+    namespace, slash, pod = text.partition("/")
+    if not (slash and pod and NAMESPACE.fullmatch(namespace)):
+        raise ValueError(
+            f"--attribution.monitor: {text!r}: expected NAMESPACE/POD. NAMESPACE is the full name of the namespace, "
+            "POD is a regular expression that matches the whole name of the pod, e.g. "
+            "gpu-operator/nvidia-dcgm-exporter-.*"
+        )
+    try:
+        return Monitor(namespace, re.compile(pod))
+    except re.error as exc:
+        raise ValueError(f"--attribution.monitor: {pod!r} is not a regular expression: {exc}") from exc
+
+
+class Consumers:
+    """Separates entries that hold their device from entries that only watch it."""
+
+    def __init__(self, monitors: Sequence[Monitor] = (), plugin: Path | None = None) -> None:
+        """`plugin`: folder of the DRA driver's kubelet plugin, None to leave it unread."""
+        self._monitors = monitors
+        self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
+
+    def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
+        """The entries that are not known to watch. `proven` is true if the entry is known to consume its device."""
+        if self._checkpoint is not None:
+            self._checkpoint.refresh()
+        judged = ((entry, self._consumes(entry)) for entry in entries)
+        return [entry._replace(proven=bool(consumes)) for entry, consumes in judged if consumes is not False]
+
+    def _consumes(self, entry: ContainerDevices) -> bool | None:
+        """Whether the entry consumes its device, None if unknown."""
+        if not entry.claimed:
+            return True  # a device plugin gives each device away
+        if any(entry.namespace == each.namespace and each.pod.fullmatch(entry.pod) for each in self._monitors):
+            return False
+        return self._checkpoint.consumes(entry) if self._checkpoint is not None else None
+
+
+class _Checkpoint:
+    """The driver's record of the claims that it prepared, in the form of driver 25.8 (`v1`) or later (`v2`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._watches: Watches = {}
+        self._problem = ""
+
+    def consumes(self, entry: ContainerDevices) -> bool | None:
+        """Whether the claim takes the device, None if the file does not show it."""
+        uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
+        device = "".join(entry.device_ids[:1])
+        known = [claim for claim in uids if (claim, device) in self._watches]
+        # The file may still have a deleted claim of the same name, so the UID is looked up first.
+        drivers = [self._watches.get((claim, device), {}) for claim in known or [entry.claim]]
+        said = {watches for each in drivers for driver, watches in each.items() if entry.resource in ("", driver)}
+        return not said.pop() if len(said) == 1 else None
+
+    def refresh(self) -> None:
+        """Read the file if it has changed. If it cannot be read, no claim is known."""
+        try:
+            status = self._path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
+            with self._path.open("rb") as file:
+                data = file.read(CHECKPOINT_MAX + 1)
+            if len(data) > CHECKPOINT_MAX:
+                raise ValueError(f"the file has more than {CHECKPOINT_MAX} bytes")
+            watches = _read_watches(load_json(data.decode("utf-8")))
+        except FileNotFoundError:
+            self._stamp, self._watches, problem = None, {}, ""  # the driver has prepared no claim, or does not run here
+        except (OSError, ValueError, RecursionError) as exc:
+            self._stamp, self._watches, problem = None, {}, str(exc)
+        else:
+            self._stamp, self._watches, problem = stamp, watches, ""
+        if problem and problem != self._problem:
+            log.warning(
+                "%s: the DRA driver's checkpoint cannot be read (%s), so it does not show which claims only watch "
+                "their GPU: name the pods of these claims with --attribution.monitor",
+                self._path,
+                problem,
+            )
+        self._problem = problem
+
+
+def _read_watches(data: Any) -> Watches:
+    """Whether each claim only watches, by UID, and by NAMESPACE/NAME if the file has these.
+
+    `status` is the API's ResourceClaimStatus, whose allocation results have `adminAccess`. Raises ValueError.
+    """
+    claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
+    if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):
+        raise ValueError("the file has neither v1 nor v2, the supported versions")
+    watches: Watches = {}
+    for uid, claim in claims.items() if isinstance(claims, dict) else ():
+        results = _get(claim, "status", "allocation", "devices", "results")
+        names = [uid]
+        namespace, name = _get(claim, "namespace"), _get(claim, "name")
+        if isinstance(namespace, str) and isinstance(name, str) and namespace and name:
+            names.append(f"{namespace}/{name}")
+        for result in results if isinstance(results, list) else ():
+            driver, device, admin = (_get(result, key) for key in ("driver", "device", "adminAccess"))
+            if isinstance(device, str) and (admin is None or isinstance(admin, bool)):
+                driver = driver if isinstance(driver, str) else ""
+                for each in names:
+                    # Two requests of one claim may name one device: a request that takes the device decides.
+                    drivers = watches.setdefault((each, device), {})
+                    drivers[driver] = bool(admin) and drivers.get(driver, True)
+    return watches
+
+
+def _is_version(data: Any, name: str) -> bool:
+    return isinstance(_get(data, name), dict)
+
+
+def _get(data: Any, *path: str) -> Any:
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -1,0 +1,201 @@
+"""The kubelet's PodResources API, v1, as records. Pure.
+
+Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError, read_fields, read_text
+
+LIST = "/v1.PodResourcesLister/List"
+# a kubelet has 110 pods by default; in memory, an answer of many small entries takes twenty times its size
+ENTRIES_MAX = 20_000
+POD_ENTRIES_MAX = 2_048  # entries of one pod, or of one device
+ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
+PodName: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+
+class ContainerDevices(NamedTuple):
+    """One resource of one container as PodResources lists it.
+
+    `claimed`: the resource comes from a claim of dynamic resource allocation. Then `resource` is the driver's name,
+    there is one device, `claim` is its claim (NAMESPACE/NAME), `cdi` has the names for the container runtime, and
+    `is_share` means that others may have a part of the device too. Kubelets before 1.34 report no driver and no device,
+    and give the CDI names as `device_ids`.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+    claimed: bool = False
+    claim: str = ""
+    cdi: tuple[str, ...] = ()
+    is_share: bool = False
+    proven: bool = False
+
+
+class _Parsed(NamedTuple):
+    """One field of an answer: its pod, None for a field without a pod, and its entries."""
+
+    pod: PodName | None
+    entries: tuple[ContainerDevices, ...]
+
+
+class PodResourcesReader:
+    """Reads successive answers. A field that was in the previous answer, byte for byte, is not parsed again.
+
+    A kubelet lists its pods in another order each time, but each pod in the same bytes while the pod lives.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], tuple[PodName | None, Iterable[ContainerDevices]]],
+        device_of: Callable[[str], str] = lambda device_id: device_id,
+        wants: Callable[[ContainerDevices], bool] = lambda entry: True,
+    ) -> None:
+        """`parse`: parses one field of the answer. `device_of`: the device of an id. If one container has several
+        replicas of a device, only the first counts, before any limit is applied: a plugin may offer thousands of
+        replicas. `wants`: whether an entry counts; plugins of other devices may also offer thousands.
+        """
+        self._parse = parse
+        self._wants = wants
+        self._device_of = device_of
+        self.odd = 0
+        """How many pods, or devices, of the last answer were left out, because they are not understood or too many."""
+        self.pods: frozenset[PodName] = frozenset()
+        """Every pod of the last answer that was understood, including pods without devices."""
+        self._known: dict[bytes, _Parsed] = {}
+
+    def read(self, message: bytes) -> list[ContainerDevices]:
+        """All entries of the answer. A pod that is not understood is left out. Raises ProtobufError."""
+        self.odd = 0
+        entries: list[ContainerDevices] = []
+        known: dict[bytes, _Parsed] = {}
+        offered: set[tuple[str, str]] = set()
+        for number, payload in read_fields(message):
+            if number != 1:
+                continue
+            found = self._known.get(payload) or self._read_field(payload)
+            if found is None:
+                self.odd += 1
+                continue
+            known[payload] = found
+            # An answer of ALLOCATABLE has one field for each replica.
+            entries += found.entries if found.pod else self._collapse(found.entries, offered)
+            if len(entries) > ENTRIES_MAX:
+                raise ProtobufError(f"more than {ENTRIES_MAX} lists of devices")
+        self._known = known
+        self.pods = frozenset(found.pod for found in known.values() if found.pod)
+        return entries
+
+    def _read_field(self, payload: bytes) -> _Parsed | None:
+        """None for a field that is not understood, or has too many entries."""
+        try:
+            pod, entries = self._parse(payload)
+            found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))
+        except ProtobufError:
+            return None
+        return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
+
+    def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
+        """The wanted entries with one id for each device. `seen`: containers and devices that were listed before."""
+        for entry in entries:
+            if not self._wants(entry):
+                continue
+            if entry.claimed:
+                yield entry
+                continue
+            ids: list[str] = []
+            for device_id in entry.device_ids:
+                key = (f"{entry.container}/{entry.resource}", self._device_of(device_id))
+                if key not in seen:
+                    seen.add(key)
+                    ids.append(device_id)
+            if ids:
+                yield entry._replace(device_ids=tuple(ids))
+
+
+def read_pods(
+    device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
+) -> PodResourcesReader:
+    """A reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
+    return PodResourcesReader(_parse_pod, device_of, wants)
+
+
+def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
+    """A reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
+    return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
+
+
+def _parse_pod(message: bytes) -> tuple[PodName, Iterator[ContainerDevices]]:
+    name = namespace = ""
+    containers: list[bytes] = []
+    for field, payload in read_fields(message):
+        if field == 1:
+            name = read_text(payload)
+        elif field == 2:
+            namespace = read_text(payload)
+        elif field == 3:
+            containers.append(payload)
+    found = (devices for container in containers for devices in _parse_container(namespace, name, container))
+    return (namespace, name), found
+
+
+def _parse_devices(namespace: str, pod: str, container: str, message: bytes) -> ContainerDevices:
+    fields = list(read_fields(message))
+    resource = "".join(read_text(payload) for number, payload in fields if number == 1)
+    ids = tuple(read_text(payload) for number, payload in fields if number == 2)
+    return ContainerDevices(namespace, pod, container, resource, ids)
+
+
+def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[ContainerDevices]:
+    name = ""
+    devices: list[bytes] = []
+    dynamic: list[bytes] = []
+    for field, payload in read_fields(message):
+        if field == 1:
+            name = read_text(payload)
+        elif field == 2:
+            devices.append(payload)
+        elif field == 5:
+            dynamic.append(payload)
+    for device in devices:
+        yield _parse_devices(namespace, pod, name, device)
+    for resource_claim in dynamic:
+        for claimed in _parse_dynamic(resource_claim):
+            yield ContainerDevices(namespace, pod, name, *claimed)
+
+
+def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
+    """The fields of ContainerDevices from `resource` on, for each ClaimResource of a DynamicResource."""
+    claim = claim_namespace = ""
+    resources: list[bytes] = []
+    for field, payload in read_fields(message):
+        if field == 2:
+            claim = read_text(payload)
+        elif field == 3:
+            claim_namespace = read_text(payload)
+        elif field == 4:
+            resources.append(payload)
+    for resource in resources:
+        names: list[str] = []
+        driver = device = ""
+        is_share = False
+        for number, payload in read_fields(resource):
+            if number == 1:
+                names += [read_text(name) for inner, name in read_fields(payload) if inner == 1]
+            elif number == 2:
+                driver = read_text(payload)
+            elif number == 4:
+                device = read_text(payload)
+            elif number == 5:
+                is_share = True
+        cdi = tuple(names)
+        yield driver, (device,) if device else cdi, True, f"{claim_namespace}/{claim}", cdi, is_share

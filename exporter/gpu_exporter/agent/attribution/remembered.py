@@ -1,0 +1,60 @@
+"""The memory of a source over a restart of the exporter: one JSON file in the state directory for each source."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.common.files import read_plain, write_atomically
+from gpu_exporter.common.outside import load_json
+
+log = logging.getLogger(__name__)
+READ_MAX = 4 * 1024 * 1024
+VERSION = 1
+
+
+class Remembered:
+    """One file of one node. Not thread-safe."""
+
+    def __init__(self, directory: Path | None, name: str, node: str, loss: str, *, writes: bool) -> None:
+        """`directory`: None to remember nothing. `loss`: what a restart forgets if the file cannot be written.
+        `writes`: whether to write the file.
+        """
+        self._path = directory / name if directory is not None else None
+        self._node, self._loss = node, loss
+        self.is_kept = self._path is not None and writes
+        self._problem = ""
+
+    def read(self) -> Any:
+        """The remembered content. None if there is no content, or the file is of another node or version, or is not
+        JSON.
+        """
+        if self._path is None:
+            return None
+        try:
+            data = load_json(read_plain(self._path, READ_MAX).decode("utf-8"))
+            return data["body"] if (data["version"], data["node"]) == (VERSION, self._node) else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
+            self.refuse(exc)
+            return None
+
+    def refuse(self, reason: Exception) -> None:
+        """Log that the remembered content is not understood."""
+        log.warning("%s is ignored: %s %s", self._path, type(reason).__name__, reason)
+
+    def write(self, body: Any, mode: int) -> None:
+        """Write `body`. A failure is logged once."""
+        if self._path is None or not self.is_kept:
+            return
+        text = json.dumps({"version": VERSION, "node": self._node, "body": body})
+        try:
+            write_atomically(self._path, text.encode(), mode)
+            self._problem = ""
+        except OSError as exc:
+            if self._problem != str(exc):
+                log.warning("%s cannot be written, so a restart forgets %s: %s", self._path, self._loss, exc)
+            self._problem = str(exc)

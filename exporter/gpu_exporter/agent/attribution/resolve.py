@@ -1,0 +1,290 @@
+"""Resolves grants to units, in one order of precedence. Conflicts are counted, nothing is guessed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpu_exporter.common.model.holders import Allocation, Grant, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, InstanceReading
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.outside import need_wholes, whole
+from gpu_exporter.common.shares import board_share, count_slices
+
+NOT_IN_NAMES = re.compile(r"[^0-9a-z]")  # the profile 2g.47gb is 2g47gb in a device's name
+NumberKey = tuple[HolderKey, str]
+
+
+class Resolution(NamedTuple):
+    """`allocations` are in the order of the grants. `unresolved`: grants that name no device that answers here, and
+    why.
+
+    `numbers`: the unit that each holder's number meant, for the next poll. `ended`: units whose holder has ended, each
+    with that holder's name. `doubted`: grants by a claim that may only watch its device, and why.
+    """
+
+    allocations: list[tuple[Allocation, Grant]]
+    unresolved: list[tuple[Grant, str]]
+    conflicts: list[Grant]
+    numbers: Mapping[NumberKey, UnitId] = MappingProxyType({})
+    ended: Mapping[UnitId, str] = MappingProxyType({})
+    doubted: Sequence[tuple[Grant, str]] = ()
+
+
+def resolve(
+    grants: Sequence[Grant],
+    snapshots: Iterable[DeviceSnapshot],
+    *,
+    incomplete: str = "",
+    numbers: Mapping[NumberKey, UnitId] = MappingProxyType({}),
+) -> Resolution:
+    """Turn grants into allocations of the devices that answer.
+
+    If two sources grant the same unit to different holders, they contradict each other: the holder of the first source
+    in order is shown as contradicted, and the other grant is a conflict. Two holders of one source share the unit,
+    unless one of them has the unit by a resource claim that the other does not share. In that case a claim only watches
+    the unit, and each claim that may be the watching claim is contradicted. A holder that has ended holds nothing.
+
+    `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers, "" if all expected GPUs are here.
+    If it is set, no position counts. `numbers`: the unit that each holder's numbers meant before. A running holder
+    keeps this unit while its numbers mean no device. If they now mean another device, neither unit counts.
+    """
+    finder = _Finder(
+        snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
+    )
+    found = _GrantsByUnit()
+    for grant in grants:
+        if not grant.ended:
+            found.assign(grant, finder.find(grant), numbers)
+        elif (left := finder.find(grant)[0]) is not None:
+            found.ended[left] = grant.holder.label
+    doubts = _doubt_claims(found.units)
+    allocations = [pair for unit in found.units for pair in found.allocate(unit, finder, doubts)]
+    doubted = [
+        (each.grant, doubts[each.grant.claim])
+        for several in found.units.values()
+        for each in several
+        if each.grant.claim in doubts
+    ]
+    return Resolution(allocations, found.unresolved, found.conflicts, found.kept, found.ended, doubted)
+
+
+class _Assigned(NamedTuple):
+    """A grant that names a unit. `replica`: its replica of a device that a device plugin shares. `basis`: what names
+    the unit.
+    """
+
+    grant: Grant
+    replica: str
+    basis: str
+
+
+class _GrantsByUnit:
+    """The grants, by the unit that each names. `kept`: numbers that keep their unit while the holder runs."""
+
+    def __init__(self) -> None:
+        self.units: dict[UnitId, list[_Assigned]] = {}
+        self.unresolved: list[tuple[Grant, str]] = []
+        self.conflicts: list[Grant] = []
+        self.kept: dict[NumberKey, UnitId] = {}
+        self.ended: dict[UnitId, str] = {}
+        self._contradicted: dict[UnitId, Grant] = {}
+
+    def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
+        """Note which unit a grant names, if any. `found`: its unit, its replica, and the reason if there is no unit."""
+        number = (grant.holder.key, grant.number)
+        is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
+        before = numbers.get(number) if is_kept else None
+        unit, replica, reason = found
+        basis = _describe_basis(grant)
+        if unit is None and before is not None:
+            unit, basis = before, f"{grant.number}, which meant this GPU when the holder began"
+        elif unit is None:
+            self.unresolved.append((grant, reason))
+            return
+        elif before is not None and unit != before:
+            self.kept[number] = before  # neither unit counts while the holder runs
+            reason = f"it meant {before.uuid} when the holder began, and means {unit.uuid} now"
+            self.unresolved.append((grant, reason))
+            self.conflicts.append(grant)
+            return
+        if is_kept:
+            self.kept[number] = unit
+        others = self.units.setdefault(unit, [])
+        if others and others[0].grant.holder.source != grant.holder.source:
+            if others[0].grant.holder.names.isdisjoint(grant.holder.names):
+                self.conflicts.append(grant)
+                self._contradicted.setdefault(unit, grant)
+        elif all(other.grant.holder.key != grant.holder.key for other in others):
+            others.append(_Assigned(grant, replica, basis))
+
+    def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
+        """The allocations of one unit. `doubts`: claims that may only watch, and why."""
+        several = self.units[unit]
+        # If another holder is certain, a doubted claim only watches, and has no part of this unit.
+        certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
+        holders = certain or several
+        slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
+        ratio = board_share(slices, whole, len(holders))
+        for grant, replica, basis in holders:
+            share = "mig" if unit.mig_uuid else "none"
+            doubt = doubts.get(grant.claim, "") if grant.claim else ""
+            if grant.share or replica or (len(holders) > 1 and not doubt):
+                share = grant.share or "time_slice"
+            if other := self._contradicted.get(unit):
+                doubt = ", ".join(f"{each.holder.source} reports {each.holder.label}" for each in (grant, other))
+            allocation = Allocation(
+                unit,
+                grant.holder,
+                share,
+                ratio,
+                grant.running,
+                grant.why,
+                grant.obstacle,
+                grant.working_wall,
+                basis=f"{basis} ({grant.witnesses})" if grant.witnesses else basis,
+            )
+            yield (allocation._replace(contradiction=doubt) if doubt else allocation), grant
+
+
+def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
+    """The claims that may only watch their devices, and why: another holder has one of the devices, and not by the same
+    claim.
+
+    A doubt about one device applies to all devices of the claim.
+    """
+    doubts: dict[str, str] = {}
+    for holders in units.values():
+        for grant, _, _ in holders:
+            rival = next((other for other, _, _ in holders if other.claim != grant.claim or not other.claim), None)
+            if not grant.claim or grant.share or rival is None or grant.claim in doubts:
+                continue
+            which = "one of the two claims" if rival.claim and not rival.share else "this claim"
+            doubts[grant.claim] = (
+                f"{rival.holder.label} also has a GPU of claim {grant.claim}, but not through this claim, so {which} "
+                "only watches it (adminAccess); name the pods that watch with --attribution.monitor"
+            )
+    return doubts
+
+
+def find_offered(
+    offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
+) -> frozenset[UnitId] | None:
+    """The units that a scheduler may give. None if an offer is unresolved, because it may mean any unit. `incomplete`:
+    as above.
+    """
+    finder = _Finder(snapshots, incomplete, set())
+    units = [finder.find(offer)[0] for offer in offers]
+    return frozenset(unit for unit in units if unit is not None) if None not in units else None
+
+
+def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
+    """The instances that a name of dynamic resource allocation may mean.
+
+    They are found by profile id and first slice if the driver reports these (it needs rights for this), otherwise by
+    the profile's name.
+    """
+    placement = need_wholes((profile_id, start))
+    exact = [instance for instance in instances if instance.placement == placement]
+    if exact:
+        return exact
+    return [i for i in instances if i.placement is None and NOT_IN_NAMES.sub("", i.profile) == profile.replace("-", "")]
+
+
+def _describe_basis(grant: Grant) -> str:
+    """How the source's name of the device leads to the unit, as a text."""
+    name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
+    device = grant.device.partition("::")[0]
+    if grant.kind == "minor":
+        return f"{name}/dev/nvidia{device}"
+    if grant.kind in ("instance", "placement"):
+        return f"{name}MIG instance of /dev/nvidia{device.partition('/')[0]}"
+    return f"{name}position {device} of the driver's list" if grant.kind == "index" else f"{name}UUID"
+
+
+class _Finder:
+    """Looks up devices by the names that the sources use."""
+
+    def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str, placements: Set[str]) -> None:
+        """`placements`: every placement that the grants ask for."""
+        # count for each board and profile
+        self._wanted = Counter(tuple(placement.split("/")[:2]) for placement in placements)
+        self._by_uuid: dict[str, UnitId] = {}
+        self._by_minor: dict[str, UnitId] = {}
+        self._instances_of: dict[str, Sequence[InstanceReading]] = {}  # by minor number
+        self._incomplete = incomplete
+        self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: slices of the instance, and of the board
+        known = list(snapshots)
+        # With MIG on, a number may mean an instance, or be shifted by one. It is never guessed.
+        self._has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
+        # The newest snapshot comes last: of two GPUs that had one place in the driver's list, the GPU that has it now
+        # counts.
+        places = {snapshot.identity.index: snapshot for snapshot in known}
+        self._order = [places[index].identity for index in sorted(places)]
+        for snapshot in known:
+            identity = snapshot.identity
+            unit = UnitId(identity.uuid)
+            self._by_uuid[identity.uuid] = unit
+            if identity.mig_mode != "enabled" and identity.minor >= 0:
+                self._by_minor[str(identity.minor)] = unit
+            if identity.minor >= 0:
+                self._instances_of[str(identity.minor)] = snapshot.instances
+            whole = count_slices(identity.mig_slices, (instance.sm_slices for instance in snapshot.instances))
+            for instance in snapshot.instances:
+                mig_unit = UnitId(identity.uuid, instance.uuid)
+                self._by_uuid[instance.uuid] = mig_unit
+                self._by_uuid[f"MIG-{identity.uuid}/{instance.mig}"] = mig_unit  # drivers before R470
+                self.slices[instance.uuid] = (instance.sm_slices, whole)
+
+    def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
+        """The unit, the replica number if the device id names one, and the reason if there is no unit."""
+        device, _, replica = grant.device.partition("::")
+        if grant.kind == "uuid":
+            return self._by_uuid.get(device), replica, f"{device} does not answer here"
+        if grant.kind == "minor":
+            return self._by_minor.get(device), replica, f"no whole GPU here has the device file number {device}"
+        if grant.kind == "unproven":
+            return None, replica, grant.reason
+        if grant.kind in ("instance", "placement"):
+            unit, reason = self._instance(grant.kind, device)
+            return unit, replica, reason
+        unit, reason = self._at(grant, device)
+        return unit, replica, reason
+
+    def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
+        """The MIG instance of the GPU with a minor number, if exactly one instance is possible."""
+        minor, *which = device.split("/")
+        listed = self._instances_of.get(minor, ())
+        if kind == "instance":
+            named = "/".join(which)
+            matching = [i for i in listed if named in (i.mig, i.mig.partition("/")[0])]
+        else:
+            matching = _placed(listed, *which)
+            if matching and matching[0].placement is None and self._wanted[minor, which[0]] > 1:
+                matching = [*matching, *matching]  # the only existing instance may belong to another claim
+        if len(matching) == 1:
+            return self._by_uuid[matching[0].uuid], ""
+        many = "several MIG instances" if matching else "no MIG instance"
+        return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
+
+    def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
+        """The GPU at a position of NVML's order, only if this order is proven."""
+        if self._has_mig:
+            return None, "positions are not valid while a GPU of this node is in MIG mode"
+        if self._incomplete:
+            return None, f"positions may have changed: {self._incomplete}"
+        order = [identity for identity in self._order if not grant.among or str(identity.minor) in grant.among]
+        if grant.total and len(order) != grant.total:
+            return (
+                None,
+                f"positions are not proven: NVML lists {len(order)} GPUs, but the scheduler counts {grant.total}",
+            )
+        if not grant.among and [identity.index for identity in order] != list(range(len(order))):
+            return None, "positions are not proven: NVML's list has gaps"
+        position = whole(device)
+        if position is None or position >= len(order):
+            return None, f"there is no GPU at position {device}"
+        return UnitId(order[position].uuid), ""

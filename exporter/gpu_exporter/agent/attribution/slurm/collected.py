@@ -1,0 +1,74 @@
+"""Reads the answer of slurmctld about this node from the collector of the cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
+from gpu_exporter.agent.attribution.slurm.job_files import read_trusted
+from gpu_exporter.agent.attribution.slurm.picture import parse_picture
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.fetch import FetchError, fetch_text, shorten
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+READ_MAX = 4 * 1024 * 1024  # bytes; enough for a node with 5,000 jobs
+AGE_MAX_S = 300.0  # as attribution.keep_last
+ANSWERS = "/api/v1/slurm/nodes/"  # path on a collector, followed by the name of the node
+HINT = "check that `gpu-exporter slurm-collector` runs, and that this node has GPUs in slurm.conf"
+AHEAD_MAX_S = 30.0  # how far the collector's clock may be ahead; such an answer counts as new
+
+
+class Collected:
+    """Replaces Controller: reads the collector's answer for one node."""
+
+    def __init__(self, node: str, place: str, timeout_s: float, clock: Clock) -> None:
+        """`place`: the collector's directory, or its address (http:// or https://).
+
+        Raises ValueError for an invalid NodeName.
+        """
+        if not NODE_NAME.fullmatch(node):
+            raise ValueError(
+                f"{node!r} is not a valid NodeName (letters, digits, '.', '_' and '-'; the first is a letter or a "
+                "digit; at most 255): set --attribution.slurm.node"
+            )
+        self._is_remote = place.startswith(("http://", "https://"))
+        self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")
+        self._shown = shorten(self._place) if self._is_remote else self._place
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
+        """Raises SourceError if the answer is missing or too old, or if other users may have written it."""
+        del here, renew  # each answer has all that is known about the node
+        try:
+            picture = parse_picture(self._read())
+        except FetchError as exc:  # the error contains the address
+            raise SourceError(f"{exc}; {HINT}") from exc
+        except FileNotFoundError as exc:
+            raise SourceError(f"{self._shown}: no such file; {HINT}") from exc
+        except (OSError, ValueError) as exc:
+            raise SourceError(f"{self._shown}: {getattr(exc, 'strerror', None) or exc}") from exc
+        age_s = self._clock.wall() - picture.asked_wall
+        if age_s < -AHEAD_MAX_S:
+            raise SourceError(
+                f"{self._shown}: the answer is dated {-age_s:.0f} s in the future: check that the clocks of the "
+                "nodes agree"
+            )
+        if age_s > max(AGE_MAX_S, 3 * picture.each_s):
+            raise SourceError(f"{self._shown}: the answer is {age_s:.0f} s old; {HINT}")
+        asked = self._clock.monotonic() - max(0.0, age_s)
+        return SlurmSnapshot(
+            asked,
+            picture.config,
+            picture.node,
+            {job.job_id: KnownJob(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
+            each_s=picture.each_s,
+        )
+
+    def _read(self) -> str:
+        if self._is_remote:
+            return fetch_text(self._place, most_bytes=READ_MAX, within_s=self._timeout_s)
+        return read_trusted(Path(self._place), READ_MAX)

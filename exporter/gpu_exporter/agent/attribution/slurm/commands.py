@@ -1,0 +1,29 @@
+"""Slurm's commands with a clean environment, as a source needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_exporter.agent.attribution.source import CommandFailed, SlowSource, SourceError
+from gpu_exporter.common import commands
+from gpu_exporter.common.slurm import commands as slurm_commands
+
+MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
+
+
+def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
+    """What the command printed. Raises SourceError that says why there is nothing to believe: SlowSource, if slow;
+    CommandFailed, if it failed.
+    """
+    try:
+        done = slurm_commands.run(command, timeout_s, limit)
+    except commands.NotFound as exc:
+        raise SourceError(f"{exc}, or pass --no-attribution.slurm") from exc
+    except commands.TooSlow as exc:
+        raise SlowSource(str(exc)) from exc
+    except commands.CommandError as exc:
+        raise SourceError(str(exc)) from exc
+    if done.status != 0:
+        hint = "; name this node with --attribution.slurm.node" if "Invalid node name" in done.reason else ""
+        raise CommandFailed(f"{command[0]} ended with status {done.status}: {done.reason}{hint}", done.out)
+    return done.out

@@ -1,0 +1,366 @@
+"""Asks slurmctld about one node, with as few and as small questions as possible.
+
+Three questions, whose answers a job's owner cannot change (docs/decisions/0001):
+
+- Which GPUs are in use: `GresUsed` of `sinfo -n NODE`, 3 kB. If a GPU is in use and no known job has it, a new or
+  hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
+  NODE` reports more, but the client filters it: 350 kB in a cluster of 1,000 nodes. So it is asked once an hour, and
+  when gres.conf does not fit it.)
+- Who uses them: `squeue` with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one job.
+  `squeue -w NODE` is filtered by the client after all jobs and nodes of the cluster were sent (2 MB with 3,000 jobs),
+  so it is asked only if GPUs are in use that no job with a step here explains.
+- Which positions (IDX) a job has: `scontrol show job JOB --json`, on Slurm before 23.02 in plain text, and `squeue
+  --json` if a job has made the text ambiguous. Asked again when a job was resized, when the node contradicts it, and
+  from time to time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.slurm.parse import (
+    SINFO_FORMAT,
+    SQUEUE_FORMAT,
+    Job,
+    JobGpus,
+    NodeRecord,
+    SlurmConfig,
+    parse_clock,
+    parse_config,
+    parse_job_gpus,
+    parse_job_text,
+    parse_node,
+    parse_sinfo,
+    parse_squeue,
+)
+from gpu_exporter.agent.attribution.source import SlowSource, SourceError
+from gpu_exporter.common.clock import Clock
+
+log = logging.getLogger(__name__)
+# A COMPLETING job has already given its GPUs back, while its epilog still runs (seen on 22.05.8).
+HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
+# how often `scontrol show config` and the node's configuration are read again; both change rarely
+CONFIG_EACH_S = 3600.0
+JOB_EACH_S = 300.0  # a resize is detected within this time
+LIST_EACH_S = 600.0  # how often GPUs in use by jobs that squeue does not list are asked about again
+LOOK_TIMEOUTS = 2  # a look may take this many times the timeout of one command
+DOUBT_EACH_S = 30.0  # how often the jobs are asked again while node and jobs disagree
+SINGLES_MAX = 8  # if more jobs are due, one question asks for all of them
+GONE = "Invalid job id"  # squeue's error text for a job that Slurm has forgotten, or hides
+WITHOUT_JSON = re.compile(r"unrecognized option '--json'|serializer|data_parser", re.IGNORECASE)
+AHEAD_MAX_S = 300.0  # default time to live of a munge credential
+Run = Callable[[Sequence[str], float], str]
+Bounds = tuple[float, float]
+
+
+class OutOfTime(SourceError):
+    """Slurm is slow. The job that was asked about did not cause this."""
+
+
+class KnownJob(NamedTuple):
+    """A job of this node: its row of squeue, its GPUs (None while unknown), and when each of these was asked for."""
+
+    job: Job
+    asked: float
+    gpus: JobGpus | None = None
+    gpus_asked: float = -math.inf
+
+
+class SlurmSnapshot(NamedTuple):
+    """Slurm's report about a node, true from `asked` on (monotonic seconds). `jobs`: by job id, each with its GPUs.
+
+    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if a
+    collector asked, else 0. `clock`: bounds of slurmctld's clock minus the exporter's monotonic clock, None if unknown.
+    """
+
+    asked: float
+    config: SlurmConfig
+    node: NodeRecord
+    jobs: Mapping[str, KnownJob]
+    problem: str = ""
+    each_s: float = 0.0
+    clock: Bounds | None = None
+
+    def gpus(self) -> Iterator[JobGpus]:
+        """The GPUs of each job."""
+        return (known.gpus for known in self.jobs.values() if known.gpus is not None)
+
+    def claimed(self) -> set[int]:
+        """Every position that a job has."""
+        return {index for gpus in self.gpus() for index in gpus.positions()}
+
+    def in_use(self) -> set[int]:
+        """Every position in use according to the node, or, if the node names no positions, according to its jobs."""
+        used = self.node.used
+        return self.claimed() if used.unnamed else {*used.indexes, *(index for index, _ in used.shared)}
+
+    def surplus(self) -> int:
+        """By how many GPUs the jobs exceed the node's number in use, if the node names no positions."""
+        return sum(len(gpus.indexes) + gpus.unnamed for gpus in self.gpus()) - self.node.used.unnamed
+
+    def doubt(self) -> tuple[int, ...]:
+        """Where jobs and node disagree: positions, or the jobs' surplus of GPUs if positions are not named."""
+        if self.node.used.unnamed:
+            surplus = self.surplus()
+            return (surplus,) if surplus else ()
+        return tuple(sorted(self.claimed() ^ self.in_use()))
+
+    def unexplained(self) -> tuple[int | str, ...]:
+        """Positions or shares in use that no job has. If positions are not named: how many, as a negative number."""
+        if self.node.used.unnamed:
+            return (self.surplus(),) if self.surplus() < 0 else ()
+        share = self.node.used.unnamed_share
+        is_explained = not share or any(gpus.unnamed_share for gpus in self.gpus())
+        return (*sorted(self.in_use() - self.claimed()), *(() if is_explained else (share,)))
+
+
+class Controller:
+    """Remembers the answers about the jobs of one node."""
+
+    def __init__(self, node: str, timeout_s: float, run: Run, clock: Clock) -> None:
+        self.node = node
+        self._timeout_s = timeout_s
+        self._run_command = run
+        self._clock = clock
+        self._config: SlurmConfig | None = None
+        self._config_at = -math.inf
+        self._bounds: Bounds | None = None
+        self._record: NodeRecord | None = None
+        self._known: dict[str, KnownJob] = {}
+        self._doubted_at = -math.inf
+        self._doubt_before: tuple[int, ...] = ()
+        self._listed_at = -math.inf
+        self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
+        self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are not asked
+        self._slow: set[str] = set()  # jobs for which Slurm was too slow at their last question
+        self._has_json = True
+        self._all_refused_until = -math.inf
+        self._until = 0.0
+
+    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
+        """`here`: the jobs that have a step on this node, as far as known. `renew`: the known configuration of the node
+        does not fit.
+
+        Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
+        """
+        self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
+        config = self._read_config()
+        if renew:
+            self._record = None
+        look = self._look(config, here)
+        doubt = look.doubt()
+        if doubt and doubt != self._doubt_before and not look.problem:
+            # A job may have started or ended between the questions.
+            look = self._look(config, here)
+        self._doubt_before = look.doubt()
+        return look
+
+    def _look(self, config: SlurmConfig, here: Collection[str]) -> SlurmSnapshot:
+        now = self._clock.monotonic()
+        if self._record is None:
+            node = self._record = parse_node(self._run("scontrol", "show", "node", self.node, "-d"))
+        else:
+            used = parse_sinfo(self._run("sinfo", "-h", "-N", "-n", self.node, "-O", SINFO_FORMAT))
+            node = self._record._replace(used=used)
+        problem = ""
+        try:
+            self._learn(lambda: self._picture(now, config, node), here, now)
+        except OutOfTime as exc:  # GPUs in use that have no job by now are held without a name
+            problem = str(exc)
+        return self._picture(now, config, node)._replace(problem=problem)
+
+    def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> SlurmSnapshot:
+        jobs = {job: known for job, known in self._known.items() if known.gpus is not None}
+        return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
+
+    def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
+        """Ask about jobs that are unknown or may have changed. Raises SourceError."""
+        self._slow &= self._known.keys() | set(here)
+        # A job that holds nothing here is remembered so while it has a step here.
+        self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
+        holding = {job: known for job, known in self._known.items() if _may_hold(known)}
+        due = {
+            job
+            for job, known in holding.items()
+            if job not in here or known.job.state != "RUNNING" or now - known.asked >= JOB_EACH_S
+        }
+        self._ask(due, now)
+        # The last look may have run out of time before it asked for some of these jobs.
+        never = {job for job, known in self._known.items() if known.gpus_asked == -math.inf}
+        self._ask_gpus(never | {job for job in holding if holding[job].gpus is not None}, now, again=False)
+        if picture().unexplained():
+            new = set(here) - self._known.keys()
+            self._ask(new, now)
+            # A job with a step here that squeue does not show is ending, or is hidden from the exporter.
+            self._refused.update((job, now + JOB_EACH_S) for job in new - self._known.keys() - self._refused.keys())
+        doubt, unexplained = picture().doubt(), picture().unexplained()
+        if doubt and now - self._doubted_at >= DOUBT_EACH_S:
+            self._doubted_at = now
+            self._ask(self._known.keys(), now, again=True)
+            unexplained = picture().unexplained()
+        if unexplained and (unexplained != self._listed_for or now - self._listed_at >= LIST_EACH_S):
+            self._list(now)
+            self._listed_for, self._listed_at = picture().unexplained(), now
+
+    def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
+        """Ask for rows and GPUs of these jobs. Ended jobs are forgotten. `again`: the known GPUs are in doubt."""
+        self._refused = {job: until for job, until in self._refused.items() if now < until}
+        jobs = jobs - self._refused.keys()
+        if len(jobs) > SINGLES_MAX:
+            return self._list(now, again)
+        for job in sorted(jobs):
+            try:
+                rows = parse_squeue(self._squeue("-j", job))  # for an array or het job, more jobs than the one
+            except SourceError as exc:
+                if self._is_slurms_fault(job, exc):
+                    raise OutOfTime(str(exc)) from exc
+                if GONE not in str(exc):
+                    self._refuse(job, now, exc)
+                    continue
+                rows = []
+            self._take([row for row in rows if row.job_id == job], now)
+            if all(row.job_id != job for row in rows):
+                self._known.pop(job, None)
+        self._ask_gpus(jobs, now, again)
+        return None
+
+    def _list(self, now: float, again: bool = False) -> None:
+        """Ask for rows of all jobs of this node, and for the GPUs of new or resized jobs."""
+        rows = parse_squeue(self._squeue("-w", self.node))
+        self._take(rows, now)
+        listed = {row.job_id for row in rows}
+        self._known = {job: known for job, known in self._known.items() if job in listed}
+        self._ask_gpus(listed, now, again)
+
+    def _squeue(self, *which: str) -> str:
+        return self._run("squeue", "-h", "-a", "--local", *which, "-t", ",".join(HOLDING), "-O", SQUEUE_FORMAT)
+
+    def _take(self, rows: Iterable[Job], now: float) -> None:
+        for job in rows:
+            before = self._known.get(job.job_id)
+            is_same = before is not None and (before.job.start, before.job.restarts) == (job.start, job.restarts)
+            if before is None or not is_same:
+                self._known[job.job_id] = KnownJob(job, now)
+            else:
+                asked = before.gpus_asked if before.job.size == job.size else -math.inf
+                self._known[job.job_id] = before._replace(job=job, asked=now, gpus_asked=asked)
+
+    def _ask_gpus(self, jobs: Iterable[str], now: float, again: bool) -> None:
+        """Ask for the GPUs of these jobs. Without an answer, a job's GPUs remain as they were known, or unknown.
+
+        A job that cannot be asked about does not affect other jobs: the node's record makes its GPUs held.
+        """
+        everything: dict[str, JobGpus] | None = None  # of the whole cluster, asked for once
+        for job in sorted(jobs):
+            known = self._known.get(job)
+            if known is None or now < self._refused.get(job, now):
+                continue
+            if known.gpus is not None and now - known.gpus_asked < JOB_EACH_S and not again:
+                continue
+            if self._clock.monotonic() - now > self._timeout_s:
+                return  # the next look asks the rest: Slurm is slow, and the source must answer
+            try:
+                gpus = self._ask_one(job)
+                if gpus is None and not self._has_json:
+                    everything = self._ask_all(now) if everything is None else everything
+                    gpus = everything.get(job)
+            except SourceError as exc:
+                if self._is_slurms_fault(job, exc):
+                    return
+                self._refuse(job, now, exc)
+            else:
+                self._slow.discard(job)
+                self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
+
+    def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
+        """Whether Slurm is slow, and this may be by chance at this job. Then the next look asks about the job again.
+
+        slurmctld 24.11.5 sometimes takes 5 s for an answer, which left a job without its GPUs for DOUBT_EACH_S. If
+        Slurm is slow twice at the same job, that job is not asked about for a while, so that it does not delay the
+        others.
+        """
+        if isinstance(reason, OutOfTime):
+            return True
+        is_first = isinstance(reason, SlowSource) and job not in self._slow
+        if is_first:
+            self._slow.add(job)
+        return is_first
+
+    def _refuse(self, job: str, now: float, reason: SourceError) -> None:
+        self._refused[job] = now + DOUBT_EACH_S
+        log.info("job %s: its GPUs are unknown until Slurm answers: %s", job, reason)
+
+    def _ask_one(self, job: str) -> JobGpus | None:
+        """The GPUs of one job, None while they are unknown. Raises SourceError."""
+        if self._has_json:
+            try:
+                return parse_job_gpus(self._run("scontrol", "show", "job", job, "--json"), self.node).get(job)
+            except SourceError as exc:
+                if not WITHOUT_JSON.search(str(exc)):
+                    raise
+            self._has_json = False
+        return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
+
+    def _ask_all(self, now: float) -> dict[str, JobGpus]:
+        """The GPUs on this node of every job, by job id. 22.05 has JSON for all jobs only, and some builds have no
+        JSON.
+
+        Raises SourceError. After a failure it is not tried again for a while, because this is the largest answer.
+        """
+        if now < self._all_refused_until:
+            return {}
+        self._all_refused_until = now + LIST_EACH_S
+        everything = parse_job_gpus(self._run("squeue", "--json", "-a"), self.node)
+        self._all_refused_until = -math.inf
+        return everything
+
+    def _read_config(self) -> SlurmConfig:
+        now = self._clock.monotonic()
+        if self._config is None or now - self._config_at >= CONFIG_EACH_S:
+            text = self._run("scontrol", "show", "config")
+            self._config = parse_config(text)
+            self._bounds = bound_clock(parse_clock(text), now, self._clock.monotonic())
+            self._config_at = now
+            self._record = None
+            self._has_json = True  # Slurm may have been upgraded
+        return self._config
+
+    def _run(self, *command: str) -> str:
+        left_s = self._until - self._clock.monotonic()
+        if left_s <= 0.0:
+            limit_s = LOOK_TIMEOUTS * self._timeout_s
+            raise OutOfTime(f"Slurm took longer than {limit_s:g} s for all answers of one poll")
+        return self._run_command(command, min(self._timeout_s, left_s))
+
+
+def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
+    """Bounds of slurmctld's clock minus the exporter's monotonic clock, which a step of the system clock does not
+    change.
+
+    `told`: slurmctld's time in whole seconds, at a moment between `before` and `after` (monotonic seconds).
+    """
+    return None if told is None else (told - after, told + 1.0 - before)
+
+
+def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
+    """By how many seconds the exporter's clock is ahead of slurmctld's. `now`: monotonic seconds, `wall`: Unix seconds
+    of the same moment.
+
+    0 if the bounds allow 0: clocks with NTP agree, and an invisible difference is not corrected. Also 0 beyond
+    AHEAD_MAX_S, where munge would let no job start: then one of the clocks was just stepped, and earlier dates prove
+    nothing.
+    """
+    if clock is None:
+        return 0.0
+    least, most = wall - now - clock[1], wall - now - clock[0]
+    ahead_s = (least + most) / 2
+    return 0.0 if least <= 0.0 <= most or abs(ahead_s) > AHEAD_MAX_S else ahead_s
+
+
+def _may_hold(known: KnownJob) -> bool:
+    """Whether the job has GPUs or shares of GPUs here, or may have."""
+    return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

@@ -1,0 +1,181 @@
+"""Jobs known from the prolog's files alone: starts, ends and GPUs are known without asking slurmctld.
+
+A file counts without slurmctld if it contains everything that is needed: the owner of the job, which run of the job
+started when, and its positions (IDX) on one node. It does not show whether the positions are parts of GPUs, so on a
+node that shares GPUs (shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array:
+slurmctld adds them to a job that has run for FILL_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
+from gpu_exporter.agent.attribution.slurm.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus
+from gpu_exporter.agent.attribution.slurm.presence import Present
+from gpu_exporter.common.outside import WHOLE_MAX, whole
+
+FILL_S = 300.0  # a job that has run for this time is worth a question; the shortest policy waits longer
+PROMPT_S = 2.0  # a prolog that ran within this time of the start ran at once; both dates are whole seconds
+
+
+class Merged(NamedTuple):
+    """A look, completed by the files. `disputed`: jobs whose files claim GPUs of another job; slurmctld is asked to
+    decide.
+    """
+
+    look: SlurmSnapshot
+    disputed: Mapping[str, str] = {}
+
+
+class _Spoken(NamedTuple):
+    """A run of a job whose file counted: its restart count, and when the file last counted (monotonic seconds).
+
+    `is_over`: the epilog has reported its end.
+    """
+
+    restarts: str
+    seen: float
+    is_over: bool = False
+
+
+class FiledJobs:
+    """Decides which files count without slurmctld. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether gres.conf proves that no GPU of this node is shared."""
+        self._spoken: dict[str, _Spoken] = {}
+        self._disputed: Set[str] = frozenset()
+
+    def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
+        """The files that count without slurmctld, by job."""
+        used = look.node.used
+        if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
+            return {}
+        return {job: file for job, file in present.files.items() if is_whole(file, look)}
+
+    def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
+        """Jobs whose files need no question to slurmctld yet. `wall`: Unix seconds."""
+        return {
+            job
+            for job, file in self.find(look, present).items()
+            if job not in self._disputed and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
+        }
+
+    def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
+        """Jobs that only their files reported, whose files do not count now, and that slurmctld has not reported since.
+
+        A job whose file is gone has ended, except while it has a step or may have one, and except if the epilog has
+        left the file.
+        """
+        told = {job.job_id for job in present.ended}
+        is_believed = self.is_on and present.is_complete
+        return {
+            job
+            for job, run in self._spoken.items()
+            if look.asked <= run.seen
+            and (job not in look.jobs or look.jobs[job].job.restarts != run.restarts)
+            and not (run.is_over or job in told)
+            and not (is_believed and job in present.files)
+            and (not is_believed or present.steps.unseen or job in present.stale or job in present.steps.pids)
+        }
+
+    def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
+        """The look without the jobs that have ended since, and with the jobs that have started, by their files. `now`:
+        monotonic seconds.
+        """
+        if not (self.is_on and present.is_complete):
+            return Merged(look)
+        files = self.find(look, present)
+        new = {job: file for job, file in files.items() if not _is_known(look, job, file)}
+        gone = {job for job in look.jobs if job not in present.jobs and self._has_ended(look, job, present, new)}
+        jobs = {job: known for job, known in look.jobs.items() if job not in gone and job not in new}
+        freed = {index for job in gone | (look.jobs.keys() & new.keys()) for index in _positions(look.jobs[job])}
+        taken = {index: job for job, known in jobs.items() for index in _positions(known)}
+        disputed: dict[str, str] = {}
+        # If two files claim one GPU, the file of a job with a step is right, otherwise the newer file.
+        for job in sorted(new, key=lambda job: (job not in present.steps.pids, -new[job].written_wall, job)):
+            file = new[job]
+            clash = next((index for index in file.indexes if index in taken), None)
+            if clash is not None:
+                disputed[job] = f"the prolog's file of job {job} lists IDX {clash}, which job {taken[clash]} holds"
+                continue
+            taken |= dict.fromkeys(file.indexes, job)
+            jobs[job] = KnownJob(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
+        begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
+        used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
+        self._spoken |= {job: _Spoken(file.run.restarts, now) for job, file in files.items() if file.run is not None}
+        self._disputed = disputed.keys()
+        return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
+
+    def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
+        """Forget jobs that slurmctld has reported since, and jobs whose end is known. `ended`: jobs that ended in this
+        poll.
+        """
+        self._spoken = {
+            job: run._replace(is_over=run.is_over or job in ended)
+            for job, run in self._spoken.items()
+            if job in present.files or look.asked <= run.seen
+        }
+
+    def _has_ended(self, look: SlurmSnapshot, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
+        """For a job without step and file. A report of slurmctld that is newer than the job's file takes precedence."""
+        run = self._spoken.get(job)
+        is_seen = not present.steps.unseen or (run is not None and run.is_over)
+        is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
+        return is_over or _is_replaced(look, job, new)
+
+
+def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> bool:
+    """Whether a job without step and file lost its GPUs to a job that started. With Contain, each running job has a
+    step. A job that has just started may not have its step yet, so a missing step alone frees nothing.
+    """
+    claimed = {index for file in new.values() for index in file.indexes}
+    is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
+    return is_over and not claimed.isdisjoint(_positions(look.jobs[job]))
+
+
+def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
+    """Whether a file contains everything that is needed about a job of this node."""
+    run = file.run
+    return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
+
+
+def _is_known(look: SlurmSnapshot, job: str, file: JobFile) -> bool:
+    """Whether slurmctld has reported this run, or a later run."""
+    known = look.jobs.get(job)
+    run = file.run
+    if known is None or run is None:
+        return False
+    if known.job.restarts != run.restarts:
+        told, filed = (whole(text, WHOLE_MAX) for text in (known.job.restarts, run.restarts))
+        return told is not None and filed is not None and told > filed
+    return run.start is None or known.job.start == run.start
+
+
+def _positions(known: KnownJob) -> tuple[int, ...]:
+    return known.gpus.positions() if known.gpus is not None else ()
+
+
+def read_job(job: str, file: JobFile) -> Job:
+    """The job as its file describes it. The file must be whole (is_whole)."""
+    run = file.run
+    assert run is not None
+    return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
+
+
+def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
+    """When a job started, by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
+
+    If the prolog ran at once, its date counts: the epilog's date comes from the same clock with the same delay, so the
+    difference is what slurmctld counts. A prolog may also run minutes later, behind another prolog, while the job
+    already has its GPUs.
+    """
+    is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
+    if start is None or is_by_file:
+        return start
+    is_prompt = file.began_wall is not None and abs(file.began_wall - start - ahead_s) <= PROMPT_S
+    return file.began_wall if is_prompt else start + ahead_s

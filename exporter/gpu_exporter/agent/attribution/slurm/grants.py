@@ -1,0 +1,91 @@
+"""Turns a position of a job (IDX) into a grant of a device, with the evidence for and against it.
+
+Pure, except for the files that name MIG instances.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from gpu_exporter.agent.attribution.slurm.controller import KnownJob
+from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.agent.attribution.slurm.gres.mig_caps import find_instance, read_caps
+from gpu_exporter.agent.attribution.slurm.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.parse import JobGpus
+from gpu_exporter.agent.attribution.slurm.presence import Present
+from gpu_exporter.agent.attribution.slurm.steps import Steps
+from gpu_exporter.common.model.holders import Grant, Holder
+
+STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
+
+
+def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
+    """The grant of the GPU at this IDX. `why`: the reason why the job does not run, `obstacle`: the same in one word,
+    "" if it runs.
+
+    If the order is not proven, only an earlier resolution still counts.
+    """
+    kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
+    device, reason = str(index), order.problem
+    if order.kind == "minor":
+        device = order.minors[index] if index < len(order.minors) else ""
+        if not device:
+            kind, reason = "unproven", f"gres.conf names no whole GPU at IDX {index}"
+    return Grant(
+        kind,
+        device,
+        holder,
+        running=not why,
+        why=why,
+        obstacle=obstacle,
+        number=f"IDX {index}",
+        among=order.minors if order.kind == "index" else (),
+        total=order.total,
+        reason=reason,
+    )
+
+
+def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
+    """Why a job does not run, for people and in one word. "" and "" if it runs."""
+    state = known.job.state
+    if state != "RUNNING":
+        return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
+    if known.job.job_id in steps.stopped:
+        return "all processes of the job are stopped", "stopped"
+    return "", ""
+
+
+def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
+    """Why the grant is contradicted: prolog and slurmctld name different GPUs. A resized job may have fewer GPUs than
+    at its start.
+    """
+    if not file.indexes or set(gpus.positions()) <= set(file.indexes):
+        return ""
+    sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
+    return "the prolog's file lists IDX {}, but slurmctld reports IDX {}".format(*sayings)
+
+
+def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
+    """The evidence that the job is here. `is_told`: slurmctld reported it."""
+    own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
+    return ", ".join((*own, *["slurmctld"] * is_told))
+
+
+def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
+    """The grant of a MIG instance, by the capability files that gres.conf names for it."""
+    caps = order.caps[index] if index < len(order.caps) else ()
+    instance = find_instance(caps, read_caps(procfs)) if caps else ""
+    return grant._replace(kind="instance", device=instance) if instance else grant
+
+
+def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
+    """A grant whose position is not proven, resolved by the UUID from the prolog. Unchanged if the prolog wrote no
+    UUID.
+    """
+    if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
+        return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
+    if not file.indexes and len(file.uuids) == len(gpus.positions()):
+        return grant._replace(kind="uuid", device=file.uuids[sorted(gpus.positions()).index(index)])
+    return grant

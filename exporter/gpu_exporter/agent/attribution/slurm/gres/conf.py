@@ -1,0 +1,269 @@
+"""gres.conf: which GPU Slurm means by IDX on one node.
+
+IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
+several types and with fake_gpus.conf; gres.conf(5)):
+
+- AutoDetect off: the `File=` entries, by type in the order of the node's Gres in slurm.conf, within a type in the order
+  of the file. So IDX means /dev/nvidiaN, and N is NVML's minor number.
+- AutoDetect=nvml: the order of NVML, for any order of `File=`: of the listed GPUs, or of all GPUs without `File=`.
+
+Every other configuration proves no order, and IDX is then not resolved: a guess could give a job another job's GPU.
+
+Grammar: keys and values are `Key=Value` or `Key="Value"`, keys in any case. `#` begins a comment, a backslash at the
+end of a line continues the line, `Include FILE` reads another file. A line applies to the nodes of its NodeName,
+otherwise to all nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from gpu_exporter.common.outside import need_whole
+from gpu_exporter.common.slurm.hostlist import parse_names
+from gpu_exporter.common.vendor import NVIDIA, Vendor
+
+MAX_INCLUDES = 16
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
+_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
+OFF = ("", "off")
+MinorOf: TypeAlias = Callable[[str], "int | None"]
+# The keys of slurmd's parser, with its aliases.
+KEYS = frozenset(
+    ("autodetect", "name", "nodename", "type", "count", "file", "files", "multiplefiles", "flags", "cores", "cpus")
+) | {"links", "link", "ignore"}
+
+
+class GresConfError(ValueError):
+    """The file is not understood. The text contains file, line and the error."""
+
+
+class GresLine(NamedTuple):
+    """One line about this node's GPUs, or about AutoDetect. `place` is FILE:LINE."""
+
+    place: str
+    options: dict[str, str]
+
+
+class GpuOrder(NamedTuple):
+    """The meaning of an IDX. `minors` are texts.
+
+    kind "minor": position to minor number, "" if the entry is not a whole GPU; `caps` then has the minor numbers of its
+    capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's order among `minors`, or among
+    all GPUs if `minors` is empty; valid only if NVML lists `total` of them. kind "unknown": `problem` contains the
+    reason and the remedy.
+    """
+
+    kind: Literal["minor", "index", "unknown"]
+    minors: tuple[str, ...] = ()
+    total: int = 0
+    problem: str = ""
+    caps: tuple[tuple[int, ...], ...] = ()
+
+
+class _ConfEntry(NamedTuple):
+    """One GPU of the file: its type, its minor number ("" for a part of a GPU), its place in the file, and the
+    capability files of a part.
+    """
+
+    kind: str
+    minor: str
+    place: str
+    caps: tuple[int, ...] = ()
+
+
+def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
+    """The lines of a gres.conf and of its included files. `name` is its path, for messages.
+
+    `read_file(path)` returns the text of an included file, and raises OSError. Raises GresConfError.
+    """
+    return list(_parse(text, name, read_file, MAX_INCLUDES))
+
+
+def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: int) -> Iterator[GresLine]:
+    for number, line in _join_lines(text):
+        place = f"{name}:{number}"
+        include = _INCLUDE.fullmatch(line)
+        if include:
+            if read_file is None or not depth:
+                raise GresConfError(f"{place}: this Include is not read: too many Includes inside each other")
+            try:
+                included = read_file(include[1])
+            except (OSError, UnicodeDecodeError) as exc:
+                raise GresConfError(f"{place}: Include {include[1]}: {exc}") from exc
+            yield from _parse(included, include[1], read_file, depth - 1)
+            continue
+        options = _parse_pairs(line, place)
+        if options:
+            yield GresLine(place, options)
+
+
+def _join_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments, each with the number of its first line. Continued lines are joined."""
+    parts: list[str] = []
+    first = 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _COMMENT.sub("", raw).rstrip()
+        first = first if parts else number
+        if line.endswith("\\"):
+            parts.append(line[:-1])
+            continue
+        yield first, " ".join((*parts, line))
+        parts = []
+    if parts:
+        yield first, " ".join(parts)
+
+
+def _parse_pairs(line: str, place: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    position = 0
+    while line[position:].strip():
+        match = _PAIR.match(line, position)
+        if not match:
+            raise GresConfError(f"{place}: {line[position:].strip()[:60]!r} is not Key=Value")
+        key = match[1].lower()
+        if key in options:
+            raise GresConfError(f"{place}: {match[1]} is given twice")
+        options[key] = match[2] if match[2] is not None else match[3]
+        position = match.end()
+    return options
+
+
+def _nobody(path: str) -> int | None:
+    del path
+    return None
+
+
+def order_of(
+    lines: Iterable[GresLine],
+    node: str,
+    configured: Sequence[tuple[str, int]],
+    vendor: Vendor = NVIDIA,
+    minor_of: MinorOf = _nobody,
+) -> GpuOrder:
+    """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
+
+    `minor_of`: the minor number of an existing device file, for links and a site's own names. Raises GresConfError for
+    a list or count that is not understood.
+    """
+    mine = [line for line in lines if _is_about(line, node)]
+    detect = _autodetect(mine)
+    entries: list[_ConfEntry] = []
+    fileless = ""
+    for line in mine:
+        if line.options.get("name", "gpu").lower() == "gpu" and (unknown := sorted(line.options.keys() - KEYS)):
+            raise GresConfError(f"{line.place}: unknown key {unknown[0][:40]!r}")
+        if line.options.get("name", "").lower() == "gpu":
+            found = _files(line, vendor, minor_of)
+            fileless = fileless or ("" if found else line.place)
+            kind = line.options.get("type", "").lower()
+            entries += [_ConfEntry(kind, minor, line.place, caps) for minor, caps in found]
+    if detect in vendor.autodetect:
+        return _nvml_order(entries, fileless, configured)
+    if detect not in OFF:
+        return _unknown(f"AutoDetect={detect} does not list GPUs in an order that the driver confirms")
+    if fileless:
+        return _unknown(f"{fileless}: Name=gpu without File= names no device; add File={vendor.device_file_name}")
+    if not entries:
+        return _unknown(f"no line names a GPU of node {node}; add Name=gpu File={vendor.device_file_name}")
+    return _file_order(entries, configured)
+
+
+def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
+    """Whether the node gives out parts of GPUs. Raises GresConfError."""
+    return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
+
+
+def _unknown(problem: str) -> GpuOrder:
+    return GpuOrder("unknown", problem=problem)
+
+
+def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
+    """slurmd takes the types in the order of slurm.conf and drops GPUs that slurm.conf does not count."""
+    ordered: list[_ConfEntry] = []
+    for kind, count in configured:
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        if len(configured) == 1 and not kind and len({entry.kind for entry in entries}) == 1:
+            of_kind = list(entries)  # one type in the file, which slurm.conf does not name
+        if len(of_kind) != count:
+            named = f"gpu:{kind}:{count}" if kind else f"gpu:{count}"
+            return _unknown(f"{entries[0].place}: names {len(of_kind)} GPUs for the node's Gres={named} in slurm.conf")
+        ordered += of_kind
+    if len(ordered) != len(entries):
+        spare = next(entry for entry in entries if entry not in ordered)
+        return _unknown(f"{spare.place}: this GPU is not in the node's Gres in slurm.conf")
+    caps = tuple(entry.caps for entry in ordered)
+    return GpuOrder("minor", tuple(entry.minor for entry in ordered), caps=caps if any(caps) else ())
+
+
+def _nvml_order(entries: Sequence[_ConfEntry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
+    if entries and fileless:
+        return _unknown(
+            f"{fileless}: lines with and without File= under AutoDetect=nvml prove no order; give all of them File=, "
+            "or none"
+        )
+    count = sum(number for _, number in configured)
+    parts = [entry.place for entry in entries if not entry.minor]
+    if parts:
+        return _unknown(f"{parts[0]}: MIG devices are not resolved by their position")
+    if entries and len(entries) != count:
+        return _unknown(f"{entries[0].place}: names {len(entries)} GPUs, but the node has {count} in slurm.conf")
+    return GpuOrder("index", tuple(entry.minor for entry in entries), count)
+
+
+def _is_about(line: GresLine, node: str) -> bool:
+    names = line.options.get("nodename")
+    if names is None:
+        return True
+    try:
+        return node in parse_names(names)
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: NodeName: {exc}") from exc
+
+
+def _autodetect(lines: list[GresLine]) -> str:
+    """A line with NodeName or Name overrides a line with AutoDetect alone, which applies to every node."""
+    general = own = ""
+    for line in lines:
+        value = line.options.get("autodetect", "").lower()
+        if value and ("nodename" in line.options or "name" in line.options):
+            if own and own != value:
+                raise GresConfError(f"{line.place}: AutoDetect={value} contradicts AutoDetect={own} for the same node")
+            own = value
+        elif value:
+            general = value
+    return own or general
+
+
+def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
+    """Minor numbers of the line's GPUs, "" for an entry that is a part of a GPU, with its capability files."""
+    try:
+        files = parse_names(line.options.get("file", line.options.get("files", "")))
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: File: {exc}") from exc
+    if "multiplefiles" in line.options:
+        if files:
+            raise GresConfError(f"{line.place}: File and MultipleFiles exclude each other")
+        return [("", _caps(line, vendor))]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
+    count = line.options.get("count", "")
+    if files and count and count != str(len(files)):
+        raise GresConfError(f"{line.place}: Count={count[:20]}, but File= names {len(files)} devices")
+    minors: list[str] = []
+    for file in files:
+        minor = minor_of(file)
+        match = vendor.device_file.fullmatch(file)
+        if minor is None and match is None:
+            raise GresConfError(f"{line.place}: {file[:80]!r} is not a device {vendor.device_file_name}")
+        minors.append(str(minor) if minor is not None or match is None else str(need_whole(match[1])))
+    return [(minor, ()) for minor in minors]
+
+
+def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
+    """The capability files of a MIG device. Files of other kinds are ignored."""
+    try:
+        files = parse_names(line.options["multiplefiles"])
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: MultipleFiles: {exc}") from exc
+    return tuple(need_whole(match[1]) for file in files if (match := vendor.capability_file.fullmatch(file)))

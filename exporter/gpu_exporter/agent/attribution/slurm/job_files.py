@@ -1,0 +1,245 @@
+"""Files of a site's prolog and epilog. They show which jobs hold GPUs of this node, without a question to slurmctld.
+
+Three layouts are detected by their content:
+
+- gpu-exporter (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
+  CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and what
+  slurmd told the prolog about the job: user, uid, account, partition, cluster, restarts, start (since 23.02), nodes.
+- plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with `JOBID
+  UID`.
+- dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id a line. A number there is an index of the
+  driver at the time of the prolog, so only UUIDs show which GPU it is. A number still shows that the job is here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.outside import WHOLE_MAX, need_whole, whole
+from gpu_exporter.common.slurm.hostlist import parse_ranges
+
+DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
+FILES_MAX = 1024  # jobs, or GPUs and instances, of a node; a prolog never writes more
+ENDED = ".ended"  # where gpu-exporter's epilog keeps the files of the last jobs
+Stamp: TypeAlias = "tuple[int, int]"
+"""A file and its state: inode, and when the inode was changed (ns)."""
+READ_MAX = 4096  # bytes of one file
+JOB = re.compile(r"[1-9][0-9]{0,17}")
+UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
+NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
+WORD = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class FiledRun(NamedTuple):
+    """The owner of a job, and which run of the job it is, as slurmd told the prolog. `start`: Unix seconds of
+    slurmctld's clock, None before Slurm 23.02. `account` and `partition` may be "". `nodes`: how many nodes the job
+    has.
+    """
+
+    user: str
+    uid: str
+    account: str
+    partition: str
+    cluster: str
+    restarts: str
+    start: float | None
+    nodes: int
+
+
+class JobFile(NamedTuple):
+    """The prolog's record of one job: positions (IDX) and UUIDs, as far as the prolog knows them, in the same order.
+    `run`: None if the record is incomplete. `began_wall`: when the prolog ran.
+    """
+
+    indexes: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    written_wall: float = 0.0
+    run: FiledRun | None = None
+    began_wall: float | None = None
+
+    @property
+    def start_wall(self) -> float:
+        """When the job started, by slurmctld, otherwise by its prolog. In whole seconds, as Slurm counts them."""
+        if self.run is not None and self.run.start is not None:
+            return self.run.start
+        return math.floor(self.written_wall) if self.began_wall is None else self.began_wall
+
+
+class EndedJob(NamedTuple):
+    """A job that gave its GPUs back at `end_wall` (Unix seconds, whole seconds as Slurm counts them)."""
+
+    job_id: str
+    file: JobFile
+    end_wall: float
+
+
+class Filed(NamedTuple):
+    """The jobs by id. `problem`: a file that is not understood, so that some jobs may be missing."""
+
+    jobs: dict[str, JobFile]
+    problem: str = ""
+
+
+def read_job_files(directory: Path) -> Filed:
+    """The jobs that the files in `directory` name. Raises FileNotFoundError without a directory, else SourceError.
+
+    A user with write access to the directory decides which GPUs look held. So only root or the exporter's user may have
+    it.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise SourceError(
+            f"{directory}: {exc.strerror}; the exporter does not read the prolog's job files: make the directory "
+            "readable for the exporter's user"
+        ) from exc
+    try:
+        _check_writers(os.fstat(handle), str(directory))
+        names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the checked directory
+        if len(names) > FILES_MAX:
+            raise SourceError(f"{directory}: {len(names)} files are more than a prolog makes ({FILES_MAX})")
+        jobs: dict[str, JobFile] = {}
+        problems: list[str] = []
+        for name in names:
+            if name.startswith("."):
+                continue  # a file that is being written
+            try:
+                _add(jobs, name, *_read(handle, name))
+            except FileNotFoundError:  # its job has just ended
+                continue
+            except (OSError, ValueError, SourceError) as exc:
+                problems.append(f"{directory}/{name[:80]}: {exc}")
+        return Filed(jobs, problems[0] if problems else "")
+    finally:
+        os.close(handle)
+
+
+def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
+    """The ended jobs that gpu-exporter's epilog keeps, if their file differs from its state in `known`; and the state
+    of all files.
+
+    Empty if no epilog keeps files. A file that is not understood is left out. Raises SourceError if other users may
+    write to the directory.
+    """
+    try:
+        handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return [], {}
+    try:
+        _check_writers(os.fstat(handle), str(directory / ENDED))
+        found: list[EndedJob] = []
+        stamps: dict[str, Stamp] = {}
+        for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the checked directory
+            try:
+                status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                stamps[name] = status.st_ino, status.st_ctime_ns
+                if known.get(name) != stamps[name]:
+                    found.append(_parse_ended(*_read(handle, name)))
+            except (OSError, ValueError, KeyError, SourceError):
+                continue
+        return found, stamps
+    finally:
+        os.close(handle)
+
+
+def _parse_ended(text: str, written: float) -> EndedJob:
+    """Raises ValueError, KeyError for a file that gpu-exporter's epilog has not written."""
+    values = dict(line.partition("=")[::2] for line in text.splitlines())
+    job, jobs = values["job"], dict[str, JobFile]()
+    _add(jobs, job, text, written)
+    return EndedJob(job, jobs[job], need_whole(values["end"]) + 0.0)
+
+
+def read_trusted(path: Path, most: int) -> str:
+    """The text of a file in a directory that only its owner may write to.
+
+    Raises OSError, ValueError; SourceError if other users may write to the directory or the file.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(directory)
+        _check_writers(owner, str(path.parent), owner.st_uid)
+        return _read(directory, path.name, most, owner.st_uid)[0]
+    finally:
+        os.close(directory)
+
+
+def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
+    if status.st_uid not in (0, os.geteuid(), owner) or status.st_mode & OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SourceError(
+            f"{name}: other users may write there (uid {status.st_uid}, mode {mode:04o}), so it is ignored"
+        )
+
+
+def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
+    """Text and date of a file that belongs to root, the exporter's user or `owner`. Raises OSError, ValueError,
+    SourceError.
+    """
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        _check_writers(status, "the file", owner)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(most)
+        if len(data) == most:
+            raise ValueError(f"longer than {most} bytes")
+        return data.decode("ascii"), status.st_mtime
+    finally:
+        os.close(handle)
+
+
+def _run(values: Mapping[str, str]) -> FiledRun | None:
+    """None if a required part is missing, or is not in the form that slurmd writes."""
+    words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
+    numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
+    user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
+    if not (user and cluster and nodes) or numbers["uid"] is None or numbers["restarts"] is None:
+        return None
+    if any(values.get(name) and not words[name] for name in ("account", "partition")):
+        return None
+    if values.get("start") and not start:
+        return None
+    return FiledRun(
+        user,
+        words["uid"],
+        words.get("account", ""),
+        words.get("partition", ""),
+        cluster,
+        words["restarts"],
+        None if start is None else start + 0.0,
+        nodes,
+    )
+
+
+def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
+    """Raises ValueError for a file that is not understood."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if JOB.fullmatch(name) and any("=" in line for line in lines):
+        values = dict(line.partition("=")[::2] for line in lines)
+        visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
+        indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
+        began = whole(values.get("began", ""), WHOLE_MAX)
+        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), None if began is None else began + 0.0)
+        return
+    if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
+        raise ValueError("neither the name of a GPU nor of a job")
+    for line in lines:  # a file without lines means that the GPU is free
+        job = line.split()[0]
+        if not JOB.fullmatch(job):
+            raise ValueError(f"{job[:40]!r} is not a job id")
+        known = jobs.get(job, JobFile())
+        uuids = (*known.uuids, name) if UUID.fullmatch(name) and name not in known.uuids else known.uuids
+        jobs[job] = JobFile((), uuids, max(known.written_wall, written))

@@ -1,0 +1,304 @@
+"""Parses the output of Slurm's commands. Pure.
+
+Only text that a job's owner cannot shape is used: columns of squeue that Slurm and its administrators fill, the record
+of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol show
+job` contains names and comments without escapes. So it is the last resort, and an ambiguous record is ignored
+(docs/decisions/0001).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.outside import WHOLE_MAX, need_real, need_whole, whole
+from gpu_exporter.common.slurm.answers import read_jobs
+from gpu_exporter.common.slurm.gres import GRES, UNSET, Gres, add_devices, parse_gres, split_gres
+from gpu_exporter.common.slurm.hostlist import parse_names
+
+# Column widths only pad: Slurm cuts at the width, so they are far above any real value.
+COLUMNS = (
+    "JobID",
+    "UserName",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "StartTime",
+    "RestartCnt",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "NumNodes",
+    "NumCPUs",
+    "tres-alloc",
+    "UserID",
+)
+SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
+SINFO_WIDTH = 8192
+SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
+
+
+class Job(NamedTuple):
+    """One row of squeue. `start` is Unix seconds, None while unknown; `size` changes when the job is resized."""
+
+    job_id: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    start: float | None
+    restarts: str
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
+    size: tuple[str, ...] = ()
+    uid: str = ""
+
+
+def parse_squeue(text: str) -> list[Job]:
+    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Skips lines that it
+    cannot parse; their GPUs are then unattributed. Raises SourceError if it can parse no line.
+    """
+    jobs: list[Job] = []
+    odd = ""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][:-1]
+        if len(cells) != len(COLUMNS) or not _is_number(cells[0]):
+            odd = odd or line
+            continue
+        known = ["" if cell in UNSET else cell for cell in cells]
+        array_job, array_task, het_job, het_offset = known[8:12]
+        jobs.append(
+            Job(
+                job_id=known[0],
+                user=known[1],
+                account=known[2],
+                partition=known[3],
+                qos=known[4],
+                state=known[5],
+                start=need_real(known[6]) if _is_number(known[6]) else None,
+                restarts=known[7] or "0",
+                # 22.05 and 24.11 print the job's own id as ArrayJobID outside of arrays; only tasks have a number.
+                array_job_id=array_job if _is_number(array_task) else "",
+                array_task_id=array_task if _is_number(array_task) else "",
+                het_job_id=het_job if _is_number(het_job) and het_job != "0" else "",
+                het_job_offset=het_offset if _is_number(het_job) and het_job != "0" else "",
+                size=tuple(known[12:15]),
+                uid=known[15],
+            )
+        )
+    if odd and not jobs:
+        raise SourceError(f"squeue printed a line that is not understood: {odd.strip()[:80]!r}")
+    return jobs
+
+
+def parse_listpids(text: str) -> dict[str, frozenset[int]]:
+    """Processes by job id, of `scontrol listpids`: PID, JOBID, STEPID and two more columns that are not read.
+
+    The extern step counts without a process of its own (pid -1). A line that is not understood is left out. Raises
+    SourceError where that is all of them.
+    """
+    pids: dict[str, set[int]] = {}
+    odd = ""
+    for line in text.splitlines()[1:]:
+        cells = line.split()
+        if not cells:
+            continue
+        if len(cells) < 3 or not _is_number(cells[0].removeprefix("-")) or not _is_number(cells[1]):
+            odd = odd or line
+            continue
+        pid = whole(cells[0], WHOLE_MAX)  # None for -1
+        pids.setdefault(cells[1], set()).update(() if pid is None else (pid,))
+    if odd and not pids:
+        raise SourceError(f"scontrol listpids printed a line that is not understood: {odd.strip()[:80]!r}")
+    return {job: frozenset(numbers) for job, numbers in pids.items()}
+
+
+def _is_number(text: str) -> bool:
+    return whole(text, WHOLE_MAX) is not None
+
+
+class JobGpus(NamedTuple):
+    """A job's GPUs on one node by IDX, and how many it has on all its nodes together.
+
+    `total`: whole ones and those that it has a part of; None where Slurm does not say of which GPU a part is.
+    `unnamed`: GPUs on this node that Slurm counts and gives no index. `shared`, `unnamed_share` as in Gres.
+    """
+
+    indexes: tuple[int, ...]
+    total: int | None
+    unnamed: int = 0
+    shared: tuple[tuple[int, str], ...] = ()
+    unnamed_share: str = ""
+
+    def positions(self) -> tuple[int, ...]:
+        """Every position that it has a GPU or a part of a GPU at."""
+        return (*self.indexes, *(index for index, _ in self.shared))
+
+
+def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
+    """The GPUs on `node` of every running job of an answer of `squeue --json` or `scontrol show job --json`.
+
+    `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record is not understood is
+    left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
+    """
+    try:
+        jobs, _ = read_jobs(text, lambda row: (str(need_whole(row["job_id"])), _read_gpus(row, node)))
+    except ValueError as exc:
+        raise SourceError(str(exc)) from exc
+    return {job_id: gpus for job_id, gpus in jobs if gpus is not None}
+
+
+def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
+    """None while the job has no nodes: then nothing is known of its GPUs."""
+    by_node = divide_gpus(row["nodes"], row["gres_detail"])
+    if not by_node:
+        return None
+    return by_node.get(node) or JobGpus((), next(iter(by_node.values())).total)
+
+
+def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
+    """By node, what a job has there: `gres_detail` has one entry for each of the `nodes`, in their order, or none.
+
+    Raises TypeError and ValueError for what is not understood.
+    """
+    if not isinstance(names, str) or not isinstance(details, list):
+        raise TypeError("nodes and gres_detail are not a text and a list")
+    nodes = parse_names(names)
+    gres = [parse_gres(str(detail)) for detail in details] or [Gres()] * len(nodes)
+    if len(gres) != len(nodes):
+        raise ValueError("gres_detail does not have one entry for each node")
+    total = add_devices(gres)
+    return {
+        node: JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
+        for node, own in zip(nodes, gres, strict=True)
+    }
+
+
+class NodeRecord(NamedTuple):
+    """What `scontrol show node -d` says: the node's GPUs as (type, count) in the order of slurm.conf, and those in use.
+
+    Where GPUs have no type Slurm may count those in use without naming positions; `used` then does so too.
+    `slurmd_start`: Unix seconds, None where it is not said.
+    """
+
+    configured: tuple[tuple[str, int], ...]
+    used: Gres
+    slurmd_start: float | None = None
+
+
+def parse_node(text: str) -> NodeRecord:
+    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it names no GRES in use."""
+    used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
+    if used is None:
+        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot tell which GPUs are free")
+    configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
+    start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
+    try:
+        return read_node(configured, used, None if start is None else need_real(start))
+    except ValueError as exc:
+        raise SourceError(f"scontrol show node -d: {exc}") from exc
+
+
+def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
+    """Of GRES as Slurm writes them: those that a node has, and those in use. Raises ValueError."""
+    return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
+
+
+def parse_sinfo(text: str) -> Gres:
+    """What one node has in use, of `sinfo -h -N -n NODE -O SINFO_FORMAT`: a line for each of its partitions.
+
+    Raises SourceError when it says nothing that is understood.
+    """
+    cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
+    if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
+        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot tell which GPUs are free")
+    try:
+        return parse_gres(cell)
+    except ValueError as exc:
+        raise SourceError(f"sinfo: {exc}") from exc
+
+
+def _configured(text: str) -> tuple[tuple[str, int], ...]:
+    matches = [match for item in split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
+    return tuple(
+        ((match["type"] or "").lower().replace("(null)", ""), need_whole(match["count"] or 1)) for match in matches
+    )
+
+
+def _field(text: str, pattern: str) -> str | None:
+    match = re.search(pattern, text, flags=re.MULTILINE)
+    return match[1] if match else None
+
+
+class SlurmConfig(NamedTuple):
+    """What `scontrol show config` says: names as they are printed, "" where they are not; lists in lower case."""
+
+    cluster: str
+    path: str
+    spool: str
+    private: frozenset[str]
+    prolog_flags: frozenset[str] = frozenset()
+
+
+def parse_config(text: str) -> SlurmConfig:
+    """The few settings that attribution needs."""
+
+    def value(name: str) -> str:
+        return _field(text, rf"^{name}\s*=\s*(.*?)\s*$") or ""
+
+    def words(name: str) -> frozenset[str]:
+        return frozenset(word.strip().lower() for word in value(name).split(",") if word.strip())
+
+    return SlurmConfig(
+        value("ClusterName"), value("SLURM_CONF"), value("SlurmdSpoolDir"), words("PrivateData"), words("PrologFlags")
+    )
+
+
+def parse_clock(text: str) -> float | None:
+    """slurmctld's own time at which it gave this answer to `scontrol show config`, under SLURM_TIME_FORMAT=%s.
+
+    Unix seconds, without a fraction; None where it is not said.
+    """
+    wall = whole(_field(text, r"^Configuration data as of (\S+)\s*$") or "", WHOLE_MAX)
+    return None if wall is None else wall + 0.0
+
+
+_DETAILS = re.compile(r"JOB_GRES=\S+(?:\s+Nodes=\S+ CPU_IDs=\S* Mem=\S+ GRES=\S*)+\s*")
+_DETAIL = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
+_RECORD = re.compile(r"\n(?=JobId=\d+ )")
+
+
+def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
+    """The GPUs that `scontrol -o show job -d ID` gives the job: for Slurm that is built without JSON.
+
+    None where the text could have been shaped by the job's name or comment: its GPUs then have a holder without a name.
+    Believed is one record with one list of devices that has nothing else in it, in the place where Slurm prints it.
+    """
+    records = [record for record in _RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
+    if len(records) != 1:
+        return None
+    before, found, rest = records[0].partition("JOB_GRES=")
+    details, ended, after = rest.partition("MinCPUsNode=")
+    if not found:
+        return JobGpus((), 0) if records[0].count("MinCPUsNode=") == 1 and not _DETAIL.search(before) else None
+    if not ended or "JOB_GRES=" in rest or "MinCPUsNode=" in before + after or _DETAIL.search(before + after):
+        return None
+    if not _DETAILS.fullmatch(found + details):
+        return None
+    own = Gres()
+    lists: list[Gres] = []
+    try:
+        for hosts_text, gres_text in _DETAIL.findall(details):
+            hosts, gres = parse_names(hosts_text), parse_gres(gres_text)
+            lists += [gres] * len(hosts)
+            if node in hosts:
+                own = gres
+    except ValueError:
+        return None
+    return JobGpus(own.indexes, add_devices(lists), own.unnamed, own.shared, own.unnamed_share)

@@ -1,0 +1,409 @@
+"""Jobs from Slurm: which job has which GPU of this node.
+
+Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
+of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
+if a prolog writes which jobs have GPUs. An answer about jobs that the node does not see counts until the next question.
+gres.conf defines which GPU an IDX means (gres/conf.py). Without that proof, only a UUID that the prolog wrote names the
+GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
+from gpu_exporter.agent.attribution.slurm.collected import Collected
+from gpu_exporter.agent.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
+from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here
+from gpu_exporter.agent.attribution.slurm.grants import (
+    list_witnesses,
+    make_grant,
+    name_by_prolog,
+    open_instance,
+    why_contradicted,
+    why_not_running,
+)
+from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.agent.attribution.slurm.gres.epochs import Epochs
+from gpu_exporter.agent.attribution.slurm.gres.files import list_places, read_order
+from gpu_exporter.agent.attribution.slurm.job_files import EndedJob, JobFile
+from gpu_exporter.agent.attribution.slurm.memory import SlurmMemory
+from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace, Retry
+from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.agent.attribution.slurm.presence import Presence, Present
+from gpu_exporter.agent.attribution.slurm.steps import StepReader, Steps
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.procfs import NewestProcess, Procfs
+from gpu_exporter.common.vendor import NVIDIA, Vendor
+
+Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
+"""Jobs that are here, and the stopped jobs among them."""
+RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a lost proof is looked for again, at growing intervals
+ENDED_MAX = 4096  # ended jobs that are kept while Slurm has never answered
+# a slurmd that started later by more than this is a new one: the kernel's boot time moves with the clock
+RESTART_S = 5.0
+
+
+class SlurmOptions(NamedTuple):
+    """Where the source reads. `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the
+    usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the usual place.
+    `collected`: directory or address of a collector, which is then asked in place of slurmctld. `state`: directory
+    that keeps what must survive a restart, None to keep nothing; `keeps_state`: whether this process writes there.
+    """
+
+    node: str = ""
+    timeout_s: float = 5.0
+    gres_conf: Path | None = None
+    procfs: Path = Path("/proc")
+    job_files: Path | None = None
+    collected: str = ""
+    state: Path | None = None
+    keeps_state: bool = True
+
+
+DEFAULTS = SlurmOptions()
+
+
+class SlurmSource:
+    """Reports the jobs that have the GPUs of one node of a Slurm cluster."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        options: SlurmOptions = DEFAULTS,
+        run: Run = slurm_commands.run,
+        clock: Clock = SYSTEM_CLOCK,
+        vendor: Vendor = NVIDIA,
+        pace: Pace | None = None,
+    ) -> None:
+        """`pace`: when the controller is asked, every 60 s by default. Raises ValueError for an impossible NodeName."""
+        self._vendor = vendor
+        self._node = options.node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self._gres_conf = options.gres_conf
+        self._clock = clock
+        self._procfs, procfs, timeout_s = options.procfs, Procfs(options.procfs), options.timeout_s
+        self._controller = (
+            Controller(self._node, timeout_s, run, clock)
+            if not options.collected
+            else Collected(self._node, options.collected, timeout_s, clock)
+        )
+        steps = StepReader(self._node, lambda command: run(command, timeout_s), procfs)
+        self._presence = Presence(steps, options.job_files, clock)
+        self._pace = pace if pace is not None else Pace(60.0)
+        self._look: SlurmSnapshot | None = None
+        self._renewed_s = 0.0  # time after which the next look follows
+        self._failed = ""  # why the last question was not answered
+        self._seen: Watched | None = None  # at the last look
+        self._before = Steps({})  # at the last poll
+        self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
+        self._epochs = Epochs(options.state, self._node, writes=options.keeps_state)
+        self._memory = SlurmMemory(options.state, self._node, procfs, writes=options.keeps_state)
+        self._filed = FiledJobs()
+        self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
+        self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
+        self._misfit = False  # gres.conf and Slurm's report about the node prove no order
+        self._slurmd = NewestProcess(procfs, "slurmd")
+        self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
+        self._again: dict[str, float] = {}  # jobs that may have been requeued: since then all their processes are new
+        self._settled: set[str] = set()  # jobs that had a step here at some look
+
+    def poll(self) -> Answer:
+        """Raises SourceError while the controller has never answered, and no answer is remembered."""
+        now = self._clock.monotonic()
+        present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
+        self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
+        pids = present.steps.pids
+        filed = self._filed.find(self._look, present) if self._look is not None else {}
+        others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        # A job whose file was written again has started again.
+        written = {job: file.written_wall for job, file in present.files.items()}
+        others |= {job for job, wall in written.items() if self._written.get(job, wall) != wall}
+        self._again |= dict.fromkeys(others - filed.keys(), now)
+        self._before, self._written = present.steps, written
+        renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
+        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
+            self._ask(present, now, renew)
+            self._seen = self._watch(present)
+        if self._look is None:
+            self._look = self._memory.recall(present, now, self._clock.wall())
+        elif not self._failed:
+            self._memory.keep(self._look, present, now, self._clock.wall())
+        if self._look is None:
+            raise SourceError(self._failed)
+        return self._answer(self._look, present)
+
+    def _watch(self, present: Present) -> Watched:
+        """The jobs whose change requires a question. If a prolog writes files, jobs without a file hold no GPU, and
+        some files need no question.
+        """
+        jobs = present.jobs
+        if present.is_complete and self._look is not None:
+            jobs = jobs & (present.files.keys() | self._look.jobs.keys())
+            stopped = present.steps.stopped & jobs
+            jobs = jobs - self._filed.settled(self._look, present, self._clock.wall())
+            doubtful = self._filed.list_lost(self._look, present) | (present.stale & self._look.jobs.keys())
+            return jobs | doubtful, stopped
+        return jobs, present.steps.stopped & jobs
+
+    def _newer_slurmd(self) -> float | None:
+        """When slurmd started, if that was after Slurm's last report about the node: then the report is out of date."""
+        start = self._slurmd.start_wall()
+        known = self._look.node.slurmd_start if self._look is not None else None
+        return start if start is not None and known is not None and start > known + RESTART_S else None
+
+    def _ask(self, present: Present, now: float, renew: bool) -> None:
+        here = present.jobs
+        try:
+            look = self._controller.look(here - self._again.keys(), renew=renew)
+        except SourceError as exc:
+            self._failed = str(exc)
+            self._pace.failed(now)
+            return
+        self._look, self._failed = look, ""
+        self._again = {job: since for job, since in self._again.items() if since > look.asked}
+        self._settled = (self._settled | here) & (look.jobs.keys() | here)
+        # A job whose steps have ended is ending. A job that never had a step may remain so for days.
+        moving = self._settled & look.jobs.keys() - here
+        moving |= {job for job, known in look.jobs.items() if known.job.state == "CONFIGURING"}
+        is_proven = look.jobs.keys() <= here and not look.unexplained() and not look.problem
+        self._pace.answered(
+            now,
+            self._clock.monotonic() - now,
+            unsettled=bool(moving or look.doubt() or _list_late(look, present)),
+            quiet=present.is_complete and is_proven,
+        )
+        # A look that needs no question counts as new until something changes. Then its age counts like that of any
+        # other look.
+        self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
+
+    def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
+        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
+
+        Raises SourceError if the record cannot show which job's grant is wrong.
+        """
+        config = look.config
+        found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
+        self._filed.is_on = found.order.kind != "unknown" and not found.shares
+        lost, told = self._filed.list_lost(look, present), look.jobs
+        look, disputed = self._filed.merge(look, present, self._clock.monotonic())
+        problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
+        if lost:
+            named = ", ".join(sorted(lost)[:3])
+            problems.append(
+                f"only a prolog's file reported job {named}, and the job is not seen now, so no GPU is reported as free"
+            )
+        problems += self._count_surplus(look)
+        order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
+        self._misfit = order.kind == "unknown" and bool(look.in_use())
+        if self._misfit:
+            problems.append(f"GPUs in use cannot be resolved: {order.problem}")
+        else:
+            self._renewal.settle()
+        granted = self._grant_jobs(look, present, told, order)
+        hidden = self._grant_hidden(look, order)
+        ended, missed = self._list_ended(look, order)
+        over = {grant.holder.key for grant in ended}
+        self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
+        # The last processes of an ended job may still run.
+        grants = [grant for grant in (*granted.grants, *hidden) if grant.holder.key not in over]
+        self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
+        for grant in grants:
+            if grant.holder.job_id:  # otherwise the job is hidden
+                self._granted[grant.holder.job_id][1].append(grant)
+        problems += granted.problems
+        share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
+        if share:
+            problems.append(f"{share} is in use, but Slurm does not report of which GPU, so no GPU is reported as free")
+        notices, late = self._list_notices(look, present), _list_late(look, present)
+        return Answer(
+            grants,
+            "; ".join(dict.fromkeys(problems)),
+            notice="; ".join(notices[:3]),
+            conflicts=granted.conflicts,
+            hides_users=bool(config.private & {"jobs", "users"}),
+            is_late=bool(late or self._again.keys() & present.jobs),
+            as_of=look.asked if self._failed or look.each_s else None,
+            is_old=bool(self._failed),
+            devices=None if self._failed else _count_devices(order, look.node),
+            ended=ended,
+            missed=missed,
+        )
+
+    def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
+        """What is worth knowing, and makes no holder wrong."""
+        notices = list(present.notices)
+        hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
+        if hidden:
+            notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", look.config))
+        if late:
+            notices.append(
+                f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free"
+            )
+        return notices
+
+    def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
+        """Problems of a node whose record counts GPUs without naming them. Raises SourceError if the jobs have too many
+        GPUs.
+        """
+        if not look.node.used.unnamed:
+            return []
+        surplus = look.surplus()
+        if surplus > 0:
+            raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
+        if surplus == 0:
+            return []
+        return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
+
+    def _grant_jobs(
+        self, look: SlurmSnapshot, present: Present, told: Mapping[str, KnownJob], order: GpuOrder
+    ) -> _Granted:
+        """`told`: the jobs that slurmctld itself has reported."""
+        grants: list[Grant] = []
+        problems: list[str] = []
+        conflicts, used = 0, look.in_use()
+        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
+        for job_id, known in look.jobs.items():
+            gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
+            holder = self._holder(known.job, look.config, gpus)
+            if gpus.unnamed:
+                problems.append(
+                    f"{holder.label} has {gpus.unnamed} GPUs without an index: "
+                    "File= in gres.conf must name device files"
+                )
+            start = start_here(known.job.start, file, ahead_s)
+            own = self._epochs.at(start, order)
+            contradicted = why_contradicted(gpus, file)
+            why, obstacle = (contradicted, "contradiction") if contradicted else why_not_running(known, present.steps)
+            conflicts += bool(contradicted)
+            witnesses = list_witnesses(job_id, present, is_told=told.get(job_id) is known)
+            for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
+                if index not in used:
+                    conflicts += 1
+                    problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+                    continue
+                grant = make_grant(index, own, holder, why, obstacle)._replace(
+                    start_here=start, share=share, witnesses=witnesses
+                )
+                if grant.kind == "unproven":
+                    grant = open_instance(grant, index, own, self._procfs)
+                if grant.kind == "unproven":
+                    grant = name_by_prolog(grant, index, gpus, file)
+                grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
+        return _Granted(grants, problems, conflicts)
+
+    def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
+        """Grants for the GPUs in use that no job explains."""
+        shares, own = dict(look.node.used.shared), self._epochs.at(None, order)
+        grants: list[Grant] = []
+        for index in sorted(look.in_use() - look.claimed()):
+            holder = self._hidden(index, look.config)
+            grant = make_grant(index, own, holder, "held by a job that Slurm does not show", "hidden")
+            grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
+        return grants
+
+    def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+        """The grants of jobs that have ended since the last poll, up to their end. Also how many ended jobs left no
+        grant.
+        """
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        ahead_s = how_far_ahead(look.clock, now, wall)
+        ended: list[Grant] = []
+        missed = 0
+        for job in self._ended:
+            run, file = job.file.run, job.file
+            restarts, grants = self._granted.get(job.job_id, ("", []))
+            if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
+                grants = []  # of another run, or of a job with that number in another cluster
+            if not grants and self._filed.is_on and is_whole(file, look):
+                known = read_job(job.job_id, file)
+                start = start_here(known.start, file, ahead_s)
+                own = self._epochs.at(start, order)
+                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
+                grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]
+            grants = [grant for grant in grants if grant.kind != "unproven"]
+            ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
+            missed += not grants and bool(file.indexes or file.uuids)
+        self._ended = []
+        return tuple(ended), missed
+
+    def _is_here(self, job_id: str, present: Present) -> bool:
+        """Whether this poll alone proves that the job still holds its GPUs of the last look."""
+        return job_id in present.jobs and job_id not in self._again
+
+    def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
+        """A grant that only the controller proves: it is as old as the controller's answer."""
+        return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
+
+    def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
+        # Cluster, job id, restart count and start: a requeued job is a new holder.
+        start = "" if job.start is None else math.floor(job.start)
+        return Holder(
+            key=HolderKey("slurm", f"{config.cluster}/{job.job_id}/{job.restarts}/{start}"),
+            job_id=job.job_id,
+            cluster=config.cluster,
+            user=job.user,
+            uid=job.uid,
+            account=job.account,
+            partition=job.partition,
+            qos=job.qos,
+            source=self.name,
+            resource="gres/gpu",
+            start_wall=job.start,
+            units=gpus.total,
+            array_job_id=job.array_job_id,
+            array_task_id=job.array_task_id,
+            het_job_id=job.het_job_id,
+            het_job_offset=job.het_job_offset,
+        )
+
+    def _hidden(self, index: int, config: SlurmConfig) -> Holder:
+        """The job that has this GPU according to the node's own record, without its name."""
+        return Holder(
+            key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
+            cluster=config.cluster,
+            source=self.name,
+            resource="gres/gpu",
+            identity="hidden",
+        )
+
+    def _why_hidden(self, what: str, config: SlurmConfig) -> str:
+        text = f"{what} in use by jobs that squeue does not list"
+        if "jobs" in config.private:
+            return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
+        return text
+
+
+class _Granted(NamedTuple):
+    """Grants of jobs, with their problems. `conflicts`: how many claims are contradicted."""
+
+    grants: list[Grant]
+    problems: list[str]
+    conflicts: int
+
+
+def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
+    """How many GPUs Slurm counts here, if its record (up to an hour old) and the present gres.conf agree. None
+    otherwise, because an administrator may drain a node for a wrong number.
+    """
+    counted = sum(count for _, count in node.configured)
+    return counted if order.kind != "unknown" and len(order.minors) == counted else None
+
+
+def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
+    """Jobs that are here, may have GPUs, and started after the collector's round."""
+    if not look.each_s:
+        return frozenset()  # this node itself asks about each job that starts
+    jobs = present.files.keys() if present.is_complete else present.jobs
+    return jobs - look.jobs.keys()
+
+
+def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:
+    """Whether a job's processes are all new."""
+    return before is not None and bool(before and now) and before.isdisjoint(now)

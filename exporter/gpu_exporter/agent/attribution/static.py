@@ -1,0 +1,120 @@
+"""Holders that are given to the exporter: by the scenario of a simulation, or by a file that a site's prolog writes.
+
+The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
+user, account, partition, and `gpus`: how many GPUs the holder has in total, on all nodes. Without `gpus` this number is
+known only for pods, and the reconciler does not judge a job of unknown size. Nothing proves that a listed pod or job is
+the same incarnation, so its counters do not survive a restart of the exporter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+
+TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
+
+
+class CallbackSource:
+    """Calls a function: this is how a simulation reports its holders."""
+
+    def __init__(self, name: str, read_grants: Callable[[], Sequence[Grant]]) -> None:
+        self.name = name
+        self._read_grants = read_grants
+
+    def poll(self) -> Answer:
+        return Answer(count_units(self._read_grants()))
+
+
+class StaticSource:
+    """Reads a file at every poll."""
+
+    name = "static"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def poll(self) -> Answer:
+        import yaml  # only sites with such a file need the parser
+
+        try:
+            return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
+        except (OSError, yaml.YAMLError, ValueError) as exc:
+            raise SourceError(f"{self._path}: {exc}") from exc
+        except RecursionError as exc:
+            raise SourceError(f"{self._path}: the file is nested too deeply; it must be a list of entries") from exc
+
+
+def count_units(grants: Sequence[Grant]) -> list[Grant]:
+    """The grants, with the total number of units of each holder: as many as the grants name here.
+
+    Several replicas (UUID::N) of a unit count as one.
+    """
+    held = Counter(key for key, _ in {(grant.holder.key, grant.device.partition("::")[0]) for grant in grants})
+    return [
+        grant
+        if grant.holder.units is not None
+        else grant._replace(holder=grant.holder._replace(units=held[grant.holder.key]))
+        for grant in grants
+    ]
+
+
+def parse_static(data: object) -> list[Grant]:
+    """Turn entries into grants. Raises ValueError that names the entry and the error."""
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        raise ValueError(f"expected a list of entries, not {type(data).__name__}")
+    grants: list[Grant] = []
+    for position, entry in enumerate(data):
+        if not isinstance(entry, dict):
+            raise ValueError(f"[{position}]: expected a mapping, not {type(entry).__name__}")
+        unknown = sorted(set(map(str, entry)) - {*TEXT_KEYS, "gpus"})
+        if unknown:
+            raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
+        for key in TEXT_KEYS:  # with YAML anchors, str() of nested lists may need more memory than the host has
+            if not isinstance(entry.get(key, ""), (str, int)):
+                raise ValueError(f"[{position}]: {key}: expected a string, not {type(entry[key]).__name__}")
+        texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
+        if not texts["uuid"] or bool(texts["pod"]) == bool(texts["job"]):
+            raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")
+        gpus = entry.get("gpus")
+        if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
+            raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
+        grants.append(Grant("uuid", texts["uuid"], static_holder(texts, "static", "name")._replace(units=gpus)))
+    # a pod is on one node; a job may be on several nodes
+    pods = count_units([grant for grant in grants if grant.holder.pod])
+    return [*pods, *(grant for grant in grants if not grant.holder.pod)]
+
+
+def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
+    """A holder from plain texts: `pod` is namespace/pod/container, otherwise `job` is a job id. Raises ValueError."""
+    user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
+    if texts.get("job"):
+        key = HolderKey("slurm", texts["job"])
+        return Holder(
+            key,
+            job_id=texts["job"],
+            user=user,
+            account=account,
+            partition=partition,
+            source=source,
+            identity=identity,
+        )
+    parts = texts["pod"].split("/")
+    if len(parts) != 3 or not all(parts):
+        raise ValueError(f"pod {texts['pod']!r} is not namespace/pod/container")
+    return Holder(
+        HolderKey("kubernetes", texts["pod"]),
+        namespace=parts[0],
+        pod=parts[1],
+        container=parts[2],
+        user=user,
+        account=account,
+        partition=partition,
+        source=source,
+        identity=identity,
+    )

@@ -1,0 +1,74 @@
+"""Measures what each holder's own processes use of a unit, and do on it, even if several holders share the unit.
+
+A value of the device never belongs to one holder if others use the device too. A value that NVML reports for each
+process does: the cgroup of the pid leads to one owner, and an owner belongs to one holder or to none. If the holder of
+a single process on the unit is unknown (MPS, whose server works for all; a pid that cannot be looked up), no value is
+reported. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from gpu_exporter.agent.attribution.contradict import relate
+from gpu_exporter.agent.attribution.processes import OwnedPeriod, Owners, UnitOwners, Use
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.readings import Split
+from gpu_exporter.common.model.units import UnitId
+
+Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
+
+
+def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
+    """The use of each allocation for which it is known. Units with a contradicted allocation are left out."""
+    holders: dict[UnitId, list[Allocation]] = {}
+    for allocation in allocations:
+        holders.setdefault(allocation.unit, []).append(allocation)
+    found: dict[tuple[UnitId, HolderKey], Use] = {}
+    for unit, several in holders.items():
+        seen = owners.get(unit)
+        if seen is None or not seen.is_complete or any(allocation.contradiction for allocation in several):
+            continue
+        if (uses := _divide(seen, [allocation.holder for allocation in several])) is not None:
+            found.update(((unit, key), use) for key, use in uses.items())
+    return found
+
+
+def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | None:
+    """None if an owner may belong to several holders."""
+    uses = {holder.key: Use() for holder in holders}
+    for owner, use in seen.uses.items():
+        relations = [relate(holder, owner) for holder in holders]
+        own = [holder for holder, relation in zip(holders, relations, strict=True) if relation == "own"]
+        if len(own) > 1 or (not own and "unknown" in relations):
+            return None
+        for holder in own:
+            uses[holder.key] = uses[holder.key].plus(use)
+    return uses
+
+
+ROUNDING = 0.01  # NVML's shares are in whole percent
+ROUNDING_MAX = 0.05  # for all processes together: a larger difference may be a process that the driver leaves out
+# The driver takes the device's utilization and the sum over its processes at different moments.
+SLACK = 0.05
+
+
+def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
+    """The work of each holder's processes on the unit that they share. Work that belongs to no single holder counts as
+    `others`.
+    """
+    ratios: dict[HolderKey, float] = {}
+    unclear: set[HolderKey] = set()
+    others: float | None = None
+    for owner, ratio in period.shares:
+        own = [] if owner is None else [holder for holder in holders if relate(holder, owner) == "own"]
+        if ratio is None:  # drivers also list pids that do not exist
+            unclear.update(holder.key for holder in own)
+        elif len(own) == 1:
+            ratios[own[0].key] = ratios.get(own[0].key, 0.0) + ratio
+        else:
+            others = (others or 0.0) + ratio
+    told = sum(ratio is not None for _, ratio in period.shares)
+    slack = SLACK + min(ROUNDING * told, ROUNDING_MAX)
+    return Split(period.start, period.end, ratios, others, slack, period.problem, frozenset(unclear))

@@ -1,0 +1,218 @@
+"""The definition of a collector, and the cycle that collectors fill.
+
+Every read has one of three outcomes: a value, no data (NotSupported: not logged, the series is absent), or a failure
+(counted per call, the series is absent). A failure affects one field. If the device is lost or the driver has changed,
+and most calls confirm it, the exception is passed on and affects the whole device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from gpu_exporter.agent.devices.errors import OUT_OF_RANGE, DeviceError, DeviceLost, DriverChanged, NotSupported
+from gpu_exporter.agent.devices.protocol import Device, Gpm, Traffic, UtilizationSample
+from gpu_exporter.common.model.metrics import Family, Sample
+from gpu_exporter.common.model.readings import ProcessList
+
+T = TypeVar("T")
+
+
+class Totals:
+    """State of one device that collectors keep between cycles: running sums, and last values of counters."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, float] = {}
+        self._last: dict[Hashable, float] = {}
+
+    def grow(self, key: Hashable, amount: float) -> float:
+        """Add to a sum that starts at 0, and return the new sum."""
+        self._sums[key] = self._sums.get(key, 0.0) + amount
+        return self._sums[key]
+
+    def sum_of(self, key: Hashable) -> float | None:
+        """A sum, None before anything was added to it."""
+        return self._sums.get(key)
+
+    def step(self, key: Hashable, value: float) -> float | None:
+        """The increase of a driver counter since the last call; None at the first call, and if the counter fell."""
+        last, self._last[key] = self._last.get(key), value
+        return value - last if last is not None and value >= last else None
+
+    def last(self, key: Hashable) -> float | None:
+        """The value of the last step, None before the first step."""
+        return self._last.get(key)
+
+    def forget_step(self, *keys: Hashable) -> None:
+        """Drop the last values of these counters: their next step counts as the first."""
+        for key in keys:
+            self._last.pop(key, None)
+
+    def lowest(self, key: Hashable, value: float) -> float:
+        """The lowest value so far, including this one."""
+        self._last[key] = min(value, self._last.get(key, value))
+        return self._last[key]
+
+    def forget_last(self) -> None:
+        """Drop the last values, but keep the sums: the next step of each counter counts as the first."""
+        self._last.clear()
+
+    def forget(self, gone: Callable[[Hashable], bool]) -> None:
+        """Drop the sums and values of every key for which `gone` is true."""
+        for known in (self._sums, self._last):
+            for key in [key for key in known if gone(key)]:
+                del known[key]
+
+
+class InstanceCycle(NamedTuple):
+    """Values of one MIG instance. `gpm`: None without a source, and until the first window is complete.
+
+    `has_memory`: the memory in its samples is its own, not shared with other compute instances.
+    """
+
+    uuid: str
+    mig: str
+    profile: str
+    sm_slices: float
+    samples: tuple[Sample, ...]
+    gpm: Gpm | None
+    gpm_at: float
+    energy_j: float | None
+    placement: tuple[int, int] | None = None
+    has_memory: bool = True
+
+
+@dataclass(slots=True)
+class Cycle:
+    """One pass over one device: collectors put samples here, and the few raw facts from which activity is derived.
+
+    A fact about a period comes with the time (`now()`) at which it was read, because a later call of the same cycle may
+    take long.
+    """
+
+    device: Device
+    samples_since: Mapping[str, float]  # wall time of the newest known ring entry, by "utilization" or engine
+    now: Callable[[], float]
+    totals: Totals
+    begin: float | None = None  # monotonic time of the first question; None: the cycle took no time
+    witnessed_at: float | None = None  # monotonic time of the last witness; None: the cycle took no time
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but not failures: values out of range
+    answers: int = 0  # questions that did not fail
+    withdrawn: int = 0  # questions that failed now, but were answered before
+    driver_samples: Sequence[UtilizationSample] = ()
+    engine_samples: dict[str, Sequence[UtilizationSample]] = field(default_factory=dict)
+    utilization: float | None = None
+    utilization_at: float = 0.0
+    engines: dict[str, float] = field(default_factory=dict)
+    gpm: Gpm | None = None
+    gpm_stuck: set[str] = field(
+        default_factory=set
+    )  # the board ("") and instances whose cycle counters do not increase
+    witness_missing: bool = False  # an available witness failed this time, so other quiet ones prove nothing
+    pcie: Traffic | None = None
+    pcie_at: float = 0.0
+    nvlink: Traffic | None = None
+    nvlink_at: float = 0.0
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    default_limit_w: float | None = None
+    energy_j: float | None = None
+    energy_at: float = 0.0
+    instances: list[InstanceCycle] = field(default_factory=list)
+    instances_known: bool = True
+    processes: ProcessList | None = None
+
+    def read(self, ask: Callable[[], T]) -> T | None:
+        """The answer, or None. A failed call is counted; a value that the hardware does not have is not."""
+        try:
+            answer = ask()
+        except (DeviceLost, DriverChanged) as exc:
+            if not self.device.is_alive():
+                raise
+            self.note_failure(exc)  # only this call reports it, other calls answer: it affects only this field
+            return None
+        except NotSupported:
+            return None
+        except DeviceError as exc:
+            self.note_failure(exc)
+            return None
+        self.answers += 1
+        return answer
+
+    def note_failure(self, exc: DeviceError) -> None:
+        """Count a call, or one value of a call, that failed."""
+        self.errors.append((exc.call, exc.error))
+        self.withdrawn += exc.once_answered
+
+    def value(self, family: Family) -> float | None:
+        """The value of a family without labels that this cycle publishes, or that remains from an earlier cycle."""
+        return next((sample.value for sample in self.samples if sample.family is family), None)
+
+    def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
+        """A value of the driver if it is plausible for its family, else None. None and NaN mean that it is missing.
+
+        A value out of the family's range is counted. `witness`: idleness depends on the value, so an implausible value
+        makes this moment unknown.
+        """
+        if value is None or math.isnan(value):
+            return None
+        if family.plausible is None or family.plausible.holds(value):
+            return value
+        self.note_implausible(family, witness=witness)
+        return None
+
+    def note_implausible(self, family: Family, *, witness: bool = False) -> None:
+        """Count an implausible value, under the call that the family names as its source."""
+        self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
+        self.witness_missing |= witness
+
+    def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
+        """Publish both directions of a witness. Return the traffic, or None if a direction is missing."""
+        if traffic is None:
+            return None
+        rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
+        self.samples += [
+            Sample(family, (), value) for family, value in ((received, rx), (sent, tx)) if value is not None
+        ]
+        return None if rx is None or tx is None else traffic
+
+    def sample(self, family: Family, value: float | None, *labels: str) -> list[Sample]:
+        """One value as a list of one sample; an empty list if the value is missing or implausible."""
+        admitted = self.admit(family, value)
+        return [] if admitted is None else [Sample(family, labels, float(admitted))]
+
+    def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
+        """Publish one value of the GPU; return it, or None if it is missing or implausible. `witness`: see `admit`."""
+        admitted = self.admit(family, value, witness=witness)
+        self.put(family, admitted, *labels)
+        return admitted
+
+    def put(self, family: Family, admitted: float | None, *labels: str) -> None:
+        """Publish a value that was admitted before, unless it is None."""
+        if admitted is not None:
+            self.samples.append(Sample(family, labels, float(admitted)))
+
+
+# Interval of values that are not witnesses of idleness: short enough for a scrape every 15 s.
+SLOW_INTERVAL_S = 5.0
+
+
+class Collector(NamedTuple):
+    """A named group of families that can be switched off.
+
+    `collect` fills the cycle every `every_s` seconds (0: in every cycle). Between two calls its samples remain. None
+    if the families do not come from a cycle. `default`: on, unless switched off. `witness`: idleness depends on it, so
+    a failed call that was answered before makes the moment unknown.
+    """
+
+    name: str
+    families: tuple[Family, ...]
+    collect: Callable[[Cycle], None] | None
+    instance_families: tuple[Family, ...] = ()
+    every_s: float = 0.0
+    default: bool = True
+    witness: bool = False

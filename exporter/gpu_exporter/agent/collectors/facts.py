@@ -1,0 +1,49 @@
+"""The values of one reading that the ledger, diagnosis and people need. Only this module takes them out of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_exporter.agent.collectors.memory import GPU_MEMORY_TOTAL, GPU_MEMORY_USED
+from gpu_exporter.agent.collectors.mig import GPU_MIG_MEMORY_TOTAL, GPU_MIG_MEMORY_USED, GPU_MIG_POWER, RATIOS
+from gpu_exporter.agent.collectors.pcie_link import GPU_PCIE_LINK, GPU_PCIE_LINK_MAX
+from gpu_exporter.agent.collectors.power import GPU_ENERGY, GPU_POWER, GPU_POWER_LIMIT
+from gpu_exporter.agent.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
+from gpu_exporter.agent.collectors.recovery import GPU_RECOVERY_ACTION
+from gpu_exporter.agent.collectors.thermal import GPU_TEMPERATURE
+from gpu_exporter.agent.collectors.throttle import GPU_THROTTLE_SECONDS
+from gpu_exporter.agent.collectors.utilization import GPU_UTILIZATION
+from gpu_exporter.common.model.metrics import Sample
+from gpu_exporter.common.model.readings import Facts
+
+_FIELDS = {
+    GPU_UTILIZATION.name: "utilization",
+    RATIOS["graphics"].name: "utilization",  # for an instance, which has no other utilization
+    GPU_MEMORY_USED.name: "memory_used_bytes",
+    GPU_MIG_MEMORY_USED.name: "memory_used_bytes",
+    GPU_MEMORY_TOTAL.name: "memory_total_bytes",
+    GPU_MIG_MEMORY_TOTAL.name: "memory_total_bytes",
+    GPU_POWER.name: "power_w",
+    GPU_MIG_POWER.name: "power_w",
+    GPU_POWER_LIMIT.name: "power_limit_w",
+    GPU_ENERGY.name: "energy_j",
+    GPU_TEMPERATURE.name: "temperature_celsius",
+    GPU_COMPUTE_PROCESSES.name: "compute_processes",
+    GPU_GRAPHICS_PROCESSES.name: "graphics_processes",
+    GPU_RECOVERY_ACTION.name: "recovery_action",
+    GPU_PCIE_LINK.name: "link",
+    GPU_PCIE_LINK_MAX.name: "link_max",
+}
+
+
+def take_facts(samples: Iterable[Sample]) -> Facts:
+    """The facts in these samples of one GPU, or of one MIG instance."""
+    found: dict[str, float] = {}
+    throttle_s: dict[str, float] = {}
+    for family, labels, value in samples:
+        field = _FIELDS.get(family.name)
+        if field is not None:
+            found[field] = value
+        elif family.name == GPU_THROTTLE_SECONDS.name:
+            throttle_s[labels[0]] = value
+    return Facts(**found, throttle_s=throttle_s)

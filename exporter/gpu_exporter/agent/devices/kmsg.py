@@ -1,0 +1,194 @@
+"""XIDs in the kernel's log: NVIDIA's driver prints every XID there, also those for which NVML has no event.
+
+One read(2) of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) returns one record:
+
+    4,2031,8123456789,-;NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000
+
+A record begins with priority and facility, sequence, microseconds since boot and flags. The text follows, in which the
+kernel escapes control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address (krcReportXid
+in NVIDIA's open kernel modules). The exporter uses only the address, the number, and for errors of NVLink 5 the word
+Fatal or Nonfatal: the rest names processes of users. A GPU that fell off the bus is sometimes reported without a
+number; this is XID 79.
+
+Users cannot forge an XID. A record that a process writes to /dev/kmsg never has facility 0, which only the kernel uses.
+And a record is accepted only if it begins with NVIDIA's text; other kernel messages begin with at most 15 characters of
+a process's name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.common.model.units import normalize_pci
+
+RECORD_MAX = 8192  # the kernel's limit of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
+BATCH = 1000  # records per read, so that a noisy log does not block the reader's other work
+OLD_MAX = 100_000  # records that are read at the start; a ring of 16 MiB has no more
+PROBES_MAX = 256  # number of addresses that are remembered
+KERNEL_FACILITY = 0
+PREFIX = re.compile(rb"(\d{1,4}),\d{1,20},\d{1,20},[^;\n]{0,200};")
+ADDRESS = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+XID = re.compile(rb"NVRM: Xid \((?:PCI:)?(" + ADDRESS + rb")(?: GPU-I:\d{1,3})?(?: GPU-CI:\d{1,3})?\): (\d{1,5}),")
+SEVERITY = re.compile(rb" [A-Z0-9_]+ (Nonfatal|Fatal)\b")
+
+
+# The kernel's message, before and since 6.8, if a driver could not start a device.
+PROBE = re.compile(
+    rb"nvidia(?:: probe of (" + ADDRESS + rb") failed with error|"
+    rb" (" + ADDRESS + rb"): probe with driver nvidia failed with error)"
+)
+# The driver refuses a board that it does not support, in one record of two lines or in two records.
+REFUSED = re.compile(
+    rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb") \(PCI ID|ignoring the legacy GPU (" + ADDRESS + rb"))"
+)
+FALLEN = re.compile(
+    rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb")(?:\\x0a|\s*$)|"
+    rb"GPU (?:at )?(?:PCI:)?(" + ADDRESS + rb"): GPU has fallen off the bus)"
+)
+OFF_THE_BUS = 79
+NVLINK5 = range(144, 151)
+
+
+class XidLine(NamedTuple):
+    """An XID of the GPU at `address`, in the notation of `slot_of`."""
+
+    address: str
+    xid: int
+
+
+class Report(NamedTuple):
+    """`severity`: the severity in the text, "fatal" or "nonfatal"; "" without a severity. `has_number`: whether
+    the text contains the XID.
+    """
+
+    line: XidLine
+    severity: str = ""
+    has_number: bool = True
+
+
+class Batch(NamedTuple):
+    """The result of one read. `lost`: records were overwritten before they were read. `full`: more records may follow.
+    `probes`: addresses of GPUs that the driver could not start.
+    """
+
+    reports: list[Report]
+    lost: bool
+    full: bool
+    probes: frozenset[str] = frozenset()
+
+
+def slot_of(pci_bus_id: str) -> str:
+    """Domain, bus and device without the function: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
+    return normalize_pci(pci_bus_id).partition(".")[0]
+
+
+def parse_record(record: bytes) -> XidLine | None:
+    """The XID that one record of /dev/kmsg reports, None for every other record."""
+    report = parse_report(record)
+    return None if report is None else report.line
+
+
+def parse_report(record: bytes) -> Report | None:
+    """As `parse_record`, with all information of the record about the XID."""
+    begin = _begin_of(record)
+    if begin is None:
+        return None
+    if (found := XID.match(record, begin)) is not None:
+        line = XidLine(_slot(found[1]), int(found[2]))
+        severity = SEVERITY.match(record, found.end()) if line.xid in NVLINK5 else None
+        return Report(line, severity[1].decode("ascii").lower() if severity is not None else "")
+    if (fallen := FALLEN.match(record, begin)) is not None:
+        return Report(XidLine(_slot(fallen[1] or fallen[2]), OFF_THE_BUS), has_number=False)
+    return None
+
+
+def parse_probe(record: bytes) -> tuple[str, bool] | None:
+    """Address of a GPU that the driver could not start, and whether it refuses the board; None for other records."""
+    begin = _begin_of(record)
+    if begin is None:
+        return None
+    if (failed := PROBE.match(record, begin)) is not None:
+        return normalize_pci((failed[1] or failed[2]).decode("ascii")), False
+    refused = REFUSED.match(record, begin)
+    return None if refused is None else (normalize_pci((refused[1] or refused[2]).decode("ascii")), True)
+
+
+def _begin_of(record: bytes) -> int | None:
+    """Start of the text in a record of the kernel itself; None for other records."""
+    prefix = PREFIX.match(record)
+    return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
+
+
+def _slot(address: bytes) -> str:
+    return slot_of(address.decode("ascii"))
+
+
+class KernelLog:
+    """An open /dev/kmsg, read from its present end on. Never blocks."""
+
+    def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
+        """Raises OSError if the log does not exist or this process may not read it."""
+        self._read = read
+        self._failed: set[str] = set()
+        self._refused: set[str] = set()
+        self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.lseek(self._handle, 0, os.SEEK_END)
+        except OSError as exc:
+            if exc.errno != errno.ESPIPE:  # a pipe, which replaces the device in tests, begins at its end
+                self.close()
+                raise
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def read_past(self) -> frozenset[str]:
+        """Addresses of GPUs that the driver could not start, from the present content of the log. Raises OSError.
+
+        Old XIDs are not counted: after a restart, they would be counted a second time.
+        """
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        probes: set[str] = set()
+        for _ in range(OLD_MAX // BATCH):
+            batch = self.read()
+            probes |= batch.probes
+            if not batch.full:
+                break
+        os.lseek(self._handle, 0, os.SEEK_END)
+        return frozenset(probes)
+
+    def read(self) -> Batch:
+        """The XIDs since the last read. Raises OSError."""
+        reports: list[Report] = []
+        lost = False
+        for _ in range(BATCH):
+            try:
+                data = self._read(self._handle, RECORD_MAX)
+            except BlockingIOError:
+                return Batch(reports, lost, False, self._take_probes())
+            except OSError as exc:
+                if exc.errno == errno.EPIPE:  # overwritten; the next read continues with the oldest record that is left
+                    lost = True
+                elif exc.errno != errno.EINVAL:  # EINVAL: longer than RECORD_MAX, and skipped by the kernel
+                    raise
+                continue
+            if not data:
+                return Batch(reports, lost, False, self._take_probes())
+            # A pipe may return several records at once. Further lines of a record, its properties, begin with a space.
+            for record in data.split(b"\n"):
+                if (report := parse_report(record)) is not None:
+                    reports.append(report)
+                elif (probe := parse_probe(record)) is not None and len(self._failed | self._refused) < PROBES_MAX:
+                    (self._refused if probe[1] else self._failed).add(probe[0])
+        return Batch(reports, lost, True, self._take_probes())
+
+    def _take_probes(self) -> frozenset[str]:
+        """The addresses since the last read, without boards that the driver refuses: those are not expected to work."""
+        probes = frozenset(self._failed - self._refused)
+        self._failed.clear()
+        return probes

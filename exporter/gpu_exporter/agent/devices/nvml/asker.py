@@ -1,0 +1,143 @@
+"""Queries one device: remembers refused calls, reports missing permissions once, and splits field values."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gpu_exporter.agent.devices.errors import (
+    DeviceError,
+    DeviceLost,
+    DriverChanged,
+    NoPermission,
+    NotSupported,
+    device_error,
+)
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.library import Handle, Library
+from gpu_exporter.agent.devices.nvml.support import SupportMatrix
+
+log = logging.getLogger(__name__)
+# The permission that a call needs if NVML answers NO_PERMISSION.
+GRANTS = {
+    "nvmlDeviceGetComputeRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetGraphicsRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetMemoryInfo": "with MIG on: run as root and set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "set NVIDIA_MIG_MONITOR_DEVICES=all for this container",
+    "nvmlGpmMetricsGet": "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+}
+
+
+class Asker:
+    """Queries one device; remembers refused calls, and accepts a new handle after a loss."""
+
+    def __init__(
+        self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
+    ) -> None:
+        """`warned`: calls whose missing permission was reported; shared if there are several askers for one device."""
+        self.library = library
+        self.handle = handle
+        self.support = support
+        self.answers = 0
+        self._label = label
+        self._warned = set[str]() if warned is None else warned
+
+    def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
+        """The answer of a call. `about` identifies the question if some of `arguments` do not belong to it."""
+        question = (call, about if about is not None else arguments)
+        self.support.check(question)
+        try:
+            answer = self.library.ask(call, self.handle, *arguments)
+        except NotSupported as exc:
+            self.support.note(question, exc)
+            raise
+        except NoPermission as exc:
+            self.support.note(question, exc)
+            if exc.call in self._warned:  # already counted and reported; this is a later retry
+                raise NotSupported(exc.call, exc.error) from exc
+            self._warn(exc)
+            raise
+        except DeviceError as exc:
+            exc.once_answered = question in self.support.answered
+            if not (exc.once_answered or isinstance(exc, DeviceLost | DriverChanged)):
+                self.support.note_failure(question, exc)
+            raise
+        self.answers += 1
+        self.support.note_answer(question)
+        return answer
+
+    def first(self, *calls: tuple[Any, ...]) -> Any:
+        """The answer of the first (call, *arguments) that the driver supports; NotSupported if it supports no call."""
+        for call, *arguments in calls[:-1]:
+            try:
+                return self(call, *arguments)
+            except NotSupported as exc:
+                if exc.error == "NVML_ERROR_NO_PERMISSION":  # the older call would be refused as well
+                    raise
+        call, *arguments = calls[-1]
+        return self(call, *arguments)
+
+    def _warn(self, exc: NoPermission) -> None:
+        self._warned.add(exc.call)
+        subject = exc.call.partition("_v")[0]
+        grant = GRANTS.get(subject, "run as root")
+        log.warning("%s: %s; to get this value, %s", self._label, exc, grant)
+
+
+def refusal_of(call: str, code: int) -> DeviceError:
+    """The error for one value of several. Some devices answer INVALID_ARGUMENT for a value that they do not support."""
+    if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
+        return NotSupported(call, nvml.error_name(code))
+    return device_error(call, nvml.error_name(code))
+
+
+class Fields:
+    """Field values of one device (nvmlDeviceGetFieldValues): many questions in one call, each with its own answer."""
+
+    CALL = "nvmlDeviceGetFieldValues"
+
+    def __init__(self, ask: Asker) -> None:
+        self._ask = ask
+        self.errors: list[DeviceError] = []
+
+    def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
+        """Values by field id, or by (id, scope) if requested so; fields that the device does not have are omitted.
+
+        A single field that fails, with any code, is added to `errors`. Raises DeviceError if the whole call fails.
+        """
+        support = self._ask.support
+        asked = [field for field in wanted if not support.is_refused((self.CALL, field))]
+        if not asked:
+            return {}
+        ids = tuple(field if isinstance(field, tuple) else (field, 0) for field in asked)
+        found: dict[int | tuple[int, int], float] = {}
+        for field, (code, value) in zip(asked, self._ask(self.CALL, ids), strict=True):
+            question = (self.CALL, field)
+            if code == nvml.NVML_SUCCESS:
+                found[field] = value
+                support.note_answer(question)
+                continue
+            error = refusal_of(self.CALL, code)
+            error.once_answered = question in support.answered
+            if isinstance(error, NotSupported | NoPermission):
+                support.note(question, error)
+            elif not error.once_answered:
+                support.note_failure(question, error)
+            if not isinstance(error, NotSupported):
+                self.errors.append(error)
+        return found
+
+    def refuse(self, field: int | tuple[int, int]) -> None:
+        """Note that a field has stopped answering: it is read only every RETRY_S, and a failure is expected."""
+        self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
+
+    def ask_again(self, field: int | tuple[int, int]) -> None:
+        """Drop the refusal of this field, so that it is read again at once."""
+        self._ask.support.forget((self.CALL, field))
+
+    def one(self, field: int) -> float:
+        """A single field. Raises NotSupported if it is not available."""
+        found = self.read(field)
+        if field not in found:
+            raise NotSupported(self.CALL, "NVML_ERROR_NOT_SUPPORTED")
+        return found[field]

@@ -1,0 +1,110 @@
+"""GPU performance monitoring: two samples of the driver's counters, and the metrics between them.
+
+NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps one
+sample from cycle to cycle, and a second buffer to read into. The buffers are allocated once and swapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml import structures
+from gpu_exporter.common.clock import Clock
+
+SHORTEST_S = 0.1  # a shorter distance is invalid on Hopper
+LONGEST_S = 60.0  # after a longer distance a new window begins: a mean over more time is never booked
+UNTOUCHED = 999  # NVML_ERROR_UNKNOWN
+GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
+
+
+class _SampleWindow:
+    """One subject: the last sample with its time, and a spare buffer."""
+
+    def __init__(self) -> None:
+        self.last = pynvml.nvmlGpmSampleAlloc()
+        try:
+            self.spare = pynvml.nvmlGpmSampleAlloc()
+        except pynvml.NVMLError:
+            pynvml.nvmlGpmSampleFree(self.last)
+            raise
+        self.at: float | None = None
+
+    def free(self) -> None:
+        for sample in (self.last, self.spare):
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
+
+
+class GpmWindows:
+    """All windows of one process, by name. Each name belongs to one thread, and to one way of sampling."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: dict[str, _SampleWindow] = {}
+
+    def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
+        """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
+
+        Samples the GPU instance `gpu_instance` of the GPU `raw`, or `raw` itself (a GPU or a MIG device) if
+        `gpu_instance` is negative. None if there is no valid earlier sample: at the first read, after LONGEST_S, and
+        within SHORTEST_S. Raises NVMLError.
+        """
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _SampleWindow()
+        if window.at is not None and self._clock.monotonic() - window.at <= SHORTEST_S:
+            return None
+        before, window.at = window.at, None  # a failure after this line starts a new window
+        if gpu_instance >= 0:
+            pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
+        else:
+            pynvml.nvmlGpmSampleGet(raw, window.spare)
+        now = self._clock.monotonic()
+        window.last, window.spare = window.spare, window.last
+        window.at = now
+        if before is None or now - before > LONGEST_S:
+            return None
+        return now - before, _compare(window.spare, window.last, metrics)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Free the windows of these names."""
+        for name in names:
+            if (window := self._windows.pop(name, None)) is not None:
+                window.free()
+
+    def free(self) -> None:
+        """Free every window."""
+        self.forget(list(self._windows))
+
+
+class _Queries(threading.local):
+    """nvmlGpmMetricsGet_t has room for every metric (20 KiB), so each thread has one structure and reuses it."""
+
+    def __init__(self) -> None:
+        self.structure = structures.GpmMetrics()
+        self.structure.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self.entries: dict[tuple[int, ...], list[structures.GpmMetric]] = {}
+
+
+_queries = _Queries()
+
+
+def _compare(first: Any, second: Any, metrics: tuple[int, ...]) -> tuple[tuple[int, int, float], ...]:
+    query = _queries.structure
+    query.count = len(metrics)
+    query.first = ctypes.cast(first, ctypes.c_void_p)
+    query.second = ctypes.cast(second, ctypes.c_void_p)
+    entries = _queries.entries.get(metrics)
+    if entries is None:
+        entries = _queries.entries[metrics] = [query.metrics[position] for position in range(len(metrics))]
+    for entry, metric in zip(entries, metrics, strict=True):
+        entry.metric, entry.code = metric, UNTOUCHED  # metrics that the driver skips must not look answered
+    pynvml.nvmlGpmMetricsGet(query)
+    return tuple((entry.metric, entry.code, entry.value) for entry in entries)

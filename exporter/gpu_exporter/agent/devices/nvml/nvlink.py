@@ -1,0 +1,171 @@
+"""Traffic over NVLink: KiB of all links together before Blackwell, bytes of each link since (field 138 is gone there).
+
+The sum over the links never falls. If a link stops answering, the sum keeps its last count. For PATIENCE_S this silence
+is an error, since the link may have moved bytes in the meantime. After that, the other links continue without it, and
+it is queried again after a while. A link that comes back or appears late adds only the bytes counted from then on.
+
+An implausible value counts as silence too: a sentinel, or a step that no link can make. It is kept only for comparison
+with the next reading. If the next reading continues from it, the counter was reset and counts from there. Otherwise the
+counter continues from its last accepted value.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.agent.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
+from gpu_exporter.agent.devices.nvml import constants as nvml
+from gpu_exporter.agent.devices.nvml.asker import Fields
+from gpu_exporter.agent.devices.protocol import Traffic
+from gpu_exporter.common.clock import Clock
+
+log = logging.getLogger(__name__)
+KIB = 1024.0
+PATIENCE_S = 60.0
+Field = tuple[int, int]  # field id and scope (a link, or all links)
+ALL_TX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_VALUE_ALL_LINKS)
+ALL_RX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_VALUE_ALL_LINKS)
+TX = (ALL_TX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES)
+RX = (ALL_RX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
+
+
+# Bytes per second in one direction, ten times the known maximum: 18 links of Blackwell move 0.05 TB/s each.
+LINK_MAX, BOARD_MAX = 1e12, 1e13
+SLACK_S = 1.0  # the counter moves in steps
+SENTINEL = 0xFFFFFFFF  # all ones of 32 bits; a real count is almost never exactly this number
+COUNT_MAX = 2**63  # larger values are 64-bit sentinels
+
+
+class _Reading(NamedTuple):
+    """Bytes that a link reported, and the time of the reading in monotonic seconds."""
+
+    value: float
+    at: float
+
+
+class _Counter:
+    """One link in one direction.
+
+    `believed`: the last accepted reading, None before the first one. `base`: an offset added to it, so that the sum
+    never falls. `doubted`: the last reading while it is not accepted.
+    """
+
+    def __init__(self, max_rate: float) -> None:
+        self.max_rate = max_rate
+        self.base = 0.0
+        self.believed: _Reading | None = None
+        self.doubted: _Reading | None = None
+        self.silent_since: float | None = None
+        self.is_left = False  # silent for PATIENCE_S: the other links continue without it
+
+    @property
+    def sum(self) -> float:
+        return self.base + (self.believed.value if self.believed else 0.0)
+
+    def admit(self, reading: _Reading, *, is_first: bool) -> bool:
+        """Add this reading to the sum, unless it is implausible. `is_first`: no sum has been returned yet."""
+        doubted, self.doubted = self.doubted, None
+        if self.believed is None:
+            self.base = 0.0 if is_first else -reading.value
+        elif not self._follows(self.believed, reading) or (doubted is not None and doubted.value == reading.value):
+            if doubted is None or not self._follows(doubted, reading) or not self._was_reset(doubted, reading):
+                self.doubted = reading
+                return False
+            self.base = self.sum - doubted.value
+        self.believed, self.silent_since, self.is_left = reading, None, False
+        return True
+
+    def _follows(self, before: _Reading, reading: _Reading) -> bool:
+        """Whether a link can count from the first reading to the second."""
+        return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
+
+    def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
+        """Whether two readings show a counter that counts, instead of the same invalid value twice.
+
+        A link at rest remains at the small value that it was reset to. Any other value must change.
+        """
+        assert self.believed is not None
+        small = self.max_rate * (doubted.at - self.believed.at + SLACK_S)
+        return reading.value > doubted.value or doubted.value < min(self.believed.value, small)
+
+
+class NvlinkCounters:
+    """All links of one GPU."""
+
+    def __init__(self, fields: Fields, label: str, clock: Clock) -> None:
+        self._fields = fields
+        self._label = label
+        self._clock = clock
+        self._links: dict[Field, _Counter] = {}
+        self._is_read = False
+        self._count: int | None = None  # number of links, once the driver has reported it
+
+    def read(self) -> Traffic:
+        """Bytes since the driver was loaded, over all links that answer.
+
+        Raises NotSupported on a board without links, DeviceError while a link is silent that has answered before.
+        """
+        is_nonsense = self._take(self._ask())
+        sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
+        if not (sent and received):
+            raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
+        if any(link.silent_since is not None and not link.is_left for link in self._links.values()):
+            raise DeviceError(Fields.CALL, OUT_OF_RANGE if is_nonsense else "NVML_ERROR_NO_DATA", once_answered=True)
+        if any(all(link.is_left for link in links) for links in (sent, received)):
+            raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
+        self._is_read = True
+        return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
+
+    def _ask(self) -> dict[Field, float]:
+        """Values by field, as the driver counts them: of all links together if the board has that, else per link."""
+        if not self._links or ALL_TX in self._links:
+            answers = self._fields.read(ALL_TX, ALL_RX)
+            if ALL_TX in self._links or len(answers) == 2:
+                return {field: value for field, value in answers.items() if isinstance(field, tuple)}
+        answers = self._fields.read(*self._list_links())
+        return {field: value for field, value in answers.items() if isinstance(field, tuple)}
+
+    def _list_links(self) -> Sequence[Field]:
+        """Both fields of each link that the driver counts; without such a count, of NVLINKS links."""
+        if self._count is None:
+            count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+            self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
+        count = nvml.NVLINKS if self._count is None else self._count
+        return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
+
+    def _take(self, answers: Mapping[Field, float]) -> bool:
+        """Add the new counts of the links; returns whether a link reported an implausible value."""
+        now = self._clock.monotonic()
+        admitted: set[Field] = set()
+        for field, value in answers.items():
+            is_board = field in (ALL_TX, ALL_RX)
+            link = self._links.setdefault(field, _Counter(BOARD_MAX if is_board else LINK_MAX))
+            if 0 <= value < COUNT_MAX and value != SENTINEL:
+                reading = _Reading(value * KIB if is_board else float(value), now)
+                if link.admit(reading, is_first=not self._is_read):
+                    admitted.add(field)
+        for field, link in self._links.items():
+            if field not in admitted:
+                self._note_silence(field, link, now)
+        return admitted != answers.keys()
+
+    def _note_silence(self, field: Field, link: _Counter, now: float) -> None:
+        if link.is_left:
+            self._fields.refuse(field)
+            return
+        self._fields.ask_again(field)
+        link.silent_since = now if link.silent_since is None else link.silent_since
+        if now - link.silent_since >= PATIENCE_S:
+            link.is_left = True
+            self._fields.refuse(field)
+            self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
+            log.warning(
+                "%s: NVLink %d has not answered field %d for %.0f s; the sum keeps its last count, the other "
+                "links continue",
+                self._label,
+                field[1],
+                field[0],
+                PATIENCE_S,
+            )

@@ -1,0 +1,373 @@
+"""The contract between collectors and backends.
+
+A backend counts its devices and finds each by its position. A device answers single questions. Every method may raise
+DeviceError and its subclasses; NotSupported means that this hardware has no such value. All units are base units; the
+backends convert the driver's units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.common.model.readings import GpuProcess
+from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.vendor import Vendor
+
+ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines with their own utilization
+
+
+class UtilizationSample(NamedTuple):
+    """One entry of the driver's sample ring: mean over the driver's own period that ends at `wall` (Unix seconds).
+
+    `span_s`: length of that period in seconds; None if the driver does not report it.
+    """
+
+    wall: float
+    ratio: float
+    span_s: float | None = None
+
+
+class Rates(NamedTuple):
+    """Shares of the driver's last sample period (1/6 to 1 s), 0 to 1: a kernel ran, memory was read or written."""
+
+    gpu: float
+    memory: float | None
+
+
+class Memory(NamedTuple):
+    """Bytes. `reserved` is the driver's share, outside of `used` and `free`; None if `used` includes it."""
+
+    total: int
+    used: int
+    free: int
+    reserved: int | None
+
+
+class Processes(NamedTuple):
+    """How many processes have a context on the device, as far as the exporter can see processes.
+
+    `listed`: the processes themselves, of both kinds; None if the driver reports only their number.
+    """
+
+    compute: int
+    graphics: int
+    listed: tuple[GpuProcess, ...] | None = None
+
+
+class ProcessUtilization(NamedTuple):
+    """The use of the device by one process since a given time.
+
+    `wall`: Unix seconds of its newest sample. `ratio`: mean share of the time that its kernels ran. `is_active`: it has
+    used the device, including the engines. `ratio` and `is_active` are raw values of the driver: a share above 1 is
+    invalid.
+
+    The pid is used only to find the process's cgroup on this host.
+    """
+
+    pid: int
+    wall: float
+    ratio: float
+    is_active: bool
+
+    def __repr__(self) -> str:
+        return "ProcessUtilization(...)"
+
+
+class Clocks(NamedTuple):
+    """Hertz; None if not reported."""
+
+    sm: float | None
+    memory: float | None
+    sm_max: float | None
+
+
+class Traffic(NamedTuple):
+    """Bytes received and sent since the driver was loaded, sum of all links. May wrap."""
+
+    rx: float
+    tx: float
+
+
+class Pcie(NamedTuple):
+    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None if unknown)."""
+
+    traffic: Traffic | None
+    replays: int | None
+
+
+class PcieLink(NamedTuple):
+    """Generation and lanes of the PCIe link: now, and the most that this GPU can have in this slot; None if unknown."""
+
+    generation: int | None
+    generation_max: int | None
+    width: int | None
+    width_max: int | None
+
+
+class Gpm(NamedTuple):
+    """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None if not available.
+
+    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: a value that is normally available is
+    missing this time (an error, NaN, a value that is not a share); quiet values then prove nothing. `pcie` and `nvlink`
+    are bytes per second, sum of both directions. `elapsed_cycles` and `active_cycles` are monotonic SM counters, on
+    drivers that have them.
+    """
+
+    span_s: float
+    graphics: float | None = None
+    sm: float | None = None
+    occupancy: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    fp64: float | None = None
+    fp32: float | None = None
+    fp16: float | None = None
+    pcie: float | None = None
+    nvlink: float | None = None
+    engines: float | None = None
+    missing: bool = False
+    elapsed_cycles: float | None = None
+    active_cycles: float | None = None
+
+
+class RowRemaps(NamedTuple):
+    """Number of remapped memory rows by cause, and whether a remap waits for a reset or has failed: 0 or 1."""
+
+    corrected: int
+    uncorrected: int
+    pending: int
+    failed: int
+
+
+class InstanceIdentity(NamedTuple):
+    """One MIG instance. `mig` is "gpu instance id/compute instance id".
+
+    `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
+    slices. `placement` is as in model.InstanceReading. `memory`: "own"; if several compute instances share a GPU
+    instance, "first" for the one that the memory is counted with, and "none" for the others.
+    """
+
+    uuid: str
+    mig: str
+    profile: str
+    sm_slices: float
+    memory_slices: int = 0  # 0 is unknown
+    placement: tuple[int, int] | None = None
+    memory: Literal["own", "first", "none"] = "own"
+
+
+class Instance(Protocol):
+    """One MIG instance of a device, valid only in the present cycle: handles may be reused for another instance."""
+
+    identity: InstanceIdentity
+
+    def read_memory(self) -> Memory: ...
+
+    def read_gpm(self) -> Gpm | None:
+        """Activity since the last read of the instance; None for the first read, and if the last read is too old."""
+
+
+class Device:
+    """One physical GPU. A method that a backend does not override is a value that the backend does not have.
+
+    `answers` counts the calls that the driver has answered, so that a GPU without answers is detected.
+    `instances_complete`: whether the last list of instances is complete. `reason`: why a value is missing, as an error
+    of NVML.
+    """
+
+    identity: DeviceIdentity
+    answers = 0
+    instances_complete = True
+    reason = "NVML_ERROR_NOT_SUPPORTED"
+
+    def _nothing(self, call: str) -> NotSupported:
+        return NotSupported(call, self.reason)
+
+    def identify(self) -> None:
+        """Read the missing parts of the identity again. Errors are added to `take_errors`. Never raises."""
+        return
+
+    def is_alive(self) -> bool:
+        """Whether the GPU answers other calls, although one call reports a lost GPU or a changed driver."""
+        return False
+
+    def first_failure(self) -> str:
+        """A failing call and its error, "" if no call fails; a value that is not supported is no failure."""
+        return ""
+
+    def read_utilization(self) -> Rates:
+        raise self._nothing("nvmlDeviceGetUtilizationRates")
+
+    def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
+        """The driver's samples newer than `since_wall`, oldest first; empty if there are no new samples."""
+        raise self._nothing("nvmlDeviceGetSamples")
+
+    def read_engine(self, engine: str) -> float:
+        """Share of time that one of ENGINES was busy, 0 to 1."""
+        raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
+
+    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        """The driver's samples of one of ENGINES, as for `read_utilization_samples`."""
+        raise self._nothing("nvmlDeviceGetSamples")
+
+    def read_gpm(self) -> Gpm | None:
+        """Activity since the last read; None for the first read, and if the last read is too old."""
+        raise self._nothing("nvmlGpmMetricsGet")
+
+    def reopen_gpm(self, subject: str) -> None:
+        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
+
+        Never raises.
+        """
+        return
+
+    def read_memory(self) -> Memory:
+        raise self._nothing("nvmlDeviceGetMemoryInfo")
+
+    def read_power(self) -> float:
+        """Watts."""
+        raise self._nothing("nvmlDeviceGetPowerUsage")
+
+    def read_power_limit(self) -> float:
+        """Watts, the enforced limit."""
+        raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
+
+    def read_default_power_limit(self) -> float:
+        """Watts: the limit that the maker set. An administrator's cap does not change it."""
+        raise self._nothing("nvmlDeviceGetPowerManagementDefaultLimit")
+
+    def read_energy(self) -> float:
+        """Joules since the driver was loaded."""
+        raise self._nothing("nvmlDeviceGetTotalEnergyConsumption")
+
+    def read_temperature(self) -> float:
+        """Degrees Celsius of the GPU sensor."""
+        raise self._nothing("nvmlDeviceGetTemperature")
+
+    def read_memory_temperature(self) -> float:
+        """Degrees Celsius of the hottest memory sensor."""
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_temperature_margin(self) -> float:
+        """Degrees Celsius left until the GPU slows down; negative above that temperature."""
+        raise self._nothing("nvmlDeviceGetMarginTemperature")
+
+    def read_temperature_limits(self) -> Mapping[str, float]:
+        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported limits are omitted."""
+        raise self._nothing("nvmlDeviceGetTemperatureThreshold")
+
+    def read_clocks(self) -> Clocks:
+        raise self._nothing("nvmlDeviceGetClockInfo")
+
+    def read_performance_state(self) -> int:
+        """0 (highest) to 15 (lowest)."""
+        raise self._nothing("nvmlDeviceGetPerformanceState")
+
+    def read_throttle_seconds(self) -> Mapping[str, float]:
+        """Seconds spent in each throttle reason that has a counter; unsupported reasons are omitted."""
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_throttle_active(self) -> Mapping[str, bool]:
+        """For each throttle reason that the device supports, whether it is active now."""
+        raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
+
+    def read_pcie(self) -> Pcie:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_pcie_link(self) -> PcieLink:
+        raise self._nothing("nvmlDeviceGetCurrPcieLinkWidth")
+
+    def read_nvlink(self) -> Traffic:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_ecc_errors(self) -> Mapping[str, int]:
+        """Errors since the driver was loaded, by severity: corrected, uncorrected."""
+        raise self._nothing("nvmlDeviceGetTotalEccErrors")
+
+    def read_row_remaps(self) -> RowRemaps:
+        raise self._nothing("nvmlDeviceGetRemappedRows")
+
+    def read_retired_pages(self) -> Mapping[str, int]:
+        """Pages retired by cause (single_bit, double_bit), before Ampere."""
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_recovery_action(self) -> int:
+        """The action that the driver requests: 0 is no action, for others see nvmlDeviceGpuRecoveryAction_t."""
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_processes(self) -> Processes:
+        raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
+
+    def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
+        """Every process that has used the device since `since_wall` (Unix seconds), as reported by the driver. Some
+        entries may belong to no process.
+        """
+        raise self._nothing("nvmlDeviceGetProcessUtilization")
+
+    def read_persistence_mode(self) -> bool:
+        """Whether the driver remains initialised while no process uses the GPU."""
+        raise self._nothing("nvmlDeviceGetPersistenceMode")
+
+    def list_instances(self) -> Sequence[Instance]:
+        """MIG instances; empty if MIG is off. Raises NotSupported if the hardware has no MIG."""
+        return ()
+
+    def take_errors(self) -> Sequence[DeviceError]:
+        """Errors of values inside calls that otherwise succeeded, since the last call of this method."""
+        return ()
+
+    def renew(self) -> None:
+        """Ask the driver again for this device after a loss. Raises DeviceError while it is not back."""
+        return
+
+
+class XidEvent(NamedTuple):
+    """One XID that the driver reported. `severity`: "fatal" or "nonfatal" if reported, else ""."""
+
+    uuid: str
+    xid: int
+    severity: str = ""
+
+
+class EventWatch(Protocol):
+    """A registration for events of some devices."""
+
+    covered: frozenset[str]
+    """UUIDs of the devices whose events are received here."""
+
+    complete: bool
+    """False if the registration of a device failed; it may succeed later."""
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        """The next event, None if there is no event within `timeout_s`. Raises DeviceError."""
+
+    def close(self) -> None:
+        """End the registration. Never raises."""
+
+
+class Backend(Protocol):
+    """A source of devices. `name` is shown to people; `vendor` is the maker of the devices.
+
+    `is_live`: the devices are GPUs of this machine, so its bus and its processes belong to them.
+    """
+
+    name: str
+    vendor: Vendor
+    is_live: bool
+
+    def open(self) -> None:
+        """Make the driver ready. Raises DriverUnavailable; may be called again later."""
+
+    def count(self) -> int:
+        """The number of positions in the driver's list. Raises DriverUnavailable."""
+
+    def find(self, position: int) -> Device:
+        """The device at one position of the driver's list. Raises DeviceError."""
+
+    def watch_events(self, devices: Iterable[Device]) -> EventWatch:
+        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError."""
+
+    def close(self) -> None:
+        """Close the driver. Never raises."""

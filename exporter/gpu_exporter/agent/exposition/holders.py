@@ -1,0 +1,69 @@
+"""The table of holders, with the evidence for each: it answers "why does the exporter say that I hold this GPU?"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.common.durations import format_age
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import AllocationView, GpuView, View
+from gpu_exporter.common.plain import layout, one_line
+
+HEADER = ("GPU", "UUID", "HOLDER", "OWNER", "SHARE", "SOURCE", "EVIDENCE", "CONFIRMED", "SINCE", "DOUBT")
+RIGHT = frozenset(("CONFIRMED", "SINCE"))
+NONE = "-"
+
+
+def render_holders(view: View) -> str:
+    """Fixed-width columns, one line per allocation, or per unit without a holder. Then the status and errors of each
+    source. Ends in a newline.
+    """
+    by_unit: dict[UnitId, list[AllocationView]] = {}
+    for allocation in view.allocations:
+        by_unit.setdefault(allocation.allocation.unit, []).append(allocation)
+    rows = [row for gpu in view.gpus for row in _rows(gpu, view, by_unit)]
+    lines = layout(HEADER, rows, RIGHT)
+    if not view.status.sources:
+        lines.append("no source of holders is configured: see --attribution in `gpu-exporter --help`")
+    for source in view.status.sources:
+        said = "never answered" if source.last_success_wall is None else "does not answer"
+        if source.up:
+            said = "answers" if source.complete else "answers in part"
+        conflicts = f", {source.conflicts} conflicts" if source.conflicts else ""
+        lines.append(f"source {source.name}: {said}{conflicts}")
+        lines += [f"source {source.name}: {one_line(text)}" for text in (source.error, source.notice) if text]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[tuple[str, ...]]:
+    identity = gpu.snapshot.identity
+    units = [(str(identity.index), UnitId(identity.uuid))]
+    units += [(f"{identity.index}:{i.mig}", UnitId(identity.uuid, i.uuid)) for i in gpu.snapshot.instances]
+    for label, unit in units:
+        name = unit.mig_uuid or unit.uuid
+        holders = by_unit.get(unit, [])
+        for held in holders:
+            yield _held(label, name, held, view.wall)
+        if not holders and not (gpu.snapshot.instances and not unit.mig_uuid):
+            not_free = gpu.not_free.get(unit.mig_uuid, "")
+            is_free = view.status.attribution_known and not not_free
+            doubt = not_free or ("" if is_free else "not every source has answered")
+            yield (label, name, "(free)" if is_free else "(unknown)", *[NONE] * 6, doubt)
+
+
+def _held(label: str, name: str, view: AllocationView, wall: float) -> tuple[str, ...]:
+    allocation = view.allocation
+    holder = allocation.holder
+    share = "whole" if allocation.share == "none" else f"{allocation.share} {allocation.share_ratio:.0%}"
+    return (
+        label,
+        name,
+        holder.label,
+        "/".join(part for part in (holder.user, holder.account) if part) or NONE,
+        share,
+        holder.source,
+        allocation.basis or NONE,
+        f"{format_age(view.unconfirmed_s)} ago",
+        format_age(wall - view.totals.start_wall),
+        allocation.contradiction or allocation.why,
+    )

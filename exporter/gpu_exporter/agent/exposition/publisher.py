@@ -1,0 +1,99 @@
+"""Rendered bodies of the newest view: rendered at the first request and kept until the next view."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.json_format import JSON_TYPE, render_json
+from gpu_exporter.agent.exposition.page import HTML_TYPE, render_page
+from gpu_exporter.agent.exposition.series import Series, list_series
+from gpu_exporter.agent.exposition.table import render_table
+from gpu_exporter.agent.exposition.text import OPENMETRICS_TYPE, TEXT_TYPE, TextRenderer
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import Buckets, History, View
+
+TABLE_TYPE = "text/plain; charset=utf-8"
+CONTENT_TYPES = {
+    "prometheus": TEXT_TYPE,
+    "openmetrics": OPENMETRICS_TYPE,
+    "json": JSON_TYPE,
+    "table": TABLE_TYPE,
+    "holders": TABLE_TYPE,
+    "page": HTML_TYPE,
+}
+
+
+@dataclass(slots=True)
+class _Edition:
+    """One view with its rendered bodies."""
+
+    key: object
+    view: View
+    series: list[Series]
+    bodies: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+
+
+def no_history(_: UnitId) -> Buckets:
+    """No history, for callers that serve no page."""
+    return Buckets((), 1.0)
+
+
+class Publisher:
+    """Returns bodies of the newest view. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        build_view: Callable[[], View],
+        version: Callable[[], object],
+        more_series: Callable[[], list[Series]] = list,
+        history: History = no_history,
+    ) -> None:
+        """`version()` changes when `build_view()` would return a new view. `more_series` are appended."""
+        self._build_view = build_view
+        self._version = version
+        self._more_series = more_series
+        self._history = history
+        self._renderer = TextRenderer()
+        self._edition: _Edition | None = None
+        self._lock = threading.Lock()
+
+    def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
+        """The body in a form of CONTENT_TYPES. `names` restricts the metrics to these families."""
+        with self._lock:
+            edition = self._current()
+            if names:
+                raw = self._render(edition, form, names).encode("utf-8", "replace")
+                return gzip.compress(raw, 1) if zipped else raw
+            raw = edition.bodies.get((form, False), b"")
+            if not raw:
+                raw = edition.bodies[form, False] = self._render(edition, form, names).encode("utf-8", "replace")
+            if not zipped:
+                return raw
+            if (form, True) not in edition.bodies:
+                edition.bodies[form, True] = gzip.compress(raw, 1)
+            return edition.bodies[form, True]
+
+    def rendered(self, form: str, *, zipped: bool = False) -> bytes | None:
+        """The body if it is already rendered, else None. Needs no lock and returns at once."""
+        edition = self._edition
+        if edition is None or edition.key != self._version():
+            return None
+        return edition.bodies.get((form, zipped))
+
+    def _current(self) -> _Edition:
+        key = self._version()
+        if self._edition is None or self._edition.key != key:
+            view = self._build_view()
+            self._edition = _Edition(key, view, [*list_series(view), *self._more_series()])
+        return self._edition
+
+    def _render(self, edition: _Edition, form: str, names: frozenset[str]) -> str:
+        if form in ("prometheus", "openmetrics"):
+            return self._renderer.render(edition.series, openmetrics=form == "openmetrics", names=names)
+        if form == "page":
+            return render_page(edition.view, self._history)
+        return {"json": render_json, "table": render_table, "holders": render_holders}[form](edition.view)

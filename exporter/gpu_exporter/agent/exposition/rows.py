@@ -1,0 +1,225 @@
+"""A view as rows for people: one row per allocation, or per unit without a holder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gpu_exporter.agent.exposition.health import describe_recovery, label_of
+from gpu_exporter.common.durations import format_age
+from gpu_exporter.common.model.causes import Causes
+from gpu_exporter.common.model.units import NO_PLACE, UnitId
+from gpu_exporter.common.model.views import AllocationView, GpuView, Throttling, View
+
+UNKNOWN = "-"
+NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "CAUSE", "WHY")
+NUMBERS = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
+GIB = 1024**3
+
+
+class Row(NamedTuple):
+    """`gpu`: the index, for a MIG instance index:instance. While unknown: None for a number, "" for a text.
+
+    `utilization`: 0 to 1. `held_s`: how long the holder has held it. `idle_s`: length of the current idle run.
+    `stalled_s`: length of the current stall. `throttling`: of the GPU over the last window. `age_s`: age of the GPU's
+    last reading. `cause`: the most certain one with its confidence. `advice`: what to change, once per holder.
+    """
+
+    gpu: str
+    name: str
+    utilization: float | None
+    memory_bytes: float | None
+    power_w: float | None
+    temperature_celsius: float | None
+    holder: str
+    owner: str
+    held_s: float | None
+    idle_s: float | None
+    state: str
+    why: str
+    throttling: Throttling | None = None
+    age_s: float | None = None
+    stalled_s: float | None = None
+    cause: str = ""
+    advice: str = ""
+
+    @property
+    def wasted_s(self) -> float:
+        """How long its holder has not used it: the present idle run, or the present stall."""
+        return max(self.idle_s or 0.0, self.stalled_s or 0.0) if self.holder else 0.0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The cells as text, in the order of NAMES; UNKNOWN for unknown values."""
+        return (
+            self.gpu,
+            self.name,
+            format_ratio(self.utilization),
+            format_gib(self.memory_bytes),
+            format_unit(self.power_w, " W"),
+            format_unit(self.temperature_celsius, " °C"),
+            self.holder or UNKNOWN,
+            self.owner or UNKNOWN,
+            UNKNOWN if self.held_s is None else format_age(self.held_s),
+            UNKNOWN if self.idle_s is None else format_age(self.idle_s),
+            self.state,
+            self.cause,
+            f"{self.why} -> {self.advice}" if self.advice else self.why,
+        )
+
+
+def list_rows(view: View) -> list[Row]:
+    """Rows in the order of the GPUs, MIG instances below their board."""
+    rows: list[Row] = []
+    by_unit: dict[UnitId, list[AllocationView]] = {}
+    for allocation in view.allocations:
+        by_unit.setdefault(allocation.allocation.unit, []).append(allocation)
+    for gpu in view.gpus:
+        rows += _gpu_rows(gpu, view, by_unit)
+    return list(_once_per_holder(rows))
+
+
+def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, each advice only in the first row of its holder."""
+    said: set[tuple[str, str]] = set()
+    for row in rows:
+        yield row._replace(advice="") if (row.holder, row.advice) in said else row
+        said.add((row.holder, row.advice))
+
+
+def by_waste(rows: Iterable[Row]) -> list[Row]:
+    """Held rows with the longest idle time or stall first; all other rows keep their order."""
+    return sorted(rows, key=lambda row: -row.wasted_s)
+
+
+def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[Row]:
+    identity = gpu.snapshot.identity
+    whole = by_unit.get(UnitId(identity.uuid), [])
+    for allocation in whole:
+        yield _row(gpu, view, label_of(gpu), identity.name, allocation)
+    if not whole:
+        not_free = "" if gpu.snapshot.instances else gpu.not_free.get("", "")
+        state = "mig" if gpu.snapshot.instances else _unheld(view, not_free)
+        yield _row(gpu, view, label_of(gpu), identity.name or UNKNOWN, None, state, not_free=not_free)
+    for instance in gpu.snapshot.instances:
+        label = f"{identity.index}:{instance.mig}"
+        holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
+        for held in holders:
+            yield _row(gpu, view, label, instance.profile, held, mig=True)
+        if not holders:
+            not_free = gpu.not_free.get(instance.uuid, "")
+            yield _row(gpu, view, label, instance.profile, None, _unheld(view, not_free), mig=True, not_free=not_free)
+
+
+def _unheld(view: View, not_free: str) -> str:
+    """The state of a unit without a holder: free only if every source has answered. Without sources it is unknown."""
+    if not_free:
+        return "unknown"
+    if view.status.attribution_known:
+        return "free"
+    return "unknown" if view.status.sources else UNKNOWN
+
+
+def _judge_row(
+    gpu: GpuView, view: View, allocation: AllocationView | None, state: str, not_free: str
+) -> tuple[str, str]:
+    """The state of a row, and why. `state`: that of a unit without a holder."""
+    if gpu.snapshot.away:
+        return "away", gpu.snapshot.error
+    if gpu.hung:
+        silent = f"the driver has not answered for {format_age(gpu.age_s)}"
+        return "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # a GPU that was never read has no age
+    if not gpu.snapshot.up:
+        return "missing" if gpu.snapshot.identity.index == NO_PLACE else "lost", gpu.snapshot.error
+    if gpu.withheld:
+        return "stale", f"last answer {format_age(gpu.age_s)} ago"
+    if allocation is not None:
+        return allocation.verdict.state, allocation.verdict.evidence
+    if not_free or gpu.snapshot.contradiction:
+        return state, not_free or gpu.snapshot.contradiction
+    in_use = gpu.snapshot.facts.utilization and view.status.sources
+    return state, "in use, but its holder is unknown" if in_use else ""
+
+
+def _row(
+    gpu: GpuView,
+    view: View,
+    label: str,
+    name: str,
+    allocation: AllocationView | None,
+    state: str = "",
+    *,
+    mig: bool = False,
+    not_free: str = "",
+) -> Row:
+    fresh = gpu.snapshot.up and not gpu.withheld
+    state, why = _judge_row(gpu, view, allocation, state, not_free)
+    if not mig:
+        failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
+        why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))
+    utilization = memory = power = temperature = held = idle = None
+    if fresh and allocation is not None:
+        utilization, memory = allocation.utilization, allocation.memory_used_bytes
+    elif fresh and not mig:
+        utilization, memory = gpu.snapshot.facts.utilization, gpu.snapshot.facts.memory_used_bytes
+    if fresh and not mig:
+        power, temperature = gpu.snapshot.facts.power_w, gpu.snapshot.facts.temperature_celsius
+    elif fresh and allocation is not None:
+        power = allocation.power_w  # the estimate for the instance
+    stalled: float | None = None
+    holder = owner = cause = advice = ""
+    if allocation is not None:
+        who = allocation.allocation.holder
+        holder = who.label
+        owner = "/".join(part for part in (who.user, who.account) if part)
+        held = view.wall - allocation.totals.start_wall
+        idle = allocation.totals.idle_run_s if allocation.totals.known else None
+        stalled = allocation.stalled_run_s
+        if state == allocation.verdict.state:  # the GPU answers
+            cause, said, advice = describe_causes(allocation.causes)
+            why = "; ".join(filter(None, (why, said)))
+    throttling = gpu.throttling if fresh and not mig else None
+    age = (
+        gpu.age_s if gpu.snapshot.up else None
+    )  # of a GPU that is not up, age_s is the time since it last failed to answer
+    return Row(
+        label,
+        name,
+        utilization,
+        memory,
+        power,
+        temperature,
+        holder,
+        owner,
+        held,
+        idle,
+        state,
+        why,
+        throttling,
+        age,
+        stalled,
+        cause,
+        advice,
+    )
+
+
+def describe_causes(causes: Causes) -> tuple[str, str, str]:
+    """The most certain cause with its confidence, its evidence, and its advice. Without a cause, what would be needed
+    to find one; all empty if the state needs no cause.
+    """
+    if causes.ranked:
+        first = causes.ranked[0]
+        return f"{first.name} {first.confidence}", first.evidence, first.advice
+    return ("unknown", f"not enough evidence: needs {causes.needs[0]}", "") if causes.needs else ("", "", "")
+
+
+def format_ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def format_gib(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value / GIB:.1f} GiB"
+
+
+def format_unit(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"

@@ -1,0 +1,264 @@
+"""Turns a view into series: families with labels and values. Every text renderer uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpu_exporter.agent.exposition import catalog
+from gpu_exporter.agent.exposition.training import list_training
+from gpu_exporter.common.model.metrics import Family, Sample
+from gpu_exporter.common.model.readings import XID_CLASSES, XidCounts
+from gpu_exporter.common.model.totals import UnitTotals
+from gpu_exporter.common.model.units import NO_PLACE, UnitId
+from gpu_exporter.common.model.views import AllocationView, GpuView, View
+
+
+class Series(NamedTuple):
+    """One family with its label names and its rows of (label values, value)."""
+
+    family: Family
+    label_names: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], float]]
+
+
+class _Table:
+    """Collects rows by family, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {}
+
+    def add(
+        self,
+        family: Family,
+        place_names: tuple[str, ...],
+        place: tuple[str, ...],
+        value: float | None,
+        more: tuple[str, ...] = (),
+    ) -> None:
+        if value is None or not math.isfinite(value):  # NaN and infinity are not published
+            return
+        series = self.series.get(family.name)
+        if series is None:
+            series = Series(family, (*place_names, *family.labels), [])
+            self.series[family.name] = series
+        series.rows.append(((*place, *more), value))
+
+    def add_sample(self, names: tuple[str, ...], place: tuple[str, ...], sample: Sample) -> None:
+        self.add(sample.family, names, place, sample.value, sample.labels)
+
+
+def list_series(view: View) -> list[Series]:
+    """All series of one view."""
+    table = _Table()
+    _add_self(table, view)
+    held = {allocation.allocation.unit.uuid for allocation in view.allocations}
+    for gpu in view.gpus:
+        _add_gpu(table, gpu, gpu.snapshot.identity.uuid in held, attribution=view.status.attribution_known)
+    for allocation in view.allocations:
+        _add_allocation(table, allocation)
+    for tenant, totals in view.tenants:
+        for family, value in zip(catalog.TENANT_FAMILIES, totals, strict=True):
+            table.add(family, catalog.TENANT_LABELS, tenant, value)
+    return list(table.series.values())
+
+
+def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None:
+    identity = gpu.snapshot.identity
+    if identity.index == NO_PLACE and not identity.uuid:
+        table.add(catalog.GPU_MISSING, (), (), 1.0, (identity.pci_bus_id,))
+        return
+    names, place = catalog.DEVICE_LABELS, (str(identity.index), identity.uuid)
+    info = (
+        identity.name,
+        identity.driver_version,
+        identity.pci_bus_id,
+        str(identity.minor) if identity.minor >= 0 else "",
+        identity.mig_mode,
+    )
+    table.add(catalog.GPU_INFO, names, place, 1.0, info)
+    if not gpu.snapshot.away:
+        table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
+    if attribution and (held or not gpu.not_free):
+        table.add(catalog.GPU_ALLOCATED, names, place, float(held))
+    if gpu.allocatable is not None:
+        table.add(catalog.GPU_ALLOCATABLE, names, place, float(gpu.allocatable))
+    if gpu.totals is not None:
+        _add_totals(table, catalog.UNIT_FAMILIES, catalog.GPU_OTHER_ACTIVITY, names, place, gpu.totals)
+    if gpu.xids is not None:
+        _add_xids(table, names, place, gpu.xids)
+    if gpu.withheld:
+        return
+    for sample in gpu.snapshot.samples:
+        table.add_sample(names, place, sample)
+    for instance in gpu.snapshot.instances:
+        mig_place = (*place, instance.mig, instance.uuid)
+        for sample in instance.samples:
+            table.add_sample(catalog.MIG_LABELS, mig_place, sample)
+        totals = gpu.instance_totals.get(instance.uuid)
+        if totals is not None:
+            other = catalog.MIG_OTHER_ACTIVITY
+            _add_totals(table, catalog.MIG_UNIT_FAMILIES, other, catalog.MIG_LABELS, mig_place, totals)
+
+
+def _add_xids(table: _Table, names: tuple[str, ...], place: tuple[str, ...], counts: XidCounts) -> None:
+    events = dict.fromkeys(XID_CLASSES, 0)
+    for xid, kind, number, last_wall in counts.codes:
+        events[kind] += number
+        table.add(catalog.GPU_XID_ERRORS, names, place, float(number), (str(xid), kind))
+        table.add(catalog.GPU_XID_LAST, names, place, last_wall, (str(xid), kind))
+    for kind, number in events.items():
+        table.add(catalog.GPU_XID_EVENTS, names, place, float(number), (kind,))
+
+
+def _add_totals(
+    table: _Table,
+    families: tuple[Family, ...],
+    other: Family,
+    names: tuple[str, ...],
+    place: tuple[str, ...],
+    totals: UnitTotals,
+) -> None:
+    values = (
+        totals.busy_s,
+        totals.observed_s,
+        totals.idle_s,
+        float(totals.witnesses),
+        totals.last_active_wall,
+        totals.unattributed_s,
+        totals.unattributed_j,
+    )
+    for family, value in zip(families, values, strict=True):
+        table.add(family, names, place, value)
+    for witness, seconds in totals.other_s.items():
+        table.add(other, names, place, seconds, (witness,))
+
+
+def allocation_place(view: AllocationView) -> tuple[str, ...]:
+    """The values of ALLOCATION_LABELS."""
+    unit, holder = view.allocation.unit, view.allocation.holder
+    return (
+        str(view.gpu),
+        unit.uuid,
+        view.mig,
+        unit.mig_uuid,
+        holder.key.scheduler,
+        holder.namespace,
+        holder.pod,
+        holder.container,
+        holder.job_id,
+    )
+
+
+def _add_allocation(table: _Table, view: AllocationView) -> None:
+    names, place = catalog.ALLOCATION_LABELS, allocation_place(view)
+    holder, totals = view.allocation.holder, view.totals
+    info = (
+        holder.cluster,
+        holder.user,
+        holder.account,
+        holder.partition,
+        holder.qos,
+        holder.array_job_id,
+        holder.array_task_id,
+        holder.het_job_id,
+        holder.het_job_offset,
+        holder.pod_uid,
+        holder.source,
+        view.allocation.share,
+        holder.resource,
+        holder.identity,
+    )
+    table.add(catalog.ALLOCATION_INFO, names, place, 1.0, info)
+    values: list[tuple[Family, float | None]] = [
+        (catalog.ALLOCATION_SHARE, view.allocation.share_ratio),
+        (catalog.ALLOCATION_HOLDER_UNITS, holder.units),
+        (catalog.ALLOCATION_START, totals.start_wall),
+        (catalog.ALLOCATION_HELD, totals.held_s),
+        (catalog.ALLOCATION_UTILIZATION, view.utilization),
+        (catalog.ALLOCATION_MEMORY, view.memory_used_bytes),
+        (catalog.ALLOCATION_PROCESSES, view.processes),
+        (catalog.ALLOCATION_POWER, view.power_w),
+        (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
+        (catalog.ALLOCATION_HOST_ACTIVITY, view.host.cpu_ratio if view.host is not None else None),
+        (catalog.ALLOCATION_HOST_IO, view.host.io_bytes_per_s if view.host is not None else None),
+    ]
+    if totals.known:
+        values += [
+            (catalog.ALLOCATION_LAST_ACTIVE, totals.last_active_wall),
+            (catalog.ALLOCATION_IDLE_RUN, totals.idle_run_s),
+            (catalog.ALLOCATION_IDLE_WITNESSES, None if totals.idle_run_s is None else totals.idle_run_witnesses),
+            (catalog.ALLOCATION_LONGEST_GAP, totals.longest_gap_s or None),
+            (catalog.ALLOCATION_BUSY, totals.busy_s),
+            (catalog.ALLOCATION_OBSERVED, totals.observed_s),
+            (catalog.ALLOCATION_IDLE, totals.idle_s),
+            (catalog.ALLOCATION_LOW, totals.low_s),
+            (catalog.ALLOCATION_HIGH, totals.high_s),
+        ]
+        if view.spin is not None or totals.stalled_s:
+            values.append((catalog.ALLOCATION_STALLED, totals.stalled_s))
+        values.append((catalog.ALLOCATION_STALLED_RUN, view.stalled_run_s))
+    for family, value in values:
+        table.add(family, names, place, value)
+    method = catalog.ENERGY_METHODS.get(view.allocation.share, catalog.ENERGY_DIVIDED)
+    table.add(catalog.ALLOCATION_ENERGY, names, place, totals.energy_j, (method,))
+    table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
+    for cause in view.causes.published:
+        table.add(catalog.ALLOCATION_CAUSE, names, place, 1.0, (cause.name, cause.confidence))
+    if view.training is not None:
+        for family, value, more in list_training(view.training):
+            table.add(family, names, place, value, more)
+    if view.obstacle:
+        table.add(catalog.ALLOCATION_UNKNOWN, names, place, 1.0, (view.obstacle,))
+
+
+def _add_self(table: _Table, view: View) -> None:
+    status = view.status
+    table.add(catalog.BUILD_INFO, (), (), 1.0, (status.version, status.backend))
+    table.add(catalog.DRIVER_UP, (), (), float(status.driver_up))
+    table.add(catalog.DEVICES_VISIBLE, (), (), float(status.devices_visible))
+    table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected))
+    for driver, number in status.unmanaged:
+        table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
+    if status.sources:
+        table.add(catalog.DEVICES_UNATTRIBUTED, (), (), float(_count_unattributed(view)))
+    table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
+    table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
+    if status.state is not None:
+        table.add(catalog.STATE_LAST_WRITE, (), (), status.state.last_write_wall)
+        table.add(catalog.STATE_WRITE_ERRORS, (), (), float(status.state.write_errors))
+    for name, success, duration in _collector_outcomes(view):
+        table.add(catalog.COLLECTOR_SUCCESS, (), (), success, (name,))
+        table.add(catalog.COLLECTOR_DURATION, (), (), duration, (name,))
+    for call, error, count in status.errors:
+        table.add(catalog.DRIVER_ERRORS, (), (), float(count), (call, error))
+    for source in status.sources:
+        table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
+        table.add(catalog.ATTRIBUTION_COMPLETE, (), (), float(source.complete), (source.name,))
+        table.add(catalog.ATTRIBUTION_LAST_SUCCESS, (), (), source.last_success_wall, (source.name,))
+        if source.name == "slurm":
+            table.add(catalog.JOBS_MISSED, (), (), float(source.missed), (source.name,))
+        table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))
+
+
+def _count_unattributed(view: View) -> int:
+    held = {allocation.allocation.unit for allocation in view.allocations}
+    count = 0
+    for gpu in view.gpus:
+        uuid = gpu.snapshot.identity.uuid
+        for part in [instance.uuid for instance in gpu.snapshot.instances] or [""]:
+            is_known = view.status.attribution_known and not gpu.not_free.get(part)
+            count += bool(uuid) and not is_known and held.isdisjoint((UnitId(uuid), UnitId(uuid, part)))
+    return count
+
+
+def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
+    """Of each collector, over the GPUs that were read: name, 1 if it failed on no GPU, longest duration."""
+    outcomes: dict[str, tuple[bool, float]] = {}
+    for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
+        for outcome in found:
+            success, duration = outcomes.get(outcome.name, (True, 0.0))
+            outcomes[outcome.name] = (success and outcome.success, max(duration, outcome.duration_s))
+    for name, (success, duration) in outcomes.items():
+        yield name, float(success), duration

@@ -1,0 +1,20 @@
+"""A view as a table for a terminal: the holder of each GPU, its use, and the reason if it is not used."""
+
+from __future__ import annotations
+
+from gpu_exporter.agent.exposition.rows import NAMES, NUMBERS, list_rows
+from gpu_exporter.common.model.views import View
+from gpu_exporter.common.plain import layout, one_line
+
+
+def render_table(view: View) -> str:
+    """Fixed-width columns, one line per allocation, or per GPU without a holder. Ends in a newline."""
+    lines = layout(NAMES, [row.texts for row in list_rows(view)], NUMBERS)
+    if not view.status.driver_up:
+        what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
+        lines.append(f"{what}: {one_line(view.status.driver_error)}")
+    for source in view.status.sources:
+        lines += [f"attribution {source.name}: {one_line(text)}" for text in (source.error, source.notice) if text]
+    if view.status.note:
+        lines.append(view.status.note)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,82 @@
+"""Prometheus text 0.0.4 and OpenMetrics 1.0 from series.
+
+Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The part of a line
+before its value is rendered once per (family, labels) and kept, because labels rarely change between two scrapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpu_exporter.agent.exposition.series import Series
+from gpu_exporter.common.plain import encodable, shorten
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, longer (hostile) names are cut
+SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived holders cause no sweep
+
+
+def escape_label(value: str) -> str:
+    """A label value, escaped for both formats. Its length is limited, because users choose names."""
+    return shorten(encodable(value), MAX_LABEL_VALUE).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def format_value(value: float) -> str:
+    """Shortest text that reads back as the same number; whole numbers without a fraction."""
+    if value == math.floor(value) and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+class TextRenderer:
+    """Renders series; keeps line prefixes between calls. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._headers: dict[tuple[str, bool], str] = {}
+
+    def render(
+        self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
+    ) -> str:
+        """The exposition of `series`; with `names`, of these families only."""
+        out: list[str] = []
+        prefixes = self._prefixes
+        lines = 0  # of all families, so that a request for a few families causes no sweep
+        for family, label_names, rows in series:
+            lines += len(rows)
+            if names and family.name not in names:
+                continue
+            out.append(self._header(family.name, family.type, family.help, openmetrics))
+            name = family.name
+            for labels, value in rows:
+                prefix = prefixes.get((name, labels))
+                if prefix is None:
+                    prefix = prefixes[name, labels] = _render_prefix(name, label_names, labels)
+                out.append(f"{prefix}{format_value(value)}\n")
+        if len(prefixes) > 2 * lines + SPARE_PREFIXES:
+            self._forget(series)
+        if openmetrics:
+            out.append("# EOF\n")
+        return "".join(out)
+
+    def _forget(self, series: Sequence[Series]) -> None:
+        """Drop the prefixes of holders that are gone."""
+        present = {(family.name, labels) for family, _, rows in series for labels, _ in rows}
+        self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in present}
+
+    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
+        header = self._headers.get((name, openmetrics))
+        if header is None:
+            shown = name.removesuffix("_total") if openmetrics and kind == "counter" else name
+            escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}\n"
+            self._headers[name, openmetrics] = header
+        return header
+
+
+def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
+    """`name{a="b"} ` without empty labels, because an empty label is the same as an absent one."""
+    pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
+    return f"{name}{{{pairs}}} " if pairs else f"{name} "

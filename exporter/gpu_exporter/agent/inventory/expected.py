@@ -1,0 +1,156 @@
+"""The GPUs that this node should have: those that were seen, kept in a file over restarts and reboots.
+
+A GPU remains expected until one of three events: another GPU answers at its PCI address (it was replaced), the node
+comes back from a reboot with at least as many GPUs (it was moved or taken out on purpose), or `gpu-exporter forget
+UUID`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.common.files import write_atomically
+
+FILE = "devices.json"
+VERSION = 1
+
+
+class ExpectedDevice(NamedTuple):
+    """One GPU that answered on this host before."""
+
+    uuid: str
+    pci_bus_id: str
+    position: int
+    name: str
+
+
+class ExpectedDevices:
+    """The expected GPUs, and their file if there is a directory. One thread at a time."""
+
+    def __init__(self, directory: Path | None, boot_id: str) -> None:
+        self.devices: dict[str, ExpectedDevice] = {}
+        self.seen: dict[str, str] = {}  # by UUID, the boot in which the GPU last answered; "" if unknown
+        self.left_out: set[str] = set()  # addresses of GPUs that were forgotten and have not answered since
+        self._path = directory / FILE if directory is not None else None
+        self._boot_id = boot_id
+        self._stored_boot_id = boot_id
+        self._stamp: tuple[int, int] | None = None
+        self._is_saved = True
+
+    def load(self) -> None:
+        """Load the file; a later call applies what `forget` changed. An invalid file counts as missing."""
+        stamp = self._read_stamp()
+        if self._path is None or stamp is None or stamp == self._stamp:
+            return
+        known = _read(self._path)
+        if known is None:
+            return
+        boot_id, devices, seen, self.left_out = known
+        self.seen = {**seen, **self.seen}
+        if self._stamp is None:
+            self._stored_boot_id = boot_id
+            self.devices = devices
+        else:
+            self.devices = {uuid: device for uuid, device in self.devices.items() if uuid in devices}
+        self._stamp = stamp
+
+    def note(self, present: Iterable[ExpectedDevice]) -> bool:
+        """Note that these GPUs answer now. Returns whether there are unsaved changes; the caller then saves."""
+        before, kept, left_out = self.devices, dict(self.devices), self.left_out
+        answering = {
+            # A GPU whose address cannot be read now keeps its known address.
+            device.uuid: device if device.pci_bus_id or device.uuid not in kept else kept[device.uuid]
+            for device in present
+        }
+        places = {device.pci_bus_id: device for device in answering.values() if device.pci_bus_id}
+        rebooted = self._stored_boot_id != self._boot_id
+        if rebooted and len(answering) >= max(1, len(kept)):  # before that, some GPUs may still be starting
+            kept.clear()
+            self.left_out = set()  # another card may be at these addresses now
+            self._stored_boot_id = self._boot_id
+        for uuid, device in list(kept.items()):
+            successor = places.get(device.pci_bus_id)
+            if uuid in answering or successor is None:
+                continue
+            # Replaced by another GPU at its address. A GPU that had another address shows a renumbered bus.
+            elsewhere = before.get(successor.uuid)
+            if elsewhere is None or elsewhere.pci_bus_id == successor.pci_bus_id:
+                del kept[uuid]
+            else:  # the present address of the old GPU is unknown
+                kept[uuid] = device._replace(pci_bus_id="")
+        kept.update(answering)
+        self.left_out = self.left_out - places.keys()
+        self.devices = kept  # replaced as a whole: other threads may be reading
+        seen = {uuid: boot for uuid, boot in self.seen.items() if uuid in kept}
+        seen |= dict.fromkeys(answering, self._boot_id)
+        is_changed, self.seen = seen != self.seen, seen
+        if (
+            kept != before
+            or is_changed
+            or left_out != self.left_out
+            or (rebooted and self._stored_boot_id == self._boot_id)
+        ):
+            self._is_saved = False  # until a write succeeds
+        return not self._is_saved
+
+    def save(self) -> None:
+        """Write the file by rename. Raises OSError."""
+        if self._path is None:
+            self._is_saved = True
+            return
+        data = {
+            "version": VERSION,
+            "boot_id": self._stored_boot_id,
+            "devices": [device._asdict() for device in self.devices.values()],
+            "seen": self.seen,
+            "left_out": sorted(self.left_out),
+        }
+        write_atomically(self._path, (json.dumps(data, indent=1) + "\n").encode())
+        self._is_saved = True
+        self._stamp = self._read_stamp()
+
+    def _read_stamp(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+
+def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], set[str]] | None:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data["version"] != VERSION:
+            return None
+        devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
+        for device in devices.values():
+            if [type(value) for value in device] != [str, str, int, str]:
+                return None
+        text = json.dumps(data, ensure_ascii=False)
+        text.encode()  # a lone surrogate cannot be encoded, so no answer with it could be written
+        boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
+        # Earlier versions wrote neither: each listed GPU was present in the boot in which the file was written.
+        boots = told if isinstance(told, dict) else dict.fromkeys(devices, boot_id)
+        seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
+        left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
+        return boot_id, devices, seen, left_out
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def forget(directory: Path, uuid: str) -> bool:
+    """Remove a GPU from the file; a running exporter notices it. False if the file lacks the GPU. Raises OSError."""
+    known = _read(directory / FILE)
+    if known is None or uuid not in known[1]:
+        return False
+    book = ExpectedDevices(directory, known[0])
+    book.devices = {name: device for name, device in known[1].items() if name != uuid}
+    book.seen = {name: boot for name, boot in known[2].items() if name != uuid}
+    book.left_out = known[3] | ({known[1][uuid].pci_bus_id} - {""})
+    book.save()
+    return True

@@ -1,0 +1,636 @@
+"""The ledger: the known time of units and holders, by activity.
+
+Rules (docs/concepts.md explains them to users):
+
+- All times are CLOCK_MONOTONIC. Time that no span covers is unknown: it counts neither as busy nor as idle nor as
+  observed.
+- No time is counted twice, and no time before this process started.
+- A holder is charged from the first poll that shows it to the last poll that shows it (a Slurm job from its start). So
+  spans wait until the next poll confirms who held the unit. The interval of a change is charged to no holder.
+- While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time grows, also while
+  the exporter does not run. So observed / held is the known share of the holder's time.
+- The only holder of a unit is charged for all activity of the unit, and only for time at both ends of which it was the
+  only holder. Several holders are charged for the work of their own processes (division.py).
+- Activity that no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
+- The idle run is the unbroken run of known zero since the unit's last activity. Unknown time does not add to it, and
+  too much unknown time, in sequence or in total, ends it. A start of the holder's container within the run ends it too.
+  Activity ends the run at the moment when it becomes known, for every holder of the unit. If holders share the unit, it
+  ends with the next poll.
+
+Pure: no clock, no lock, no file. The caller passes the time and excludes other threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId, UnitAccount, read_date
+from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
+from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
+from gpu_exporter.agent.ledger.ring import Ring
+from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
+from gpu_exporter.agent.ledger.tenants import Tenants
+from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.readings import UTILIZATION, Activity, Span, Split
+from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.shares import REST_MAX_SHARE
+
+KEEP_ABSENT_S = 900.0  # how long a holder may be missing (an outage of its source) and then continue its account
+# ... and how many such holders of one unit are kept: pods that start and end every few seconds must not fill the memory
+KEEP_ABSENT = 4
+LATE_S = 15.0  # how long after a holder's last poll its readings may arrive: a long cycle, and the lag of a ring
+WAIT_S = 300.0  # how long readings wait for the poll that shows their holder; a slow poll takes about ten seconds
+EDGE_S = 0.05  # timestamps of periods and of spans come from the driver's clock, but are converted at different moments
+REST_MIN_S = 0.5  # over a shorter time, the steps of the driver's energy counter give no valid power
+RESTART_S = 1.0  # a container start that moved by less is the same start, read from another clock
+
+
+class LedgerRules(NamedTuple):
+    """`poll_interval_s`: attribution's interval; `history_s`, `bucket_s`: the ring of each unit."""
+
+    poll_interval_s: float
+    stale_after_polls: int
+    low_ratio: float
+    high_ratio: float
+    idle_run_unknown_reset_s: float
+    idle_run_unknown_max_ratio: float = 0.1
+    history_s: float = 600.0
+    bucket_s: float = 1.0
+
+    def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
+        """The greatest age of a mapping that is charged to a holder. `renewed_s`: how often its source confirms the
+        mapping.
+        """
+        return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
+
+
+def _id_of(entry: ConfirmedAllocation) -> HolderId:
+    return entry.allocation.unit, entry.allocation.holder.key
+
+
+class Ledger:
+    """All accounts of one node."""
+
+    def __init__(self, rules: LedgerRules, started: float) -> None:
+        self.rules = rules
+        self.started = started
+        self.units: dict[UnitId, UnitRecord] = {}
+        self.holdings: dict[HolderId, Holding] = {}
+        self.tenants = Tenants()
+        self.long_run_ended = False  # an idle run worth remembering has ended: the state file should record it soon
+
+    def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+        """Take over the accounts of a state file."""
+        self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
+        self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
+
+    def holders(self, *presences: HolderPresence) -> dict[HolderId, HolderAccount]:
+        """The accounts of holders with one of these presences, by default of all holders."""
+        wanted = presences or tuple(HolderPresence)
+        return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
+
+    def record(self, activity: Activity) -> None:
+        """Book the activity of one reading of a unit."""
+        unit = self._unit(activity.unit)
+        account = unit.account
+        account.witnesses = activity.witnesses or account.witnesses
+        for raw in activity.spans:
+            if not _is_idle(raw):
+                self._end_runs(activity.unit, unit, raw)
+            start = max(raw.start, account.covered_until)
+            if raw.end <= start:
+                continue
+            span = Span(start, raw.end, raw.ratio, raw.other, activity.witnesses)
+            length = span.end - span.start
+            account.covered_until = span.end
+            account.observed_s += length
+            account.busy_s += length * span.ratio
+            if _is_idle(span):
+                account.idle_s += length
+            elif span.ratio == 0.0:
+                unit.other_s[span.other[0]] = unit.other_s.get(span.other[0], 0.0) + length
+            if unit.ring is None:
+                unit.ring = self._new_ring()
+            unit.ring.add(span.start, span.end, span.ratio)
+            waiting = unit.wait().spans
+            waiting.append(Waiting(span))
+            while waiting[0].span.end < span.end - WAIT_S:
+                dropped = waiting.popleft()  # while polls hang; no later poll may charge it
+                self._end_unbooked(activity.unit, dropped, dropped.span.end)
+                account.unattributed_s += dropped.unclaimed_s
+
+    def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
+        """Book the driver's energy counter of a whole GPU. A counter that fell was reset with the driver."""
+        record = self._unit(unit)
+        account, pending = record.account, record.wait()
+        account.power_limit_w = limit_w
+        previous, account.energy_j = account.energy_j, joules
+        since, pending.energy_at = pending.energy_at, monotonic
+        if previous is not None and since is not None and joules >= previous:
+            charge = Charge(since, monotonic, joules - previous)
+            pending.energy.append(charge)
+            if charge.joules and monotonic - since >= REST_MIN_S:
+                power_w = charge.joules / (monotonic - since)
+                pending.rest_w = min(power_w, pending.rest_w if pending.rest_w is not None else power_w)
+            while pending.energy[0].end < monotonic - WAIT_S:
+                self._drop_charge(account, pending)
+
+    def record_split(self, unit: UnitId, split: Split) -> None:
+        """Book the work of processes on a shared unit. The unit's activity of that time was recorded before."""
+        pending = self._unit(unit).wait()
+        if pending.divisions and split.start < pending.divisions[-1].end:
+            split = split._replace(start=pending.divisions[-1].end)
+        if split.end > split.start:
+            pending.divisions.append(Division(split, (waiting.span for waiting in pending.spans)))
+            pending.spans = merge_active(pending.spans, split)
+
+    @staticmethod
+    def _drop_charge(account: UnitAccount, pending: Pending) -> None:
+        """Book the unclaimed part of the oldest charge as unattributed."""
+        charge = pending.energy.popleft()
+        account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
+
+    def _unit(self, unit: UnitId) -> UnitRecord:
+        """The record of a unit that is being read."""
+        record = self.units.get(unit)
+        if record is None:
+            record = self.units[unit] = UnitRecord(UnitAccount(covered_until=self.started))
+        if record.is_restored:
+            record.is_restored = False
+            record.account.covered_until = max(record.account.covered_until, self.started)
+        return record
+
+    def _new_ring(self) -> Ring:
+        return Ring(self.rules.history_s, self.rules.bucket_s)
+
+    def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
+        """Book new activity, even if it is late, before the exporter's start, or in a time that no holder is charged
+        for.
+        """
+        active_until, account = active.end, record.account
+        if account.last_active is None or active_until >= account.last_active:
+            account.last_active = active_until
+            record.active_by = (UTILIZATION,) if active.ratio else active.other
+        for (held, _), holding in self.holdings.items():
+            if held != unit:
+                continue
+            holder, is_present = holding.account, holding.presence is HolderPresence.PRESENT
+            if is_present and not holder.alone and active.end > active.start:
+                continue  # its own processes decide, with the next poll
+            self._end_run(holder)
+            if active_until > holder.known_until:
+                holder.last_active = active_until
+
+    def charge_poll(
+        self,
+        now: float,
+        wall: float,
+        confirmed: Sequence[ConfirmedAllocation],
+        ended: Sequence[ConfirmedAllocation] = (),
+    ) -> None:
+        """Charge the waiting readings to the holders that are shown to have held the units.
+
+        `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
+        poll, so that holders that came and went between two polls, one after the other, get their time.
+        """
+        past = sorted(ended, key=lambda each: each.confirmed)
+        ends: set[HolderId] = set()
+        before = self.holders(HolderPresence.PRESENT).keys()
+        for number, entry in enumerate(past):
+            ends.add(_id_of(entry))
+            # A holder that was missing at the last poll may have started after this end: starts in whole seconds do not
+            # show it.
+            still = before - ends
+            there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in still]
+            self._charge_poll(now, wall, [entry, *there], ends)
+        self._charge_poll(now, wall, confirmed, ends)
+
+    def _charge_poll(
+        self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation], ends: Collection[HolderId]
+    ) -> None:
+        shown: set[HolderId] = set()
+        holders_of: dict[UnitId, int] = {}
+        latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
+        for (unit, _), holding in self.holdings.items():
+            latest[unit] = max(holding.account.confirmed, latest.get(unit, holding.account.confirmed))
+        for entry in confirmed:
+            unit = entry.allocation.unit
+            holders_of[unit] = holders_of.get(unit, 0) + 1
+        for entry in confirmed:
+            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            shown.add(holder_id)
+            is_alone = holders_of[entry.allocation.unit] == 1 and not entry.allocation.is_shared
+            # If a holder cannot work, or its mapping is contradicted, its time is unknown.
+            known = entry.allocation.running and not entry.allocation.contradiction
+            found = self.holdings.get(holder_id)
+            if found is None or found.presence is not HolderPresence.PRESENT:
+                found = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
+                found.account.alone, found.account.running = is_alone, known
+            account = found.account
+            alone = account.alone and is_alone
+            running, account.running = account.running and known, known
+            if not known:
+                self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+                account.end_run()
+            account.renewed_s = entry.renewed_s
+            self._note_working(account, entry.working)
+            share = 1.0 / holders_of[entry.allocation.unit]
+            self._charge(holder_id, found, entry, share, alone=alone, running=running)
+            account.alone = is_alone  # unbooked readings belong to the time before this poll
+            latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
+        for holder_id, holding in self.holdings.items():
+            if holding.presence is HolderPresence.PRESENT and holder_id not in shown:
+                self._end_unjudged(holder_id[0], holding.account)
+                holding.presence = HolderPresence.LEAVING
+        self._book_late(now)
+        longest, present = self.rules.longest_unconfirmed_s, self.holders(HolderPresence.PRESENT)
+        self.tenants.charge_poll(now, longest, confirmed, present, self.holders(HolderPresence.LEAVING), ends)
+        self._forget(now)
+        self.tenants.forget(self.holdings)
+
+    def _book_late(self, now: float) -> None:
+        """Book late readings of a holder that has left: readings of the time before its last poll are still its own."""
+        for holder_id, holding in self.holdings.items():
+            if holding.presence is not HolderPresence.LEAVING:
+                continue
+            account = holding.account
+            if now - account.confirmed > LATE_S:
+                holding.presence = HolderPresence.ABSENT
+                continue
+            if account.running and account.alone:
+                self._book_waiting(holder_id[0], account, account.confirmed)
+            elif account.running:
+                self._book_divided(holder_id, holding, account.confirmed, share=0.0)
+            account.end_run()  # if the holder comes back, the time in between is unknown
+
+    @staticmethod
+    def _note_working(account: HolderAccount, working: float | None) -> None:
+        """Another start is a restart: the time before it shows nothing about the program that runs now."""
+        before = account.working
+        if working is None or working == before:
+            return
+        if before is None or not abs(working - before) <= RESTART_S:
+            account.working = working
+            account.end_run()
+
+    def _open(
+        self,
+        holder_id: HolderId,
+        entry: ConfirmedAllocation,
+        now: float,
+        wall: float,
+        other: float | None,
+        *,
+        has_ended: bool,
+    ) -> Holding:
+        """The record of a holder that was missing at the last poll: restored, or new.
+
+        `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of the holder's time are
+        dated.
+        """
+        holder = entry.allocation.holder
+        before = self.holdings.pop(holder_id, None)
+        if before is not None and not holder.identity:  # a name alone may be another holder by now
+            # The same incarnation held the unit all the time, even while the exporter did not run.
+            account = before.account
+            account.held_s += max(0.0, entry.confirmed - account.confirmed)
+            account.confirmed = account.booked = account.energy_booked = max(entry.confirmed, self.started)
+            # The holder's earlier readings are old. Its ring continues only if the holder left a moment ago.
+            ring = before.ring if before.presence is HolderPresence.LEAVING else None
+            found = self.holdings[holder_id] = Holding(account, ring=ring)
+            return found
+        begin = entry.confirmed
+        # provable start: charged from there, but never for time before the exporter's start
+        if entry.start is not None:
+            oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
+            begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
+        start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
+        found = self.holdings[holder_id] = Holding(HolderAccount(begin, begin, begin, start_wall, known_until=begin))
+        return found
+
+    def _charge(
+        self,
+        holder_id: HolderId,
+        holding: Holding,
+        entry: ConfirmedAllocation,
+        share: float,
+        *,
+        alone: bool,
+        running: bool,
+    ) -> None:
+        """`share`: the holder's share of the unit, by the number of holders. `alone`, `running`: at both ends of the
+        time since the holder was last confirmed.
+        """
+        until, account = entry.confirmed, holding.account
+        gap = until - account.confirmed
+        if gap <= 0:
+            return
+        account.confirmed = until
+        account.held_s += gap
+        if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
+            # no source reports the holder in between, or the holder cannot work
+            for waiting in self._waiting_spans(holder_id[0]):
+                self._end_unbooked(holder_id[0], waiting, until)
+            account.booked = account.energy_booked = until
+        elif alone:
+            self._book_waiting(holder_id[0], account, until)
+        else:
+            self._book_divided(holder_id, holding, until, share)
+
+    def _waiting_spans(self, unit: UnitId) -> Iterable[Waiting]:
+        record = self.units.get(unit)
+        return record.pending.spans if record is not None and record.pending is not None else ()
+
+    def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
+        """Book the readings up to `until` that this holder was not charged for yet."""
+        record = self.units.get(unit)
+        if record is None or record.pending is None:
+            return
+        pending = record.pending
+        for waiting in pending.spans:
+            start, end = max(waiting.span.start, account.booked), min(waiting.span.end, until)
+            if end > start:
+                self._book(account, waiting, waiting.span._replace(start=start, end=end), record.account.last_active)
+        for charge in pending.energy:
+            start, end = max(charge.start, account.energy_booked), min(charge.end, until)
+            if end > start:
+                self._book_energy(account, charge, charge.joules * (end - start) / (charge.end - charge.start))
+                account.energy_booked = end
+
+    def _book_divided(self, holder_id: HolderId, holding: Holding, until: float, share: float) -> None:
+        """Book the work of this holder on a unit that others use too. Work that is not known to be its own is not
+        charged to it.
+        """
+        unit, key = holder_id
+        record, account = self.units.get(unit), holding.account
+        if record is None or record.pending is None:
+            return
+        pending = record.pending
+        # A period that is not over when the holder was confirmed waits for the next poll, and so do later readings.
+        until = min([until, *(division.start for division in pending.divisions if division.end > until)])
+        until = min(until, record.account.covered_until)
+        if holding.ring is None:
+            holding.ring = self._new_ring()
+        begin = account.booked
+        for waiting in pending.spans:
+            for own in _own_parts(waiting.span, pending.divisions, key, begin, until):
+                if own is None:
+                    self._end_run(account)
+                else:
+                    self._book(account, waiting, own, account.last_active)
+                    holding.ring.add(own.start, own.end, own.ratio)
+        account.booked = max(begin, until)
+        self._divide_energy(record.account.power_limit_w, pending, account, until, share, key)
+
+    def _divide_energy(
+        self,
+        limit_w: float | None,
+        pending: Pending,
+        account: HolderAccount,
+        until: float,
+        share: float,
+        key: HolderKey,
+    ) -> None:
+        rest_w = pending.rest_w or 0.0
+        if limit_w is not None:
+            rest_w = min(rest_w, REST_MAX_SHARE * limit_w)
+        for charge in pending.energy:
+            begin, end = max(charge.start, account.energy_booked), min(charge.end, until)
+            if end <= begin:
+                continue
+            power_w = charge.joules / (charge.end - charge.start)
+            edges = sorted({begin, end, *(d.end for d in pending.divisions if begin < d.end < end)})
+            for start, stop in itertools.pairwise(edges):
+                division = next((d for d in pending.divisions if d.start <= start and stop <= d.end), None)
+                part = None if division is None else division.part_of(key)
+                length = stop - start
+                self._book_energy(account, charge, divide_joules(power_w * length, rest_w * length, share, part))
+            account.energy_booked = end
+
+    @staticmethod
+    def _book_energy(account: HolderAccount, charge: Charge, joules: float) -> None:
+        charge.booked_j += joules
+        account.energy_j = (account.energy_j or 0.0) + joules
+
+    def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
+        """`span`: the holder's own part of `waiting`. `last_active`: of the unit, or, if the unit is shared, of the
+        holder.
+        """
+        length = span.end - span.start
+        waiting.booked_s += length * span.ratio
+        self._bridge(account, span.start)
+        account.known = True
+        account.known_until = account.booked = span.end
+        account.observed_s += length
+        book_busy(account, span)
+        if span.ratio < self.rules.low_ratio:
+            account.low_s += length
+        elif span.ratio >= self.rules.high_ratio:
+            account.high_s += length
+        if _is_idle(span):
+            account.idle_s += length
+            begin = max(t for t in (span.start, last_active, account.working) if t is not None)
+            if span.end > begin:
+                account.run_witnesses = min(span.witnesses, account.run_witnesses or span.witnesses)
+                account.idle_run_s += span.end - begin
+        else:
+            self._end_run(account)
+            account.last_active = max(account.last_active or span.end, span.end)
+
+    def follow_run(self, holder_id: HolderId, part: RunPart | None, now: float) -> None:
+        """Take over what the run without progress of a holder counts as; None: nothing."""
+        holding = self.holdings.get(holder_id)
+        if holding is not None:
+            follow_run(holding.account, part, now)
+
+    def _end_run(self, account: HolderAccount) -> None:
+        """End an idle run that work has ended."""
+        self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+        account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
+        account.end_run()
+
+    def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
+        """End the idle runs of holders that were not judged by activity of a shared unit up to `until`: it may be their
+        own.
+        """
+        if _is_idle(waiting.span):
+            return
+        for (held, _), holding in self.holdings.items():
+            account = holding.account
+            if held != unit or holding.presence is not HolderPresence.PRESENT or account.alone:
+                continue
+            if account.booked < min(waiting.span.end, until):
+                self._end_run(account)
+
+    def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
+        """End the idle run of a leaving holder that shared the unit, if it was not judged by some activity: it may be
+        its own.
+        """
+        spans = (waiting.span for waiting in self._waiting_spans(unit))
+        if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
+            self._end_run(account)
+
+    def _bridge(self, account: HolderAccount, start: float) -> None:
+        """Take the unknown time up to `start` into the idle run, or end the run if that would be too much."""
+        gap = max(0.0, start - account.known_until)
+        unknown = account.run_unknown_s + gap
+        most = max(
+            self.rules.idle_run_unknown_reset_s,
+            self.rules.idle_run_unknown_max_ratio * (account.idle_run_s + unknown),
+        )
+        if gap > self.rules.idle_run_unknown_reset_s or unknown > most:
+            account.end_run()
+        elif account.idle_run_s > 0.0:
+            account.run_unknown_s = unknown
+
+    def _forget(self, now: float) -> None:
+        """Drop readings that no later poll may charge, and holders and instances that have been absent for long."""
+        absent: dict[UnitId, int] = {}
+        gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
+        for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
+            absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
+            # An account of a state file is absent since the start of the exporter, even if the exporter was down for
+            # long.
+            since = max(holding.account.confirmed, self.started)
+            if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
+                del self.holdings[holder_id]
+            elif holding.presence is HolderPresence.ABSENT:
+                holding.ring = None
+        present = self.holders(HolderPresence.PRESENT)
+        self._forget_instances(now, {unit for unit, _ in present})
+        oldest = now - self.rules.longest_unconfirmed_s()
+        settled: dict[UnitId, float] = {}
+        for (unit, _), account in present.items():
+            booked = min(account.booked, account.energy_booked)
+            booked = max(booked, now - self.rules.longest_unconfirmed_s(account.renewed_s))
+            settled[unit] = min(booked, settled.get(unit, booked))
+        for unit, record in self.units.items():
+            if record.pending is not None:
+                self._settle(unit, record.account, record.pending, settled.get(unit, oldest))
+
+    def _settle(self, unit: UnitId, account: UnitAccount, pending: Pending, until: float) -> None:
+        """Drop the readings up to `until`, because no later poll charges them."""
+        while pending.spans and pending.spans[0].span.end <= until:
+            waiting = pending.spans.popleft()
+            self._end_unbooked(unit, waiting, waiting.span.end)
+            account.unattributed_s += waiting.unclaimed_s
+        while pending.energy and pending.energy[0].end <= until:
+            self._drop_charge(account, pending)
+        while pending.divisions and pending.divisions[0].end <= until:
+            pending.divisions.popleft()
+
+    def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
+        """Drop MIG instances that were not read for a long time: each new layout has new instances, while GPUs remain
+        few.
+        """
+        for unit, record in list(self.units.items()):
+            if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
+                del self.units[unit]
+
+    def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
+        """Totals of a unit, None while it has had no source of activity."""
+        record = self.units.get(unit)
+        if record is None or record.is_restored or record.account.witnesses == 0:
+            return None
+        account = record.account
+        return UnitTotals(
+            account.busy_s,
+            account.observed_s,
+            account.idle_s,
+            account.witnesses,
+            read_date(account, now, wall),
+            record.active_by,
+            dict(record.other_s),
+            account.unattributed_s,
+            account.unattributed_j,
+        )
+
+    def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
+        """Totals of a holder, None before its first poll was settled."""
+        holding = self.holdings.get((allocation.unit, allocation.holder.key))
+        if holding is None or holding.presence is not HolderPresence.PRESENT:
+            return None
+        account = holding.account
+        last_active, start = read_date(account, now, wall), round(account.start_wall, 3)
+        return HolderTotals(
+            held_s=account.held_s,
+            known=account.known,
+            busy_s=account.busy_s,
+            stalled_s=account.stalled_s,
+            pending_s=account.pending_s,
+            observed_s=account.observed_s,
+            idle_s=account.idle_s,
+            low_s=account.low_s,
+            high_s=account.high_s,
+            energy_j=account.energy_j,
+            idle_run_s=self._idle_run(account, now) if account.running else None,
+            idle_run_witnesses=account.run_witnesses,
+            longest_gap_s=account.longest_gap_s,
+            start_wall=start,
+            last_active_wall=(last_active if last_active is not None else start) if account.known else None,
+        )
+
+    def unit_ring(self, unit: UnitId) -> Ring | None:
+        """The last minutes of a unit, None before its first reading."""
+        record = self.units.get(unit)
+        return record.ring if record is not None else None
+
+    def holder_ring(self, holder_id: HolderId) -> Ring | None:
+        """The last minutes of a holder that shares its unit, None of any other holder."""
+        holding = self.holdings.get(holder_id)
+        return holding.ring if holding is not None else None
+
+    def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
+        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if the last poll
+        brought no value.
+        """
+        ring = self.holder_ring((allocation.unit, allocation.holder.key))
+        values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
+        return next((value for value in reversed(values) if value is not None), None)
+
+    def _idle_run(self, account: HolderAccount, now: float) -> float | None:
+        """The idle run as of now. None if too much recent time is unknown, or if the holder's program is not known to
+        run.
+        """
+        late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
+        if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
+            return None
+        return account.idle_run_s
+
+
+def _own_parts(
+    span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float
+) -> Iterator[Span | None]:
+    """The parts of a span of a shared unit that belong to one holder, within (begin, until], in order of time.
+
+    None means activity that may be this holder's: it is not booked, and ends the idle run.
+    """
+    start, end = max(span.start, begin), min(span.end, until)
+    if end <= start:
+        return
+    is_idle, judged_until = _is_idle(span), start
+    for division in divisions:
+        first, last = max(start, division.start), min(end, division.end)
+        if last <= first:
+            continue
+        if is_idle and first > judged_until:
+            yield span._replace(start=judged_until, end=first)
+        elif first - judged_until > EDGE_S:
+            yield None
+        part = span._replace(start=first, end=last)
+        if is_idle:
+            yield None if division.contradicts_rest(key) else part
+        else:
+            yield division.judge(part, key)
+        judged_until = last
+    if is_idle and judged_until < end:
+        yield span._replace(start=judged_until, end=end)
+    elif judged_until == start or end - judged_until > EDGE_S:
+        yield None
+
+
+def _is_idle(span: Span) -> bool:
+    return span.ratio == 0.0 and not span.other

@@ -1,0 +1,63 @@
+"""The ledger's records of units and of holdings. A record is forgotten as a whole."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpu_exporter.agent.ledger.accounts import HolderAccount, UnitAccount
+from gpu_exporter.agent.ledger.division import Charge, Division, Waiting
+from gpu_exporter.agent.ledger.ring import Ring
+
+
+@dataclass(slots=True)
+class Pending:
+    """Readings of one unit that wait for the next poll, which shows their holders. `rest_w`: the lowest power ever
+    drawn.
+    """
+
+    spans: deque[Waiting] = field(default_factory=deque)
+    energy: deque[Charge] = field(default_factory=deque)
+    divisions: deque[Division] = field(default_factory=deque)
+    energy_at: float | None = None
+    rest_w: float | None = None
+
+
+@dataclass(slots=True)
+class UnitRecord:
+    """One unit. `pending`, `ring`: None before its first reading. `is_restored`: the account is from the state file,
+    and the unit has not been read since the start. `active_by`, `other_s`: as in UnitTotals; a restart resets them.
+    """
+
+    account: UnitAccount
+    is_restored: bool = False
+    pending: Pending | None = None
+    ring: Ring | None = None
+    active_by: tuple[str, ...] = ()
+    other_s: dict[str, float] = field(default_factory=dict)
+
+    def wait(self) -> Pending:
+        """The waiting readings of this unit."""
+        if self.pending is None:
+            self.pending = Pending()
+        return self.pending
+
+
+class HolderPresence(Enum):
+    """PRESENT: shown by the last poll. LEAVING: gone since a moment ago, so late readings may be its own. ABSENT: gone
+    for longer, or from the state file and not shown since the start.
+    """
+
+    PRESENT = "present"
+    LEAVING = "leaving"
+    ABSENT = "absent"
+
+
+@dataclass(slots=True)
+class Holding:
+    """One holder on one unit. `ring`: utilization by its own processes, if it shares the unit."""
+
+    account: HolderAccount
+    presence: HolderPresence = HolderPresence.PRESENT
+    ring: Ring | None = None

@@ -1,0 +1,57 @@
+"""The seconds of a run without progress: pending while it may still become a stall, then stalled, or busy if it ends.
+
+Counters that are published never fall. So these seconds are in none of them until it is known what they are.
+
+Pure: works on one holder's account.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gpu_exporter.agent.ledger.accounts import HolderAccount
+from gpu_exporter.common.model.readings import Span
+
+
+class RunPart(NamedTuple):
+    """What a holder's present run counts as. `begin`: since when (monotonic seconds). `is_stall`: it is a stall."""
+
+    begin: float
+    is_stall: bool
+
+
+def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
+    """Take over what the run of this holder counts as from now on; None: there is no run, or it proves nothing."""
+    is_open = account.spin_begin is not None and account.spin_end == math.inf
+    if is_open and (part is None or part.begin != account.spin_begin):
+        account.busy_s += account.pending_s
+        account.pending_s = 0.0
+        if account.is_stalled:
+            account.spin_end = now  # readings of that time are still to be booked
+        else:
+            account.spin_begin = None
+        is_open = False
+    if part is None:
+        return
+    if not is_open:
+        # A run that counts only from now on, since it is a stall only now, gives back nothing that was booked as busy.
+        account.spin_begin, account.spin_end, account.is_stalled = part.begin, math.inf, False
+    if part.is_stall and not account.is_stalled:
+        account.stalled_s += account.pending_s
+        account.pending_s = 0.0
+        account.is_stalled = True
+
+
+def book_busy(account: HolderAccount, span: Span) -> None:
+    """Book the busy seconds of a span of the holder."""
+    busy_s = (span.end - span.start) * span.ratio
+    spun_s = 0.0
+    if account.spin_begin is not None:
+        length_s = min(span.end, account.spin_end) - max(span.start, account.spin_begin)
+        spun_s = max(0.0, length_s) * span.ratio
+    if account.is_stalled:
+        account.stalled_s += spun_s
+    else:
+        account.pending_s += spun_s
+    account.busy_s += busy_s - spun_s

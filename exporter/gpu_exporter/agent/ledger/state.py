@@ -1,0 +1,288 @@
+"""The state file: counters that survive a restart, never below what was published and never above the truth.
+
+The exporter writes the exact counters every write interval, and publishes only what the file holds (except the held
+time of Slurm jobs). After a kill, counters resume at or above the last published value. Time since the last write is
+lost: it counts as unknown, never as idle.
+
+It is not flushed to the disk: what a process has written stays in the page cache when it is killed. Only a crash of the
+kernel loses that, which changes the boot id, and then counters start at 0: a reset that Prometheus understands.
+Measured elsewhere: a counter restored 10 s too low makes increase() 625,362 instead of 230, since Prometheus takes the
+fall for a reset (docs/decisions/0004).
+
+The format is one header line (name, version, CRC-32 of the rest) and JSON. It is replaced by rename, so it is whole or
+absent; anything else about it that does not add up (checksum, boot id, version) means starting at 0.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, get_args
+
+from gpu_exporter.agent.ledger.accounts import HolderAccount, UnitAccount
+from gpu_exporter.agent.ledger.ledger import Ledger
+from gpu_exporter.agent.ledger.tenants import COUNTERS as TENANT_COUNTERS
+from gpu_exporter.agent.ledger.tenants import TenantAccount
+from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.common.model.holders import HolderKey, Scheduler, TenantKey
+from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.common.model.units import UnitId
+
+log = logging.getLogger(__name__)
+VERSION = 2
+HEADER = "gpu-exporter-state"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
+HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s", "stalled_s")
+
+
+class StateInUse(Exception):
+    """Another process writes this state directory."""
+
+
+def read_boot_id(path: Path = BOOT_ID) -> str:
+    """The kernel's boot id; empty when it cannot be read, which never matches."""
+    try:
+        return path.read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+CounterKey = tuple[UnitId, HolderKey | None, str] | tuple[TenantKey, str]
+Numbers = Mapping[tuple[HolderKey, str], UnitId]
+NO_NUMBERS: Numbers = MappingProxyType({})
+
+
+class Prepared(NamedTuple):
+    """A content of the file, and the counters in it."""
+
+    text: str
+    written: dict[CounterKey, float]
+
+
+class StateFile:
+    """One directory with the state of one exporter, locked for this process."""
+
+    def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
+        self.path = directory / "state"
+        self.interval_s = write_interval_s
+        self.written: dict[CounterKey, float] = {}
+        self.numbers: Numbers = NO_NUMBERS
+        """Where the numbers of running holders led when the file was written; filled by `restore`."""
+        self._boot_id = boot_id
+        self._lock_path = directory / "lock"
+        self._lock: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises StateInUse, OSError (directory missing, read-only, or writable by every user)."""
+        make_directory(self.path.parent)
+        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(handle)
+            raise StateInUse(f"{self._lock_path}: another gpu-exporter writes this state directory") from exc
+        self._lock = handle
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def restore(self, ledger: Ledger) -> str:
+        """Restore the ledger from the file. Returns why nothing was restored, "" if something was restored."""
+        try:
+            header, _, body = self.path.read_text("utf-8").partition("\n")
+        except FileNotFoundError:
+            return "no state file yet"
+        except (OSError, UnicodeDecodeError) as exc:
+            return f"state file unreadable: {exc}"
+        if header != f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}":
+            return "state file damaged or of another version"
+        try:
+            data = json.loads(body)
+            if not self._boot_id or data["boot_id"] != self._boot_id:
+                return "state file of another boot"
+            units = {_unit(entry.pop("unit")): _checked(UnitAccount(**entry)) for entry in data["units"]}
+            holders = {
+                (_unit(entry.pop("unit")), _holder(entry.pop("holder"))): _checked(HolderAccount(**entry))
+                for entry in data["holders"]
+            }
+            numbers = {(_holder(key), str(number)): _unit(unit) for key, number, unit in data["numbers"]}
+            accounts = {
+                _tenant(entry.pop("tenant")): _checked(TenantAccount(**entry)) for entry in data.get("tenants", [])
+            }
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
+            return f"state file with fields of another version: {exc}"
+        ledger.restore(units, holders)
+        ledger.tenants.restore(accounts, holders)
+        self.numbers = numbers
+        # Until the first write succeeds, values beyond the file's content must not be published.
+        self.written = _counters_of(units, holders, accounts)
+        return ""
+
+    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
+        """The next content of the file: the ledger's counters.
+
+        `numbers`: the unit that each running holder's number led to, by (holder, number).
+        """
+        units = {unit: record.account for unit, record in ledger.units.items()}
+        holders = ledger.holders()
+        accounts = ledger.tenants.accounts
+        body = json.dumps(
+            {
+                "boot_id": self._boot_id,
+                # The driver counts a unit's energy, so it is not restored.
+                "units": [{"unit": unit, **_fields(account), "energy_j": None} for unit, account in units.items()],
+                "holders": [
+                    {"unit": unit, "holder": key, **_fields(account)} for (unit, key), account in holders.items()
+                ],
+                "tenants": [{"tenant": key, **_fields(account)} for key, account in accounts.items()],
+                "numbers": [(key, number, unit) for (key, number), unit in numbers.items()],
+            },
+            separators=(",", ":"),
+        )
+        text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
+        return Prepared(text, _counters_of(units, holders, accounts))
+
+    def commit(self, prepared: Prepared) -> None:
+        """Write the file. The caller then calls `adopt`. Raises OSError; the earlier content then remains in force."""
+        write_atomically(self.path, prepared.text.encode(), PRIVATE)
+
+    def adopt(self, prepared: Prepared) -> None:
+        """Publish the counters of this content from now on."""
+        self.written = prepared.written
+
+    def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
+        """The totals, limited to the written values; 0 until the unit is written."""
+        counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
+        return totals._replace(**self._bounded(unit, None, totals, counters))
+
+    def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
+        """The totals, limited to the written values; 0 until the holder is written.
+
+        A Slurm job's held time is not limited: Slurm reports the start, so it cannot fall after a kill.
+        """
+        counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
+        if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
+            counters = counters[1:]
+        bounded = totals._replace(**self._bounded(unit, key, totals, counters))
+        counted_s = bounded.busy_s + bounded.idle_s + bounded.stalled_s
+        return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
+
+    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
+        """The totals, limited to the written values; None until the tenant is written."""
+        if (key, TENANT_COUNTERS[0]) not in self.written:
+            return None
+        known = {name: value for name, value in totals._asdict().items() if value is not None}
+        return totals._replace(**{name: min(value, self.written[key, name]) for name, value in known.items()})
+
+    def _bounded(
+        self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]
+    ) -> dict[str, Any]:
+        return {name: min(getattr(totals, name), self.written.get((unit, key, name), 0.0)) for name in counters}
+
+
+def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
+    """Take the state directory, or log once why counters will not survive a restart.
+
+    Raises StateInUse if another process uses it.
+    """
+    if directory is None:
+        return None
+    state = StateFile(directory, write_interval_s, boot_id)
+    try:
+        state.acquire()
+    except OSError as exc:
+        log.warning("%s: %s; counters start at 0 after each restart (set --state.directory)", directory, exc)
+        return None
+    return state
+
+
+AccountT = TypeVar("AccountT", UnitAccount, HolderAccount, TenantAccount)
+SCHEDULERS: Mapping[str, Scheduler] = {name: name for name in get_args(Scheduler)}
+FLAGS = frozenset(("known", "running", "alone", "is_stalled", "spin_all_known"))
+ENDLESS = frozenset(("working", "spin_end"))  # may be infinite
+
+
+def _unit(value: Any) -> UnitId:
+    return UnitId(*_texts(value))
+
+
+def _holder(value: Any) -> HolderKey:
+    scheduler, incarnation = _texts(value)
+    if scheduler not in SCHEDULERS:
+        raise ValueError(f"{scheduler!r} is not a scheduler")
+    return HolderKey(SCHEDULERS[scheduler], incarnation)
+
+
+def _tenant(value: Any) -> TenantKey:
+    if not isinstance(value, list) or len(value) != 4 or not all(isinstance(part, str) for part in value):
+        raise ValueError(f"{value!r} is not a tenant")
+    return TenantKey(*value)
+
+
+def _texts(value: Any) -> tuple[str, str]:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        raise ValueError(f"{value!r} is not a pair of texts")
+    return value[0], value[1]
+
+
+def _checked(account: AccountT) -> AccountT:
+    """The account, if its numbers are valid. Raises ValueError.
+
+    An invalid number would stop every later write of the file, or be published.
+    """
+    for field in fields(account):
+        value = getattr(account, field.name)
+        if field.name in FLAGS:
+            is_good = isinstance(value, bool)
+        elif field.name == "last_active_wall":
+            is_good = value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
+            if value is not None and is_good:
+                setattr(account, field.name, tuple(value))
+        elif value is None:
+            is_good = "None" in str(field.type)
+        else:
+            is_good = _is_number(value) or (field.name in ENDLESS and value == math.inf)
+        if not is_good:
+            raise ValueError(f"{field.name}: {value!r}")
+    return account
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
+    """Values by name. dataclasses.asdict would copy each value in every cycle, at ten times the cost."""
+    return {name: getattr(account, name) for name in account.__slots__}
+
+
+def _counters_of(
+    units: Mapping[UnitId, UnitAccount],
+    holders: Mapping[tuple[UnitId, HolderKey], HolderAccount],
+    tenants: Mapping[TenantKey, TenantAccount],
+) -> dict[CounterKey, float]:
+    counters: dict[CounterKey, float] = {
+        (key, counter): getattr(account, counter) for key, account in tenants.items() for counter in TENANT_COUNTERS
+    }
+    for unit, account in units.items():
+        for counter in UNIT_COUNTERS:
+            counters[unit, None, counter] = getattr(account, counter)
+        if account.unattributed_j is not None:
+            counters[unit, None, "unattributed_j"] = account.unattributed_j
+    for (unit, key), holder in holders.items():
+        for counter in HOLDER_COUNTERS:
+            counters[unit, key, counter] = getattr(holder, counter)
+        if holder.energy_j is not None:
+            counters[unit, key, "energy_j"] = holder.energy_j
+    return counters

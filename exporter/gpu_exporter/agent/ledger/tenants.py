@@ -1,0 +1,150 @@
+"""Hours of namespaces, accounts and users that add up, although pods and jobs start and end between two scrapes.
+
+Each poll that the ledger settles adds the growth of the holders' accounts, times their share of the GPU, to their
+tenant. A holder that is seen at one poll, but was not seen at the poll before, started somewhere in between. The same
+applies when a holder leaves. Half of that time is added to `held_s`, which is right on average. It is added to no other
+counter, because nothing else is known about that time. If the scheduler proves the start, no estimate is needed.
+
+Pure: no clock, no lock, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId
+from gpu_exporter.common.model.holders import Holder, TenantKey
+from gpu_exporter.common.model.totals import TenantTotals
+
+KEEP_S = 3600.0  # after the last holder: long enough for a scrape at any interval to see the end
+TENANTS_MAX = 200  # of one node; users who can create namespaces must not be able to fill the exporter's memory
+OTHER = "other"
+COUNTERS = TenantTotals._fields
+NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class TenantAccount:
+    """GPU-seconds and joules. `seen`: when the tenant last held a unit (monotonic seconds)."""
+
+    seen: float
+    held_s: float = 0.0
+    known_s: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    energy_j: float = 0.0
+    stalled_s: float = 0.0
+
+
+class _Last(NamedTuple):
+    """A holder at the last poll."""
+
+    tenant: TenantKey
+    share: float
+    confirmed: float
+    renewed_s: float
+
+
+class Tenants:
+    """All tenants of one node."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[TenantKey, TenantAccount] = {}
+        self._booked: dict[HolderId, TenantTotals] = {}  # the part of each holder's account that its tenant already has
+        self._last: dict[HolderId, _Last] = {}
+        self._left: dict[HolderId, _Last] = {}
+        self._polled: float | None = None
+
+    def restore(self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+        """Take over the accounts of a state file: its tenants already have everything in its holders' accounts."""
+        self.accounts.update(accounts)
+        self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
+
+    def charge_poll(
+        self,
+        now: float,
+        longest_s: Callable[[float], float],
+        confirmed: Sequence[ConfirmedAllocation],
+        holders: Mapping[HolderId, HolderAccount],
+        leaving: Mapping[HolderId, HolderAccount],
+        ends: Collection[HolderId] = (),
+    ) -> None:
+        """Add the growth of the accounts of `holders` since the last poll, and of holders that are gone and may still
+        grow. `longest_s`: by how often a holder is renewed, the longest gap that counts as known. `ends`: holders that
+        were confirmed at their very end, after which nothing needs an estimate.
+        """
+        shown: dict[HolderId, _Last] = {}
+        for entry in confirmed:
+            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            # a holder that was away for a poll already has that time in its account
+            is_new = holder_id not in self._booked
+            tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
+            account = self._account(tenant, now)
+            self._add(account, holder_id, holders[holder_id], share)
+            if is_new and entry.start is None and self._polled is not None:
+                account.held_s += share * _half(entry.confirmed - self._polled, longest_s(entry.renewed_s))
+            shown[holder_id] = _Last(tenant, share, entry.confirmed, entry.renewed_s)
+        for holder_id, last in self._last.items():
+            if holder_id not in shown:
+                self._left[holder_id] = last
+                half = _half(now - last.confirmed, longest_s(last.renewed_s))
+                if half and holder_id not in ends:
+                    self._account(last.tenant, now).held_s += last.share * half
+        self._left = {holder_id: last for holder_id, last in self._left.items() if holder_id in leaving}
+        for holder_id, last in self._left.items():
+            if _read(leaving[holder_id]) != self._booked.get(holder_id):
+                self._add(self._account(last.tenant, now), holder_id, leaving[holder_id], last.share)
+        self._last, self._polled = shown, now
+        for key in [key for key, account in self.accounts.items() if now - account.seen > KEEP_S]:
+            del self.accounts[key]
+
+    def _add(self, tenant: TenantAccount, holder_id: HolderId, holder: HolderAccount, share: float) -> None:
+        """Give the tenant the growth of this holder's account since it was last read."""
+        grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
+        self._booked[holder_id] = grown
+        for counter in COUNTERS:
+            more = max(0.0, getattr(grown, counter) - getattr(before, counter))
+            part = 1.0 if counter == "energy_j" else share  # an instance's energy already belongs to it alone
+            setattr(tenant, counter, getattr(tenant, counter) + part * more)
+
+    def forget(self, kept: Iterable[HolderId]) -> None:
+        """Forget the holders that the ledger has forgotten."""
+        for gone in self._booked.keys() - set(kept):
+            del self._booked[gone]
+
+    def _account(self, key: TenantKey, now: float) -> TenantAccount:
+        account = self.accounts.setdefault(self._key_of(key), TenantAccount(now))
+        account.seen = now
+        return account
+
+    def _key_of(self, key: TenantKey) -> TenantKey:
+        """The key of the account for this tenant. Tenants beyond TENANTS_MAX share one account."""
+        if key in self.accounts or len(self.accounts) < TENANTS_MAX:
+            return key
+        return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
+
+    def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
+        """Every tenant, in order."""
+        for key, account in sorted(self.accounts.items()):
+            totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
+            # A board without an energy counter has used energy too, and 0 would be a number that no counter reported.
+            yield key, totals._replace(energy_j=totals.energy_j or None)
+
+
+def tenant_of(holder: Holder) -> TenantKey:
+    """A namespace, or an account and user of Slurm."""
+    if holder.key.scheduler == "kubernetes":
+        return TenantKey("kubernetes", holder.namespace, "", "")
+    return TenantKey(holder.key.scheduler, "", holder.account, holder.user)
+
+
+def _read(account: HolderAccount) -> TenantTotals:
+    energy = account.energy_j or 0.0
+    return TenantTotals(account.held_s, account.observed_s, account.busy_s, account.idle_s, energy, account.stalled_s)
+
+
+def _half(gap_s: float, longest_s: float) -> float:
+    """Half of the time between two polls, 0 for a gap in which no source was asked."""
+    return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

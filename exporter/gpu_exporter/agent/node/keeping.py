@@ -1,0 +1,53 @@
+"""Writes the state file while the exporter runs: counters are published only after they were written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.common.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+class StateKeeper:
+    """Logs a state file that cannot be written once, until a write succeeds."""
+
+    def __init__(self, node: NodeState, state: StateFile, clock: Clock) -> None:
+        self._node = node
+        self._state = state
+        self._clock = clock
+        self._warned = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Write the counters in every interval, and at once after a long idle run ended. Until `stop`."""
+        due = 0.0
+        while not stop.is_set():
+            now = self._clock.monotonic()
+            if now >= due or self._node.wants_write():
+                due = now + self._state.interval_s
+                self._write()
+            self._clock.wait(stop, min(1.0, self._state.interval_s))
+
+    def _write(self) -> None:
+        try:
+            self._node.write_state()
+            self._warned = False
+        except OSError as exc:
+            if not self._warned:
+                log.warning("%s", self.warn(str(exc)))
+            self._warned = True
+        except Exception:  # a fault here must not end the writing, without which counters stop increasing
+            if not self._warned:
+                log.exception("the state file could not be prepared")
+            self._warned = True
+
+    def warn(self, error: str) -> str:
+        """The effect of a state file that cannot be written, and the remedy."""
+        return (
+            f"{self._state.path}: the state file cannot be written ({error}). Counters stop increasing until a write "
+            f"succeeds: free space in {self._state.path.parent}, make it writable, or start with another "
+            "--state.directory"
+        )

@@ -1,0 +1,108 @@
+"""Which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. Every user of this status
+gets it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpu_exporter.agent.inventory.inventory import Inventory
+from gpu_exporter.agent.sampling.driver import RELEASED_TEXT, DriverView
+from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity
+
+HANGS = "its first call hangs in the driver"
+NOT_READ = "the GPU was found, but not read yet"
+
+
+class Placed(NamedTuple):
+    """A GPU as it is shown. `hung`: its call is past the deadline, so its values are withheld."""
+
+    snapshot: DeviceSnapshot
+    hung: bool = False
+
+
+def position_key(index: int) -> str:
+    """The key of a GPU whose UUID is unknown."""
+    return f"#{index}"
+
+
+def address_key(address: str) -> str:
+    """The key of a GPU of which only the PCI address is known."""
+    return f"@{address}"
+
+
+def place(
+    driver: DriverView, inventory: Inventory, known: Mapping[str, DeviceIdentity], monotonic: float, wall: float
+) -> dict[str, Placed]:
+    """Every GPU to show, by UUID, position_key or address_key, ordered by NVML index.
+
+    `known`: identities of the GPUs that have answered since the start.
+    """
+
+    def silent(identity: DeviceIdentity, reason: str, away: bool = False) -> DeviceSnapshot:
+        return DeviceSnapshot(identity, monotonic, wall, up=False, error=reason, away=away)
+
+    def in_order(placed: Mapping[str, Placed]) -> dict[str, Placed]:
+        def order(item: tuple[str, Placed]) -> tuple[bool, int]:
+            index = item[1].snapshot.identity.index
+            return index == NO_PLACE, index
+
+        return dict(sorted(placed.items(), key=order))
+
+    if driver.released:  # includes GPUs that have just answered for the first time, and are not in the inventory yet
+        here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
+        here |= {uuid: identity for uuid, identity in known.items() if uuid not in inventory.forgotten}
+        return in_order({uuid: Placed(silent(identity, RELEASED_TEXT, away=True)) for uuid, identity in here.items()})
+    placed: dict[str, Placed] = {}
+    errors: dict[int, str] = {}
+    for index, (identity, snapshot, hung, error) in driver.positions.items():
+        if identity is None:
+            errors[index] = error or HANGS
+        elif snapshot is None:
+            if hung or driver.complete:
+                placed[identity.uuid] = Placed(silent(identity, error or (HANGS if hung else NOT_READ)), hung)
+        elif snapshot.up:
+            placed[identity.uuid] = Placed(snapshot, hung)
+        elif away := inventory.given_away(identity.pci_bus_id):
+            placed[identity.uuid] = Placed(silent(identity, away, away=True))
+        elif identity.uuid not in inventory.forgotten:
+            placed[identity.uuid] = Placed(snapshot, hung)
+    if driver.complete:
+        found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
+        for missing in inventory.missing(found, errors, driver.error, _addresses(driver, inventory)):
+            identity = known.get(missing.identity.uuid, missing.identity)
+            key = identity.uuid or address_key(identity.pci_bus_id)
+            placed[key] = Placed(silent(identity, missing.reason, missing.away))
+        for index, reason in errors.items():  # the driver counts it, and it is unknown which GPU it is
+            placed[position_key(index)] = Placed(silent(unnamed(index), reason))
+    return in_order(placed)
+
+
+def unnamed(index: int) -> DeviceIdentity:
+    """A place in the driver's list whose GPU is unknown."""
+    return DeviceIdentity(index, "", "", "", "", -1, "")
+
+
+def count_answering(driver: DriverView) -> int:
+    """GPUs that answer."""
+    return sum(position.answers for position in driver.positions.values())
+
+
+def count_expected(driver: DriverView, inventory: Inventory) -> int:
+    """How many GPUs should answer, 0 while the driver is released on request."""
+    if driver.released:
+        return 0
+    found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
+    return inventory.count(_addresses(driver, inventory), found)
+
+
+def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
+    """PCI address of each place in the driver's list, None if unknown. Forgotten GPUs are left out."""
+    identities = [position.identity for position in driver.positions.values()]
+    return [
+        None if identity is None else identity.pci_bus_id or None
+        for identity in identities
+        if identity is None or identity.uuid not in inventory.forgotten
+    ]

@@ -1,0 +1,137 @@
+"""Joins the search for stalls with the ledger: what a run counts as, and what a restart needs of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpu_exporter.agent.attribution.contradict import Who, identify
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.agent.ledger.ledger import Ledger
+from gpu_exporter.agent.ledger.records import HolderPresence
+from gpu_exporter.agent.ledger.spins import RunPart
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.host.progress import Suspect
+from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.run import SpinMemory
+from gpu_exporter.diagnosis.stalls.watch import SpinWatch
+
+
+class NodeSpins:
+    """Not thread-safe: the node's lock protects it."""
+
+    def __init__(self, rules: Stalls, ledger: Ledger) -> None:
+        self.boards = Boards(rules)
+        self._rules, self._ledger = rules, ledger
+
+    def restore(self) -> None:
+        """Take over what the ledger restored: the power of the boards at rest."""
+        units = self._ledger.units.items()
+        self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
+
+    def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> None:
+        """Take one reading of a GPU. `without_process` as in Boards.read."""
+        if (watched := self.boards.read(snapshot, without_process=without_process)) is not None:
+            key, watch = watched
+            self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
+
+    def hear(self, holder_id: HolderId, progress: HostProgress) -> None:
+        """Take what a holder did beside its GPUs."""
+        if (watch := self.boards.hear(*holder_id, progress)) is not None:
+            self._follow(holder_id, watch, progress.end)
+
+    def _follow(self, holder_id: HolderId, watch: SpinWatch, now: float) -> None:
+        begin = watch.begin if watch.may_be_stall else None
+        self._ledger.follow_run(holder_id, None if begin is None else RunPart(begin, watch.is_stall), now)
+
+    def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[HolderId]:
+        """The holders that can be watched. The runs of all others end, before the ledger charges this poll.
+
+        Among the others are holders of a state file that share their GPU since, and holders that have left.
+        """
+        proven = _list_proven(present)
+        self.boards.drop(proven)
+        for holder_id, account in self._ledger.holders(HolderPresence.PRESENT).items():
+            if account.spin_begin is not None and holder_id not in proven:
+                self._ledger.follow_run(holder_id, None, now)
+        return proven
+
+    def watch(self, proven: Iterable[HolderId]) -> None:
+        """Watch these holders, which the ledger has charged."""
+        self.boards.hold(self._recall(*holder_id) for holder_id in proven)
+
+    def _recall(self, unit: UnitId, key: HolderKey) -> HeldBoard:
+        """A holder of a whole GPU, with what an earlier process remembered of it."""
+        account = self._ledger.holdings[unit, key].account
+        memory: SpinMemory | None = None
+        if account.spin_begin is not None and account.spin_end == math.inf:
+            memory = SpinMemory(
+                account.spin_begin,
+                account.spin_until,
+                account.spin_known_s,
+                account.spin_all_known,
+                account.is_stalled,
+                account.spin_memory_bytes,
+                account.spin_sm,
+            )
+        return HeldBoard(unit, key, memory, account.work_s, account.work_w)
+
+    def remember(self) -> None:
+        """Put what the search needs after a restart into the accounts."""
+        for unit, watts in self.boards.floors().items():
+            if (record := self._ledger.units.get(unit)) is not None:
+                record.account.rest_w = watts
+        for (unit, key), account in self._ledger.holders(HolderPresence.PRESENT).items():
+            watch = self.boards.watch_of(unit, key)
+            if watch is None:
+                continue
+            account.work_s, account.work_w = watch.work.total_s, watch.work.median_w() or 0.0
+            if (memory := watch.remember()) is not None:
+                account.spin_until, account.spin_known_s = memory.until, memory.known_s
+                account.spin_all_known, account.spin_memory_bytes = memory.all_known, memory.memory_bytes
+                account.spin_sm = memory.sm
+
+    def list_suspects(
+        self, allocations: Iterable[Allocation], answered: Mapping[str, DeviceSnapshot], *, processes_proven: bool
+    ) -> list[Suspect]:
+        """The holders in a run, with the processes on their GPUs that are fully busy. `answered`: GPUs by UUID.
+
+        Also a GPU that cannot be watched counts, if it is as busy: its processes spin too.
+        """
+        suspects = self.boards.suspects()
+        spinning: dict[Who, set[str]] = {}
+        wanted: set[Who] = set()
+        for allocation in allocations:
+            who, uuid = identify(allocation.holder), allocation.unit.uuid
+            if who is None or uuid not in answered:
+                continue
+            if (allocation.unit, allocation.holder.key) in suspects:
+                wanted.add(who)
+            if (answered[uuid].facts.utilization or 0.0) >= self._rules.utilization_min:
+                spinning.setdefault(who, set()).add(uuid)
+        if not processes_proven:
+            return [Suspect(who, None) for who in wanted]
+        return [Suspect(who, _list_pids(spinning.get(who, ()), answered)) for who in wanted]
+
+
+def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -> tuple[int, ...] | None:
+    """The processes on these GPUs, None if they are not listed for each of them."""
+    listed = [answered[uuid].processes for uuid in uuids]
+    found = [process.pid for each in listed if each is not None for process in each.processes]
+    return tuple(found) if None not in listed else None
+
+
+def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[HolderId]:
+    """The only holders of whole GPUs, without a doubt about who they are or whether they run."""
+    holders = Counter(entry.allocation.unit for entry in present)
+    return [
+        (allocation.unit, allocation.holder.key)
+        for allocation, *_ in present
+        if allocation.running
+        and not (allocation.contradiction or allocation.is_shared or allocation.unit.mig_uuid)
+        and holders[allocation.unit] == 1
+    ]

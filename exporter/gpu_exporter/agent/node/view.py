@@ -1,0 +1,206 @@
+"""The node at one moment. Pure: it turns records into a view. Serving and `--once` share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.processes import Use
+from gpu_exporter.common.model.causes import Causes
+from gpu_exporter.common.model.holders import Allocation, TenantKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, Facts, XidCounts
+from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.common.model.training import TrainingView
+from gpu_exporter.common.model.views import (
+    AgentStatus,
+    AllocationView,
+    GpuView,
+    HostWork,
+    HourOfWork,
+    Spin,
+    Throttling,
+    Verdict,
+    View,
+)
+from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED, AllocationId
+from gpu_exporter.diagnosis.loop import Findings
+
+
+class ViewRules(NamedTuple):
+    """Both in seconds. A reading older than `withhold_s` is not shown. A holder that no source has confirmed for
+    `keep_last_s` is gone.
+    """
+
+    withhold_s: float
+    keep_last_s: float
+
+
+class GpuRecord(NamedTuple):
+    """The data of one GPU. `hung`: a call to it is past its deadline."""
+
+    snapshot: DeviceSnapshot
+    hung: bool
+    totals: Mapping[str, UnitTotals]  # by mig_uuid, "" for the GPU itself
+    xids: XidCounts | None
+    not_free: Mapping[str, str]  # by mig_uuid
+    allocatable: bool | None = None
+
+
+class HolderRecord(NamedTuple):
+    """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
+    `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
+    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
+    holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
+    `hour`: the means of its last hour, None while unknown. `training`: what its training loop says, None if nothing.
+    """
+
+    allocation: Allocation
+    totals: HolderTotals
+    unconfirmed_s: float
+    stale_s: float
+    mig: str
+    use: Use | None = None
+    ratio: float | None = None
+    host: HostWork | None = None
+    spin: Spin | None = None
+    hour: HourOfWork | None = None
+    training: TrainingView | None = None
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.unconfirmed_s <= self.stale_s
+
+    @property
+    def id(self) -> AllocationId:
+        return self.allocation.unit, self.allocation.holder.key
+
+
+class NodeRecords(NamedTuple):
+    """Everything that a view shows of GPUs and holders, as of one moment."""
+
+    monotonic: float
+    wall: float
+    gpus: Mapping[str, GpuRecord]  # by UUID, or by position if the UUID is unknown
+    holders: tuple[HolderRecord, ...]
+    tenants: tuple[tuple[TenantKey, TenantTotals], ...]
+
+
+def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, rules: ViewRules) -> View:
+    """The view of this moment."""
+    throttling = findings.throttling
+    gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
+    allocations = [
+        _view_allocation(record, gpus[record.allocation.unit.uuid], findings, records.wall)
+        for record in _shown(records, rules)
+    ]
+    allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
+    return View(records.wall, status, tuple(gpus.values()), tuple(allocations), records.tenants)
+
+
+def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, GpuRecord, str]]:
+    """Each shown allocation, its GPU, and why its state is unknown now, "" if it is known."""
+    for record in _shown(records, rules):
+        gpu = records.gpus[record.allocation.unit.uuid]
+        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))[0]
+
+
+def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
+    for record in records.holders:
+        # Attribution drops a mapping after keep_last. So an older mapping here means that the polls themselves hang.
+        keep_s = max(rules.keep_last_s, record.stale_s)
+        if record.allocation.unit.uuid in records.gpus and record.unconfirmed_s <= keep_s:
+            yield record
+
+
+def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throttling | None = None) -> GpuView:
+    age = now - record.snapshot.monotonic
+    return GpuView(
+        snapshot=record.snapshot,
+        age_s=age,
+        withheld=not record.snapshot.up or record.hung or age > rules.withhold_s,
+        hung=record.hung,
+        totals=record.totals.get(""),
+        instance_totals={uuid: totals for uuid, totals in record.totals.items() if uuid},
+        xids=record.xids,
+        not_free=record.not_free,
+        allocatable=record.allocatable,
+        throttling=throttling,
+    )
+
+
+def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
+    """Why the state of an allocation is unknown at this moment, for people and in one word. It overrides the
+    allocation's window.
+    """
+    allocation = record.allocation
+    if gpu.snapshot.away:
+        return gpu.snapshot.error, "away"
+    if gpu.withheld:
+        return "the GPU does not answer", "no_answer"
+    if not record.is_confirmed:
+        return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s", "unconfirmed"
+    if allocation.contradiction:
+        return allocation.contradiction, "contradiction"
+    return allocation.why, allocation.obstacle
+
+
+def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
+    """Why the allocation has no idle run, in one word; "" if it has one."""
+    if totals.known and totals.idle_run_s is not None:
+        return ""
+    if obstacle:
+        return obstacle
+    if record.allocation.is_shared:
+        return "shared"
+    return "no_sample" if totals.known else "no_source"
+
+
+def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
+    """Why an idle verdict no longer holds. A run ends with activity, or with unknown time."""
+    if idle_run_s is None:
+        return "it was idle when last judged; its present activity is unknown"
+    ended = "its idle time has ended since the last judgement"
+    if totals is None or totals.last_active_wall is None or not totals.active_by:
+        return ended
+    return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
+
+
+def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wall: float) -> AllocationView:
+    allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
+    unit = allocation.unit
+    if gpu.withheld or not record.is_confirmed:
+        totals = totals._replace(idle_run_s=None)  # 0 would mean that the holder works
+    why, obstacle = _why_unknown(record, gpu)
+    verdict = Verdict("unknown", why) if why else findings.verdicts.get(record.id, NOT_JUDGED)
+    judged = verdict
+    if verdict.state in IDLE_STATES and not totals.idle_run_s:
+        whole = gpu.instance_totals.get(unit.mig_uuid) if unit.mig_uuid else gpu.totals
+        verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
+    spin = None if gpu.withheld or not record.is_confirmed or why else record.spin
+    if verdict.state == STALLED and not (spin is not None and spin.is_stall):
+        verdict = Verdict("unknown", "its run without progress has ended since the last judgement")
+    instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
+    is_alone = not (allocation.is_shared or allocation.contradiction)
+    fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
+    facts = (snapshot.facts if instance is None else instance.facts) if fresh else Facts()
+    use = record.use if record.is_confirmed and not gpu.withheld else None
+    ratio = record.ratio if record.is_confirmed and not (gpu.withheld or allocation.contradiction) else None
+    memory = facts.memory_used_bytes if is_alone else use.memory_bytes if use is not None else None
+    return AllocationView(
+        allocation=allocation,
+        gpu=snapshot.identity.index,
+        mig=record.mig,
+        totals=totals,
+        obstacle=_obstacle(record, totals, obstacle),
+        verdict=verdict,
+        unconfirmed_s=record.unconfirmed_s,
+        utilization=facts.utilization if is_alone else ratio,
+        memory_used_bytes=memory,
+        power_w=facts.power_w,
+        temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,
+        processes=use.processes if use is not None else None,
+        host=record.host if record.is_confirmed else None,
+        spin=spin,
+        training=record.training if record.is_confirmed and not allocation.contradiction else None,
+        causes=findings.causes.get(record.id, Causes()) if verdict is judged and not why else Causes(),
+    )

@@ -1,0 +1,75 @@
+"""`slurm-collector`: one process asks slurmctld for all nodes. It runs by itself or inside the reconciler."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
+from gpu_exporter.agent.runtime.serve import repeat, repeat_aside, stop_on_signal
+from gpu_exporter.agent.slurm_collector.collector import MAX_ANSWER, CollectorRun, SlurmCollector, Slurmctld
+from gpu_exporter.agent.slurm_collector.command_line import CommandLine
+from gpu_exporter.agent.slurm_collector.rest import Rest
+from gpu_exporter.agent.slurm_collector.site import CollectorMetrics, CollectorSite
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.threads import start
+from gpu_exporter.common.web.server import HttpServer, Site
+
+log = logging.getLogger(__name__)
+EACH_S = 90.0  # as `slurm-collector --interval` by default
+
+
+def collect(
+    slurmrestd: tuple[str, Path] | None,
+    directory: Path | None,
+    each_s: float,
+    address: str,
+    web_config: Path | None,
+    *,
+    once: bool,
+) -> int:
+    """Collect until a signal, or for one round. Returns the exit code. `slurmrestd`: address of slurmrestd and the file
+    of its token, None to use Slurm's commands. Raises OSError, ValueError.
+    """
+    run = _build(slurmrestd, directory, each_s)
+    if once:
+        return Exit.DONE if run() else Exit.NO_DATA
+    if address:
+        server = HttpServer(address, CollectorSite(run), web_config=web_config)
+        run.is_open = server.is_open
+        server.start()
+    repeat_aside(run, each_s, stop_on_signal())
+    return Exit.DONE
+
+
+def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: float) -> CollectorRun:
+    slurmctld: Slurmctld = CommandLine(functools.partial(slurm_commands.run, limit=MAX_ANSWER))
+    if slurmrestd is not None:
+        slurmctld = Rest(*slurmrestd, MAX_ANSWER)
+    return CollectorRun(SlurmCollector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
+
+
+def collect_beside(host: Site, registry: CollectorRegistry) -> tuple[CollectorSite, CollectorRun]:
+    """The pages to serve, and the collector run to start when the server knows who may read them."""
+    run = _build(None, None, EACH_S)
+    registry.register(CollectorMetrics(run))
+    return CollectorSite(run, host), run
+
+
+def collect_on(run: CollectorRun) -> None:
+    """Collect in a separate thread until the process ends. Raises NoThread."""
+
+    def tick() -> None:
+        try:
+            run()
+        # an error of the exporter must not end the rounds; the answers age meanwhile, and the nodes see their age
+        except Exception:
+            log.exception("a round of the collector failed")
+
+    forever = threading.Event()
+    start(threading.Thread(target=repeat, args=(tick, EACH_S, forever), name="slurm-collector", daemon=True))

@@ -1,0 +1,67 @@
+"""`record`: runs the exporter's own reads for a while and writes down every answer of the driver."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+
+from gpu_exporter.agent.devices.errors import DriverUnavailable
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
+from gpu_exporter.agent.devices.nvml.library import LiveLibrary
+from gpu_exporter.agent.devices.nvml.recording import Recorder, summarize
+from gpu_exporter.agent.runtime.serve import stop_on_signal
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.tap import EVENT_WAIT_S, Tap, listen
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.files import write_atomically
+from gpu_exporter.common.plain import layout
+from gpu_exporter.common.threads import start
+from gpu_exporter.common.version import VERSION
+
+log = logging.getLogger(__name__)
+
+
+def record(path: Path, duration_s: float, interval_s: float, settings: Settings, *, hashed: bool) -> int:
+    """Record for `duration_s` or until a signal, write the file, print a summary. Returns the exit code.
+
+    Raises OSError.
+    """
+    recorder = Recorder(LiveLibrary(), hashed=hashed)
+    backend = NvmlBackend(recorder)
+    try:
+        backend.open()
+        count = backend.count()
+    except DriverUnavailable as exc:
+        print(f"gpu-exporter: no GPU data: {exc}", file=sys.stderr)  # noqa: T201 - the user's one line
+        return Exit.NO_DATA
+    if not path.parent.is_dir():  # checked before the recording, not after it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, duration_s, path)
+    stop = stop_on_signal()
+    taps = [Tap(backend, position, activity_rules(settings), interval_s, stop) for position in range(count)]
+    threads = [threading.Thread(target=tap.run, daemon=True) for tap in taps]
+    threads.append(threading.Thread(target=listen, args=(backend, taps, stop), daemon=True))
+    for thread in threads:
+        start(thread)
+    stop.wait(duration_s)
+    stop.set()
+    deadline = time.monotonic() + interval_s + 4 * EVENT_WAIT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))  # a call that hangs is recorded up to this moment
+    about = {
+        "exporter": VERSION,
+        "binding": metadata.version("nvidia-ml-py"),
+        "python": sys.version.split()[0],
+    }
+    write_atomically(path, recorder.render(**about))
+    header = ("CALL", "TIMES", "P50 US", "P99 US", "REFUSED")
+    sys.stdout.write("\n".join(layout(header, summarize(recorder.answers), frozenset(header[1:4]))) + "\n")
+    log.info("wrote %s (%d bytes)", path, path.stat().st_size)
+    return 0

@@ -1,0 +1,207 @@
+"""The daemon: start everything, wait for a signal, end within a second."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from enum import Enum
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
+
+from gpu_exporter.agent.exposition.publisher import Publisher
+from gpu_exporter.agent.exposition.series import Series
+from gpu_exporter.agent.exposition.site import ExporterSite
+from gpu_exporter.agent.runtime.agent import Agent
+from gpu_exporter.common.files import write_atomically
+from gpu_exporter.common.model.metrics import Family, MetricType
+from gpu_exporter.common.threads import start
+from gpu_exporter.common.web.server import HttpServer
+
+log = logging.getLogger(__name__)
+PROCESS_REFRESH_S = 5.0
+FIRST_CYCLE_S = 10.0  # if the driver hangs at the start, the file is still written and contains the error
+LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick ends with the process
+SOCKET_NAME = "gpu-exporter.sock"
+
+
+class ProcessSeries:
+    """process_* as prometheus_client reports them. They are read every PROCESS_REFRESH_S, so no scrape reads /proc."""
+
+    def __init__(self) -> None:
+        self._collector = ProcessCollector(registry=CollectorRegistry())
+        self.series = self._read()  # the first scrape has these series too
+
+    def refresh(self) -> None:
+        self.series = self._read()
+
+    def _read(self) -> list[Series]:
+        fresh: list[Series] = []
+        for metric in self._collector.collect():
+            kind: MetricType = "counter" if metric.type == "counter" else "gauge"
+            for sample in metric.samples:
+                family = Family(sample.name, kind, metric.documentation)
+                fresh.append(Series(family, (), [((), sample.value)]))
+        return fresh
+
+
+class Ended(Enum):
+    """How a run ended."""
+
+    CLEAN = "clean"
+    HUNG = "a driver call hangs, so the process must end by force"
+    CHANGED = "the driver was replaced, so a new process must take over"
+
+
+def stop_on_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def hold_signals() -> None:
+    """Ignore these two signals, which end a process by default, until `release_on_signal`."""
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def release_on_signal(agent: Agent) -> None:
+    """SIGUSR1 releases the driver, SIGHUP opens it again. Both run in a thread, because a driver call may hang.
+
+    The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
+    """
+    actions = {signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may be interrupted by another put()
+
+    def act() -> None:
+        while True:
+            try:
+                number = signal.Signals(arrived.get())
+                actions[number]()
+            except Exception:  # an error of the exporter must not disable the next signal
+                log.exception("%s could not be followed", number.name)
+
+    start(threading.Thread(target=act, name="signal", daemon=True))
+    for number in actions:
+        signal.signal(number, lambda number, _: arrived.put(number))
+
+
+def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
+    """An event that is set when `stop` is set, and when the driver was replaced."""
+    either = threading.Event()
+
+    def wait(event: threading.Event) -> None:
+        event.wait()
+        either.set()
+
+    for event in (stop, agent.driver.replaced):
+        start(threading.Thread(target=wait, args=(event,), name="stop", daemon=True))
+    return either
+
+
+def _end(agent: Agent, stop: threading.Event) -> Ended:
+    """Stop the agent. `stop` is set if a user or the system asked for the end: then a replaced driver causes no
+    restart.
+    """
+    clean = agent.stop()
+    if agent.driver.replaced.is_set() and not stop.is_set():
+        return Ended.CHANGED
+    return Ended.CLEAN if clean else Ended.HUNG
+
+
+def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
+    """Call `tick` every `each_s` until `stop`."""
+    while not stop.is_set():
+        tick()
+        stop.wait(each_s)
+
+
+def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
+    """Call `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
+    something.
+
+    Raises the exception that ended the ticks.
+    """
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            repeat(tick, each_s, stop)
+        except BaseException as exc:
+            faults.append(exc)
+            stop.set()
+
+    thread = threading.Thread(target=run, name="cycle", daemon=True)
+    start(thread)
+    stop.wait()
+    thread.join(LAST_TICK_S)
+    if faults:
+        raise faults[0]
+
+
+def serve(
+    agent: Agent,
+    address: str,
+    telemetry_path: str,
+    state_directory: Path | None,
+    socket_mode: int = 0o660,
+    web_config: Path | None = None,
+    hosts: Collection[str] = (),
+) -> Ended:
+    """Serve until a signal, or until the driver was replaced.
+
+    Raises ValueError, OSError if the server cannot listen on the address.
+    """
+    process = ProcessSeries()
+    publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
+    socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
+    site = ExporterSite(publisher, agent.readiness, telemetry_path, hosts)
+    server = HttpServer(address, site, socket_path, socket_mode, web_config)
+    agent.start()
+    stop = stop_on_signal()
+    release_on_signal(agent)
+    either = stop_on_change(agent, stop)
+    server.start()  # the last thread: when the server answers "ready", everything has started
+    log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
+    repeat(process.refresh, PROCESS_REFRESH_S, either)
+    server.stop()
+    return _end(agent, stop)
+
+
+def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
+    """Keep a textfile fresh without HTTP. Ends and returns as `serve` does.
+
+    The file has no process_* series, because node_exporter publishes its own series under these names and refuses
+    duplicates. The file of the previous run remains until the first cycle is complete, so that no GPU is missing after
+    a restart.
+    """
+    publisher = Publisher(agent.view, agent.version)
+    agent.start()
+    log.info("writing %s every %g s", path, interval_s)
+    failing = False
+
+    def tick() -> None:
+        nonlocal failing
+        try:
+            write_atomically(path, publisher.body("prometheus"))
+            failing = False
+        except OSError as exc:
+            if not failing:
+                log.error("%s: %s; the old file remains and becomes stale", path, exc)
+            failing = True
+
+    stop = stop_on_signal()
+    release_on_signal(agent)
+    either = stop_on_change(agent, stop)
+    deadline = time.monotonic() + FIRST_CYCLE_S
+    while not (agent.is_complete() or either.is_set() or time.monotonic() > deadline):
+        either.wait(0.1)
+    repeat(tick, interval_s, either)
+    return _end(agent, stop)

@@ -1,0 +1,42 @@
+"""What an agent gets beside its driver: how it reads the host, and how it publishes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.agent.attribution.processes import ProcessOwners
+from gpu_exporter.diagnosis.host.loop import HostNode
+from gpu_exporter.diagnosis.host.work import HostWorks
+
+
+class HostReader(Protocol):
+    """Reads what the holders do on their host. `works`: their work, None if it is not read."""
+
+    @property
+    def works(self) -> HostWorks | None: ...
+
+    def run(self, stop: threading.Event, node: HostNode) -> None: ...
+
+
+class Host(NamedTuple):
+    """How the agent reads the host beside the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
+    `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the kernel log,
+    None to leave it unread. `reader`: reads what holders do beside their GPUs, None if that is unknown.
+    """
+
+    sysfs: Path | None = None
+    processes: ProcessOwners | None = None
+    kmsg: Path | None = None
+    reader: HostReader | None = None
+
+
+class Publishing(NamedTuple):
+    """`note`: text for the status page. `interval_s`: how often the exporter writes a textfile, 0 without a textfile.
+    `driver_period_max_s`: longest sample period of the driver.
+    """
+
+    note: str = ""
+    interval_s: float = 0.0
+    driver_period_max_s: float = 1.0

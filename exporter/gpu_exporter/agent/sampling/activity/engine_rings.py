@@ -1,0 +1,49 @@
+"""The driver's rings of encoder, decoder, JPEG and optical flow: their work between two cycles.
+
+The driver keeps these entries together with the utilization entries, with the same stamps, so both cover the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.agent.collectors.contract import Cycle
+from gpu_exporter.agent.sampling.activity.driver_ring import DriverRing
+from gpu_exporter.agent.sampling.watches import Track, WitnessPeriod
+
+
+class EngineRings:
+    """The rings of one device's engines, kept from cycle to cycle."""
+
+    def __init__(self, longest_s: float) -> None:
+        """`longest_s`: the longest period that the driver may have."""
+        self._longest_s = longest_s
+        self._rings: dict[str, tuple[DriverRing, Track]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, DriverRing]]:
+        return ((name, ring) for name, (ring, _) in self._rings.items())
+
+    def tracks(self) -> Iterator[Track]:
+        return (track for _, track in self._rings.values())
+
+    def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
+        """Read the new entries up to `monotonic`, which is `wall` by the wall clock; returns the active engines.
+
+        `stepped`: the wall clock was stepped, so the entries of the rings were stamped before the step.
+        """
+        for name in self._rings.keys() - cycle.engine_samples.keys():
+            del self._rings[name]  # its next read starts with all entries
+        active: list[str] = []
+        for name, samples in cycle.engine_samples.items():
+            if name not in self._rings:
+                self._rings[name] = (DriverRing(self._longest_s), Track())
+            ring, track = self._rings[name]
+            if stepped:
+                ring.restart(wall)
+                continue
+            spans = ring.read(samples, monotonic, wall)
+            for span in spans:
+                track.note(WitnessPeriod(span.start, span.end, (name,) if span.ratio else (), known=True))
+            if any(span.ratio for span in spans):
+                active.append(name)
+        return tuple(active)

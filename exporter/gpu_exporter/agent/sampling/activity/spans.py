@@ -1,0 +1,239 @@
+"""Derives known activity from raw answers: which stretch of time a reading covers, and whether the GPU was active.
+
+Idleness needs witnesses: a utilization of 0 counts as idle only while every other readable witness is quiet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from gpu_exporter.agent.collectors.contract import Cycle
+from gpu_exporter.agent.devices.protocol import Gpm
+from gpu_exporter.agent.sampling.activity.driver_ring import (
+    LATENESS,
+    RING_AGE_MAX_S,
+    WALL_STEP_S,
+    DriverRing,
+    agreeing,
+    pieces,
+)
+from gpu_exporter.agent.sampling.activity.engine_rings import EngineRings
+from gpu_exporter.agent.sampling.activity.gpm_trust import GpmTrust
+from gpu_exporter.agent.sampling.activity.witnesses import (
+    UNKNOWN,
+    ActivityRules,
+    Moment,
+    Witnesses,
+    active_names,
+    moment_of,
+)
+from gpu_exporter.agent.sampling.watches import Track, WitnessPeriod
+from gpu_exporter.common.model.readings import UTILIZATION, Activity, Span
+from gpu_exporter.common.model.units import UnitId
+
+log = logging.getLogger(__name__)
+RING_ASK_S = 10.0  # how often all entries of a short ring are requested again: the ring may just have been emptied
+RING_LAG_MAX_S = 2.0  # a ring whose newest entry is older is read at the short interval
+RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20 s and may deliver late
+
+
+def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
+    """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
+
+    `witnesses` may be shared by all instances: GPM itself compares two moments. What they remember is the least traffic
+    over a link, and that of the quietest instance serves for all.
+    """
+    seen = witnesses.observe(Moment(gpm, is_instance=True))
+    active = active_names(seen)
+    known = gpm.graphics is not None and gpm.span_s <= rules.gap_intervals * rules.interval_s
+    ratio = gpm.graphics if gpm.graphics is not None and gpm.graphics > rules.gpm_idle_max_ratio else 0.0
+    spans: tuple[Span, ...] = ()
+    is_unclear = gpm.missing or UNKNOWN in seen.values()
+    if known and (ratio or active or not is_unclear):
+        spans = (Span(at - gpm.span_s, at, ratio, () if ratio else active),)
+    elif active:  # a sign of activity that covers no time, but ends idle runs
+        spans = (Span(at, at, ratio, active),)
+    return Activity(unit, spans, len(seen) if gpm.graphics is not None else 0)
+
+
+class ActivityReader:
+    """Converts the cycles of one device into spans."""
+
+    def __init__(self, unit: UnitId, rules: ActivityRules) -> None:
+        self._unit = unit
+        self._rules = rules
+        self._max_gap = rules.gap_intervals * rules.interval_s
+        self._witnesses = Witnesses(rules)
+        self._trust = GpmTrust(rules)
+        self._offset: float | None = None
+        self._last_monotonic: float | None = None
+        self._last_utilization_at = 0.0
+        self._last_samples_monotonic: float | None = None
+        self._ring = DriverRing(rules.driver_period_max_s)
+        self._engines = EngineRings(rules.driver_period_max_s)
+        self._rings_asked_at: float | None = None  # when all entries of the rings were last requested
+        self._asks_all = True
+        self._was_covered = False
+        self._track = Track()
+        self.interval_s = rules.interval_s
+        """how long the next cycle may wait without loss for any witness"""
+
+    @property
+    def samples_since(self) -> Mapping[str, float]:
+        """Stamp of the newest entry read of each ring of the driver, Unix seconds; empty requests all entries."""
+        if self._asks_all:
+            return {}
+        return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
+
+    def newest_wall(self, monotonic: float) -> float | None:
+        """Time up to which the driver's ring has reported the utilization, Unix seconds; None without a ring."""
+        return self._ring.newest_wall if self._has_ring(monotonic) else None
+
+    def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
+        """Activity of the whole GPU, None if it has no source (MIG mode, or every call failed).
+
+        GPM readings that the other witnesses contradict are removed from the cycle.
+        """
+        # The first witness was read when the cycle began: its quiet covers no later time.
+        watched_until = monotonic if cycle.begin is None else cycle.begin
+        previous, self._last_monotonic = self._last_monotonic, watched_until
+        self._note_absence(previous, watched_until)
+        stepped = self._note_offset(wall - monotonic)
+        seen = self._witnesses.observe(moment_of(cycle))
+        self._trust.review(cycle, seen, monotonic)
+        wall_watched = wall - (monotonic - watched_until)
+        worked = self._engines.read(cycle, watched_until, wall_watched, stepped=stepped)
+        active = active_names(seen)
+        unknown = sum(observation is UNKNOWN for observation in seen.values())
+        known = not unknown and not cycle.witness_missing
+        covers = self._witnesses.momentary(seen) <= cycle.engine_samples.keys()
+        if previous is not None:
+            read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
+            self._note_watch(previous, watched_until, read_at, active, known=known, covers=covers)
+        if stepped:
+            self._ring.restart(wall)
+            spans: tuple[Span, ...] = ()
+        else:
+            # Entries stamped later are read again in the next cycle, when their time has been watched.
+            spans = self._read_ring(cycle, watched_until, wall_watched)
+        self._choose_interval(monotonic, wall, covered=covers and known and not cycle.instances)
+        if self._ring.answered:
+            self._last_samples_monotonic = monotonic
+        elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
+            end = cycle.utilization_at
+            start = max(self._last_utilization_at, end - self._longest())
+            spans = (Span(start, end, cycle.utilization),)
+        self._last_utilization_at = cycle.utilization_at
+        spans = tuple(judged for span in spans for judged in self._judge_run(span))
+        reported = cycle.utilization is not None or bool(cycle.driver_samples)
+        alive = active or worked or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
+        if alive and not any(_is_active(span) for span in spans):
+            # A sign of activity that covers no time: a span without length books nothing, but ends idle runs.
+            spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
+        if not reported and not spans:
+            return None
+        return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
+
+    def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
+        """The entries of the driver's ring up to `until` (monotonic; `wall` is the same moment)."""
+        spans = self._ring.read(cycle.driver_samples, until, wall)
+        if not cycle.utilization:
+            return spans
+        entries = [piece for span in spans for piece in self._entries(span)]
+        return agreeing(entries, cycle.utilization_at, self._longest())
+
+    def _longest(self) -> float:
+        """The longest time that one utilization value of the driver may cover."""
+        return LATENESS * self._rules.driver_period_max_s
+
+    def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
+        """Lengthen the interval after two covered cycles in a row, up to half of the time that the rings keep."""
+        rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
+        covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
+        kept_s = min(ring.length_s for ring in rings)
+        longest = rules.interval_max_s if covered and self._was_covered else 0.0
+        self.interval_s = max(rules.interval_s, min(longest, kept_s / 2))
+        self._was_covered = covered
+        if self._rings_asked_at is None or self._asks_all:
+            self._rings_asked_at = now
+        self._asks_all = kept_s < 2 * rules.interval_max_s and now - self._rings_asked_at > RING_ASK_S
+
+    def _note_watch(
+        self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
+    ) -> None:
+        """Remember what the witnesses, read from `until` to `read_at`, showed for the time since the last cycle.
+
+        Quiet witnesses cover the time that each of them saw. This time ends at the first read. It begins one period of
+        the driver before the last read, since the utilization of an engine covers no more; or at the last cycle if the
+        driver `covers` the whole time with rings and sums. An active witness may have seen its activity at any moment
+        up to the last read.
+        """
+        if known and not active:
+            seen_s = self._longest()
+            # The rings keep twice the interval. At a site that reads less often, sums are too coarse as a proof.
+            if covers and read_at - previous <= 2 * min(self.interval_s, self._rules.interval_max_s):
+                seen_s = read_at - previous
+            self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
+        else:
+            self._track.note(WitnessPeriod(previous, read_at, active, known))
+
+    def _entries(self, span: Span) -> Iterable[Span]:
+        """The entries of the driver's ring that a span combines, all of one length."""
+        return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
+
+    def _judge_run(self, span: Span) -> Iterable[Span]:
+        """Judge a span of many entries as one span if it is idle, otherwise entry by entry."""
+        whole = self._judge(span)
+        if whole is not None and not whole.other:
+            return (whole,)
+        return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
+
+    def _judge(self, span: Span) -> Span | None:
+        """A span without utilization is other activity if a witness was active in it, and unknown if not all of it was
+        watched. A span with utilization remains unchanged.
+        """
+        if span.ratio > 0.0 or span.end <= span.start:
+            return span
+        unknown = False
+        for track in (self._track, *self._engines.tracks()):
+            active = track.judge(span)
+            if active:
+                return span._replace(other=(*span.other, *active))
+            unknown |= active is None
+        return None if unknown else span
+
+    def _note_absence(self, previous: float | None, now: float) -> None:
+        """Shift the ring's last answer by a pause in sampling: the pause must not count as a silent ring."""
+        if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
+            return
+        self._last_samples_monotonic += now - previous
+
+    def _note_offset(self, offset: float) -> bool:
+        """Whether the wall clock was stepped against the monotonic clock since the last cycle; a step is logged."""
+        previous, self._offset = self._offset, offset
+        step = 0.0 if previous is None else offset - previous
+        if abs(step) <= WALL_STEP_S:
+            return False
+        log.warning(
+            "gpu %s: the wall clock jumped by %+.0f s. The driver uses the wall clock for the timestamps of its "
+            "samples. Activity may be unknown for up to %.0f s: check NTP",
+            self._unit.uuid,
+            step,
+            RING_AGE_MAX_S,
+        )
+        return True
+
+    def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
+        """Whether the reported rate may cover the time since the last cycle."""
+        near = previous is not None and monotonic - previous <= self._max_gap
+        return near and not self._has_ring(monotonic)
+
+    def _has_ring(self, monotonic: float) -> bool:
+        """Whether the driver's sample ring answered recently, so that its samples are worth waiting for."""
+        last = self._last_samples_monotonic
+        return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
+
+
+def _is_active(span: Span) -> bool:
+    return span.ratio > 0.0 or bool(span.other)

@@ -1,0 +1,51 @@
+"""Detects a utilization that remains at 100 % although all other values show that the GPU is at rest.
+
+After some faults the driver's counter remains at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of
+145 W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks
+the same for a moment, since clocks and processes are read less often. So the contradiction must last.
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.agent.collectors.clocks import GPU_PERFORMANCE_STATE
+from gpu_exporter.agent.collectors.contract import Cycle
+from gpu_exporter.agent.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
+
+FULL = 0.99
+RESTING_STATE = 8  # P8 and higher numbers are the clocks of a GPU at rest
+RESTING_POWER = 0.25  # share of the limit: a spinning kernel at P0 draws more
+LASTS_S = 60.0
+
+
+class StuckCounter:
+    """Watches one device. Not thread-safe: belongs to the device's one loop."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def judge(self, cycle: Cycle, monotonic: float) -> str:
+        """Why the utilization is no evidence, "" if it is valid evidence."""
+        if not _contradicts(cycle):
+            self._since = None
+            return ""
+        self._since = monotonic if self._since is None else self._since
+        if monotonic - self._since < LASTS_S:
+            return ""
+        state, power = cycle.value(GPU_PERFORMANCE_STATE), cycle.power_w
+        rest = f"P{state:.0f}" + (f", {power:.0f} W" if power is not None else "")
+        return f"the driver reports 100 % at rest ({rest}) and lists no process: the counter is stuck"
+
+
+def _contradicts(cycle: Cycle) -> bool:
+    state, power, limit = cycle.value(GPU_PERFORMANCE_STATE), cycle.power_w, cycle.power_limit_w
+    rests = (
+        state is not None and state >= RESTING_STATE and (power is None or not limit or power <= RESTING_POWER * limit)
+    )
+    processes = (cycle.value(GPU_COMPUTE_PROCESSES), cycle.value(GPU_GRAPHICS_PROCESSES))
+    return (
+        rests
+        and cycle.utilization is not None
+        and cycle.utilization >= FULL
+        and processes[0] == 0.0
+        and not processes[1]
+    )

@@ -1,0 +1,146 @@
+"""XIDs: a thread that waits for the driver's events, and the counts of these events."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from gpu_exporter.agent.collectors.xid import classify
+from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.protocol import EventWatch, XidEvent
+from gpu_exporter.agent.sampling.activity.repeats import Repeats
+from gpu_exporter.agent.sampling.worker import Worker
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.readings import CollectorOutcome, XidCounts
+
+log = logging.getLogger(__name__)
+WAIT_S = 0.25  # longest wait inside one driver call, so that the driver can be closed within two seconds
+RETRY_S = 30.0  # after a failed registration
+MAX_CODES = 100  # distinct codes counted per GPU; NVIDIA documents some 170, and no board shows many
+
+
+class XidBook:
+    """Counts by GPU and code. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._codes: dict[str, dict[tuple[int, str], tuple[int, float]]] = {}  # by UUID, by code and class
+        self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
+
+    def watch(self, uuid: str) -> None:
+        """Note that events of this GPU arrive from now on: no event then means a count of 0, not an unknown count."""
+        with self._lock:
+            self._codes.setdefault(uuid, {})
+
+    def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
+        """Count an event of the driver."""
+        with self._lock:
+            if self._add(event, wall):
+                self._event_at[event] = monotonic
+
+    def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
+        """Count an XID from the kernel's log, unless the driver raised it at or after `since`, monotonic seconds."""
+        raised = event._replace(severity="")
+        with self._lock:
+            return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
+
+    def _add(self, event: XidEvent, wall: float) -> bool:
+        codes, key = self._codes.setdefault(event.uuid, {}), (event.xid, classify(event.xid, event.severity))
+        if key not in codes and len(codes) >= MAX_CODES:
+            return False
+        codes[key] = (codes.get(key, (0, 0.0))[0] + 1, wall)
+        return True
+
+    def counts(self, uuid: str) -> XidCounts | None:
+        """The counts of a GPU, None if its events never arrived here."""
+        with self._lock:
+            codes = self._codes.get(uuid)
+            if codes is None:
+                return None
+            return XidCounts(tuple((*key, *counted) for key, counted in sorted(codes.items())))
+
+
+class NoGpuAnswers(Exception):
+    """The driver was not asked to register, since there is no GPU to register."""
+
+    def __init__(self) -> None:
+        super().__init__("no GPU answers, so the exporter cannot register for XID events")
+
+
+class EventLoop(Worker):
+    """Registers, waits, counts, and registers again after an error. Ends within WAIT_S of a request to stop."""
+
+    def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
+        super().__init__("events")
+        self.outcome: CollectorOutcome | None = None
+        self._open_watch = open_watch
+        self._book = book
+        self._clock = clock
+        self._changed = changed
+        self._repeats: Repeats[XidEvent] = Repeats(clock)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begin = self._clock.monotonic()
+            try:
+                watch = self._open_watch()
+            except NotSupported:
+                self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
+                return  # no GPU of this host supports events: no data
+            except Exception as exc:  # a bug in the exporter must not silence XIDs for ever
+                self._fail(exc, begin)
+            else:
+                for uuid in watch.covered:
+                    self._book.watch(uuid)
+                error = "" if watch.complete else "nvmlDeviceRegisterEvents failed on some GPUs"
+                self.outcome = CollectorOutcome("xid", watch.complete, self._clock.monotonic() - begin, error)
+                self._changed()
+                self._listen(watch, begin)
+                self._drain(watch)
+                watch.close()
+                continue
+            self._clock.wait(self._stop, RETRY_S)
+
+    def _listen(self, watch: EventWatch, begin: float) -> None:
+        """Count events until a stop request, an error of the driver, or a retry for GPUs that failed to register."""
+        while not self._stop.is_set():
+            if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
+                return
+            try:
+                event = watch.wait(WAIT_S)
+            except Exception as exc:  # as above
+                self._fail(exc, begin)
+                self._clock.wait(self._stop, RETRY_S)
+                return
+            if event is not None:
+                self._count(event)
+            for repeated, times in self._repeats.take_due():
+                log.warning("%s, %d times since the last line", _describe(repeated), times)
+
+    def _drain(self, watch: EventWatch) -> None:
+        """Count the events that the driver has queued: they would be lost with the registration."""
+        try:
+            while (event := watch.wait(0.0)) is not None:
+                self._count(event)
+        except Exception as exc:  # the registration is given up in any case
+            log.debug("queued events were not read: %s", exc)
+
+    def _count(self, event: XidEvent) -> None:
+        self._book.count(event, self._clock.wall(), self._clock.monotonic())
+        if self._repeats.is_due(event):
+            log.warning("%s", _describe(event))
+        self._changed()
+
+    def _fail(self, exc: Exception, begin: float) -> None:
+        if self.outcome is None or self.outcome.success:
+            log.warning("XIDs are not counted until a retry succeeds: %s", exc)
+        error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
+        if isinstance(exc, NoGpuAnswers):
+            error = str(exc)
+        self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, error)
+
+
+def _describe(event: XidEvent) -> str:
+    return f"gpu {event.uuid}: XID {event.xid} ({classify(event.xid)})"

@@ -1,0 +1,164 @@
+"""XIDs from the kernel's log: a thread that adds the XIDs for which the driver raises no event."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.agent.collectors.xid import classify
+from gpu_exporter.agent.devices.kmsg import KernelLog, Report, XidLine
+from gpu_exporter.agent.devices.protocol import XidEvent
+from gpu_exporter.agent.sampling.activity.repeats import Repeats
+from gpu_exporter.agent.sampling.events import XidBook
+from gpu_exporter.agent.sampling.worker import Worker
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.readings import CollectorOutcome
+
+log = logging.getLogger(__name__)
+NAME = "xid.kmsg"
+LOOK_S = 0.5  # how often the log is read
+SAME_S = 2.0  # an event with the same code of the same GPU within this time is the same XID
+RETRY_S = 30.0  # after the log could not be opened or read
+WAITING_MAX = 1000  # lines that wait for their event; beyond this limit the oldest line is counted at once
+STRANGERS_MAX = 100  # addresses without a known GPU that are logged
+
+
+class _WaitingReport(NamedTuple):
+    """The report of a line, and when the line was read."""
+
+    report: Report
+    monotonic: float
+    wall: float
+
+
+class KernelLogLoop(Worker):
+    """Reads lines, waits SAME_S for the event of the same XID, then counts."""
+
+    def __init__(
+        self,
+        path: Path,
+        book: XidBook,
+        list_gpus: Callable[[], Mapping[str, str]],
+        clock: Clock,
+        changed: Callable[[], None],
+        note_probes: Callable[[frozenset[str]], None] = lambda addresses: None,
+    ) -> None:
+        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every known GPU, including lost GPUs. `note_probes`:
+        called with the addresses of GPUs that the driver could not start in this boot.
+        """
+        self._note_probes = note_probes
+        self._counted: dict[XidLine, float] = {}  # when each line of the last SAME_S was last read
+        super().__init__("kernel-log")
+        self.outcome: CollectorOutcome | None = None
+        self._path = path
+        self._book = book
+        self._list_gpus = list_gpus
+        self._clock = clock
+        self._changed = changed
+        self._waiting: deque[_WaitingReport] = deque()
+        self._strangers: set[str] = set()
+        self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: overwritten records
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begin = self._clock.monotonic()
+            try:
+                kernel_log = KernelLog(self._path)
+            except OSError as exc:
+                self._fail(exc, begin)
+            else:
+                try:
+                    self._follow(kernel_log)
+                except OSError as exc:
+                    self._fail(exc, begin)
+                finally:
+                    kernel_log.close()
+            self._clock.wait(self._stop, RETRY_S)
+
+    def _follow(self, kernel_log: KernelLog) -> None:
+        """Follow the log until a stop request. Raises OSError if the log cannot be read any more."""
+        with contextlib.suppress(OSError):  # a pipe has no past records
+            self._note(kernel_log.read_past())
+        while not self._stop.is_set():
+            if not self.look(kernel_log):
+                self._clock.wait(self._stop, LOOK_S)
+
+    def look(self, kernel_log: KernelLog) -> bool:
+        """Read new lines and count those that are due; returns whether there may be more lines. Raises OSError."""
+        begin = self._clock.monotonic()
+        batch = kernel_log.read()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        self.outcome = CollectorOutcome(NAME, True, now - begin)
+        if batch.lost:
+            self._warn(None)
+        self._waiting += [_WaitingReport(report, now, wall) for report in batch.reports]
+        self._note(batch.probes)
+        self._count_due(now)
+        for repeated, times in self._repeats.take_due():
+            log.warning("%s, %d times since the last line", self._describe(repeated), times)
+        return batch.full
+
+    def _note(self, probes: frozenset[str]) -> None:
+        if probes:
+            self._note_probes(probes)
+            self._changed()
+
+    def _count_due(self, now: float) -> None:
+        gpus = self._list_gpus()
+        for uuid in gpus.values():
+            self._book.watch(uuid)
+        while self._waiting and (self._waiting[0].monotonic <= now - SAME_S or len(self._waiting) > WAITING_MAX):
+            self._count(self._waiting.popleft(), gpus)
+
+    def _count(self, entry: _WaitingReport, gpus: Mapping[str, str]) -> None:
+        address, xid = entry.report.line
+        if not entry.report.has_number and self._is_told_twice(entry):
+            return
+        self._counted = {key: at for key, at in self._counted.items() if entry.monotonic - at <= SAME_S}
+        self._counted[entry.report.line] = entry.monotonic
+        uuid = gpus.get(address)
+        if uuid is None:
+            if address not in self._strangers and len(self._strangers) < STRANGERS_MAX:
+                self._strangers.add(address)
+                log.warning("%s: XID %d at %s is not counted: no GPU is known there", self._path, xid, address)
+            return
+        event = XidEvent(uuid, xid, entry.report.severity)
+        if self._book.count_line(event, entry.wall, since=entry.monotonic - SAME_S):
+            self._warn(event)
+            self._changed()
+
+    def _is_told_twice(self, entry: _WaitingReport) -> bool:
+        """Whether another line reports the same XID within SAME_S, before or after."""
+        line = entry.report.line
+        if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
+            return True
+        return any(other.report.line == line and other.monotonic - entry.monotonic <= SAME_S for other in self._waiting)
+
+    def _warn(self, subject: XidEvent | None) -> None:
+        if self._repeats.is_due(subject):
+            log.warning("%s", self._describe(subject))
+
+    def _describe(self, subject: XidEvent | None) -> str:
+        if subject is None:
+            return f"{self._path}: records were overwritten before they were read; XIDs in them are missed"
+        kind = classify(subject.xid, subject.severity)
+        return f"gpu {subject.uuid}: XID {subject.xid} ({kind}), reported by the kernel's log"
+
+    def _fail(self, exc: OSError, begin: float) -> None:
+        if self.outcome is None or self.outcome.success:
+            log.warning(
+                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG, in a "
+                "container privileges and the device, or omit --collector.xid.kmsg",
+                self._path,
+                os.getuid(),
+                exc.strerror,
+            )
+        error = f"{self._path}: {exc.strerror}"
+        self.outcome = CollectorOutcome(NAME, False, self._clock.monotonic() - begin, error)
+        self._changed()

@@ -1,0 +1,158 @@
+"""The sampling loops: one daemon thread per GPU, each with its own deadline.
+
+A thread that hangs inside the driver is marked hung and never replaced: a new thread would hang again, and threads
+would pile up. The families of its GPU are withheld by age; the other GPUs continue. The thread also finds its GPU, so a
+GPU that hangs or fails at its start does not delay any other GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gpu_exporter.agent.devices.errors import DeviceError, DriverChanged
+from gpu_exporter.agent.devices.protocol import Device
+from gpu_exporter.agent.sampling.reader import GPM_WINDOW_S
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.sampling.worker import Worker
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.readings import DeviceSnapshot
+
+log = logging.getLogger(__name__)
+FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or was lost
+
+
+class LoopEvents(NamedTuple):
+    """What a loop calls. `deliver`: with each snapshot. `driver_changed`: with the reason, and the loop ends.
+    `first_cycle`: once, after the first cycle has ended with or without success.
+    """
+
+    deliver: Callable[[DeviceSnapshot], None]
+    driver_changed: Callable[[str], None]
+    first_cycle: Callable[[], None]
+
+
+class DeviceLoop(Worker):
+    """Samples the device at one position until stopped, and passes on each snapshot.
+
+    `interval_s`: time between two cycles, until the device allows a longer time.
+    """
+
+    def __init__(
+        self,
+        position: int,
+        find: Callable[[int], Device],
+        make_sampler: Callable[[Device], DeviceSampler],
+        clock: Clock,
+        interval_s: float,
+        deadline_s: float,
+        events: LoopEvents,
+    ) -> None:
+        super().__init__(f"gpu-{position}")
+        self.position = position
+        self.sampler: DeviceSampler | None = None
+        self.latest: DeviceSnapshot | None = None
+        self.attempted = False  # a first cycle has ended, with or without success
+        self.find_error = ""
+        self._find = find
+        self._make_sampler = make_sampler
+        self._clock = clock
+        self._interval_s = interval_s
+        self._deadline_s = deadline_s
+        self._events = events
+        self._cycle_start: float | None = None
+        self._due = 0.0
+        self._renew_at = 0.0
+        self._was_slow = False  # the last cycle ended, but after its deadline
+        self.renewals = 0  # how often the device was found again after a loss
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two cycles, as the device allows at present."""
+        return self.sampler.interval_s if self.sampler is not None else self._interval_s
+
+    def is_hung(self) -> bool:
+        """True while the present cycle has exceeded its deadline, and until a later cycle has ended in time."""
+        start = self._cycle_start
+        return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
+
+    def _run(self) -> None:
+        self._due = self._clock.monotonic()
+        while not self._stop.is_set():
+            self._cycle_start = self._clock.monotonic()
+            try:
+                wait_s = self._cycle()
+            except DriverChanged as exc:
+                self._events.driver_changed(str(exc))
+                return
+            except Exception as exc:  # a bug in the exporter must not end the loop; age and error count show it
+                if self.sampler is not None:
+                    self.sampler.error_counts["cycle", type(exc).__name__] += 1
+                log.exception("gpu %d: a sampling cycle failed", self.position)
+                wait_s = self._interval_s
+            finally:
+                self._was_slow = self._clock.monotonic() - self._cycle_start > self._deadline_s
+                self._cycle_start = None
+                if not self.attempted:
+                    self.attempted = True
+                    self._events.first_cycle()
+            self._rest(wait_s)
+
+    def _cycle(self) -> float:
+        """Find the device, or sample it once; returns how long to wait."""
+        if self.sampler is None:
+            try:
+                self.sampler = self._make_sampler(self._find(self.position))
+            except DriverChanged:
+                raise
+            except DeviceError as exc:
+                if self.find_error != str(exc):
+                    self.find_error = str(exc)
+                    text = "gpu %d: %s; the exporter retries this GPU every %g s; the other GPUs are not affected"
+                    log.error(text, self.position, exc, FIND_RETRY_S)
+                return FIND_RETRY_S
+            self.find_error = ""
+        snapshot = self.sampler.sample()
+        if not snapshot.up:
+            self._renew(self.sampler.device)
+        if self._stop.is_set():
+            return 0.0
+        self._events.deliver(snapshot)
+        self._log_change(snapshot)
+        is_first, self.latest = self.latest is None, snapshot
+        # GPM compares two moments: the second cycle follows at once, so that the first scrapes have GPM values.
+        return min(GPM_WINDOW_S, self._interval_s) if is_first else self.interval_s
+
+    def _renew(self, device: Device) -> None:
+        """Ask the driver again for the lost device, every FIND_RETRY_S."""
+        now = self._clock.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + FIND_RETRY_S
+            try:
+                device.renew()
+                self.renewals += 1
+            except DriverChanged:
+                raise
+            except DeviceError as exc:
+                log.debug("gpu %d: %s", self.position, exc)
+
+    def _log_change(self, snapshot: DeviceSnapshot) -> None:
+        was_up = self.latest.up if self.latest is not None else True
+        if snapshot.up != was_up:
+            identity = snapshot.identity
+            log.warning(
+                "gpu %d (%s, %s): %s",
+                identity.index,
+                identity.uuid,
+                identity.pci_bus_id,
+                "answers again" if snapshot.up else f"{snapshot.error}; its series are withdrawn, other GPUs continue",
+            )
+
+    def _rest(self, wait_s: float) -> None:
+        """Wait for the next tick. After a delay, missed ticks are skipped, so there is never a burst of samples."""
+        now = self._clock.monotonic()
+        self._due += wait_s
+        if self._due < now:
+            self._due = now + wait_s
+        self._clock.wait(self._stop, self._due - now)

@@ -1,0 +1,347 @@
+"""The GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for their events.
+
+This module keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or
+was given to a virtual machine, a driver that was released on request or replaced while in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from gpu_exporter.agent.collectors.contract import Collector, Totals
+from gpu_exporter.agent.collectors.xid import XID
+from gpu_exporter.agent.devices.errors import DeviceError
+from gpu_exporter.agent.devices.protocol import Backend, Device, EventWatch
+from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
+from gpu_exporter.agent.sampling.driver import Driver, DriverState, DriverView, Position
+from gpu_exporter.agent.sampling.events import EventLoop, NoGpuAnswers, XidBook
+from gpu_exporter.agent.sampling.loop import DeviceLoop, LoopEvents
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
+from gpu_exporter.agent.sampling.worker import Worker
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.threads import NoThread, start
+
+log = logging.getLogger(__name__)
+SOON_S = 0.1
+CHECK_S = 5.0  # how often to check for an absent driver, new GPUs and the bus
+RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
+STILL_HANGS = "a call from before the driver was released still hangs in it"
+EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one driver call
+
+
+class SnapshotSink(Protocol):
+    """The receiver of readings. A Protocol, since the room `node`, which receives them, imports this room."""
+
+    xids: XidBook
+
+    def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
+        """Book one cycle of one GPU."""
+
+    def is_shared(self, uuid: str) -> bool:
+        """Whether several holders share this GPU, or may share it, so that per-process usage is needed."""
+
+    def touch(self) -> None:
+        """Note that published data about the GPUs has changed."""
+
+
+class DeviceInventory(Protocol):
+    """The GPUs that should be here: the list of GPUs that have answered, and the bus. A Protocol, so that sampling does
+    not import the room `inventory`.
+    """
+
+    def look(self) -> None:
+        """Read both again."""
+
+    def look_at_bus(self) -> None:
+        """Read the bus again."""
+
+    def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
+        """Note that these GPUs answer at `now`, monotonic seconds. Raises OSError if the list cannot be saved."""
+
+    def remember(self, uuid: str) -> None:
+        """Note that this GPU answers, even if it was forgotten."""
+
+
+class DeviceManager:
+    """All GPUs. `stop`, `release` and `take` may be called from any thread."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        backend: Backend,
+        clock: Clock,
+        sink: SnapshotSink,
+        inventory: DeviceInventory,
+        enabled: Sequence[Collector],
+        rules: ActivityRules,
+        deadline_s: float,
+    ) -> None:
+        """`deadline_s`: how long one cycle over a GPU may take before its values are withheld."""
+        self.progress = threading.Event()  # the driver was asked, or a GPU was read, for the first time
+        self._driver = driver
+        self._backend = backend
+        self._clock = clock
+        self._sink = sink
+        self._inventory = inventory
+        self._enabled = enabled
+        self._rules = rules
+        self._deadline_s = deadline_s
+        self._loops: dict[int, DeviceLoop] = {}
+        self._stuck: list[Worker] = []  # workers that should stop but hang in a driver call; they keep the driver open
+        self._stuck_at: dict[int, DeviceLoop] = {}
+        self._totals: dict[str, Totals] = {}  # of each GPU, over all its loops
+        self._counts: Counter[tuple[str, str]] = Counter()  # of loops that have ended
+        self._events: EventLoop | None = None
+        self._events_for: frozenset[tuple[str, int]] = frozenset()
+        self._bus_seen = -math.inf
+        self._warned: set[str] = set()
+        self._persistence: dict[str, bool] = {}
+        self._lock = threading.RLock()  # held while opening, closing, starting and stopping; never while sampling
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._settled = False
+
+    def start(self) -> None:
+        start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
+
+    def stop(self, timeout_s: float) -> bool:
+        """End every loop and close the driver; false if a call hangs, so that the driver could not be closed."""
+        self._stop.set()
+        self._wake.set()
+        self.progress.set()
+        return self._close(timeout_s)
+
+    def release(self) -> bool:
+        """Close the driver until `take`, so that it can be unloaded or MIG can be switched; false if a call hangs."""
+        begin = time.monotonic()
+        self._driver.release()
+        clean = self._close(RELEASE_S)
+        if clean:
+            log.info("the driver was released within %.1f s", time.monotonic() - begin)
+        else:
+            log.error("the driver is not released yet, since a call hangs in it; it is released when the call ends")
+        return clean
+
+    def take(self) -> None:
+        """Open the driver again after `release`."""
+        self._driver.take()
+        self._wake.set()
+
+    def _close(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s  # of the machine's clock, because threads end in machine time
+        if not self._lock.acquire(timeout=timeout_s):
+            return False  # the driver hangs during a query; the thread of the query ends all workers afterwards
+        try:
+            return self._end_all(deadline)
+        finally:
+            self._lock.release()
+
+    def _end_all(self, deadline: float) -> bool:
+        """End every worker, and close the driver unless a worker is inside it; returns whether it is closed."""
+        workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
+        for worker in workers:
+            worker.ask_to_stop()
+        self._stuck += [worker for worker in workers if not worker.join(deadline - time.monotonic())]
+        loops, self._loops = self._loops, {}
+        self._events, self._events_for = None, frozenset()
+        for position, loop in loops.items():
+            if loop.sampler is not None:
+                self._counts.update(dict(loop.sampler.error_counts))
+            if loop in self._stuck:
+                self._stuck_at[position] = loop
+        self._sink.touch()
+        self._drop_ended()
+        if self._stuck:
+            return False
+        self._driver.close()
+        return True
+
+    def _drop_ended(self) -> None:
+        """Drop workers that have returned from their driver call: they no longer prevent closing."""
+        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
+        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
+
+    def _watch_over(self) -> None:
+        while not self._stop.is_set() and not self._driver.replaced.is_set():
+            try:
+                self._look()
+            except NoThread as exc:
+                self._warn_once(f"a GPU or its events are not watched: {exc}")
+            except Exception:  # a bug in the exporter must not end the watch over the other GPUs
+                log.exception("checking the driver and its GPUs failed")
+            self._driver.asked.set()
+            self.progress.set()
+            # The first GPUs are found within milliseconds: check for them soon, then every CHECK_S.
+            is_open = self._driver.state is DriverState.OPEN
+            settled = not is_open or (self._settled and self.first_cycles_done())
+            self._clock.wait(self._wake, CHECK_S if settled else SOON_S)
+            self._wake.clear()
+            self._settled = self.first_cycles_done()
+
+    def _look(self) -> None:
+        """Open the driver if it is closed, start loops for new GPUs, and compare them with the expected GPUs."""
+        self._inventory.look()
+        self._bus_seen = self._clock.monotonic()
+        with self._lock:
+            count = None if self._stop.is_set() else self._driver.ask()
+            if self._driver.is_released or self._stop.is_set():  # this may have been requested during the query
+                self._end_all(time.monotonic() + RELEASE_S)
+            else:
+                if count is not None:
+                    self._start_loops(count)
+                self._note_answering()
+                self._listen()
+        self._sink.touch()
+
+    def _start_loops(self, count: int) -> None:
+        self._drop_ended()
+        for position in range(count):
+            if position not in self._loops and position not in self._stuck_at:
+                self._start_loop(position)
+
+    def _start_loop(self, position: int) -> None:
+        loop = DeviceLoop(
+            position,
+            self._backend.find,
+            self._make_sampler,
+            self._clock,
+            self._rules.interval_s,
+            self._deadline_s,
+            LoopEvents(self._deliver, self._driver.note_replaced, self.progress.set),
+        )
+        loop.start()
+        self._loops[position] = loop
+
+    def _make_sampler(self, device: Device) -> DeviceSampler:
+        """Create the sampler of a device; runs in the device's own thread."""
+        identity = device.identity
+        try:
+            self._persistence[identity.uuid] = device.read_persistence_mode()
+        except DeviceError:
+            self._persistence.pop(identity.uuid, None)
+        totals = self._totals.setdefault(identity.uuid, Totals())
+        totals.forget_last()
+        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared)
+
+    def _deliver(self, snapshot: DeviceSnapshot) -> None:
+        """Pass on a snapshot. If the GPU is down, check the bus first: a GPU that was given away is not lost."""
+        if snapshot.up:
+            self._inventory.remember(snapshot.identity.uuid)
+        elif self._clock.monotonic() - self._bus_seen > 1.0:
+            self._bus_seen = self._clock.monotonic()
+            self._inventory.look_at_bus()
+        self._sink.on_snapshot(snapshot)
+
+    def _devices(self) -> list[tuple[Device, int]]:
+        """The devices that answer, and how often each was found again after a loss."""
+        return [
+            (loop.sampler.device, loop.renewals)
+            for loop in list(self._loops.values())
+            if loop.sampler is not None and not loop.is_hung() and loop.latest is not None and loop.latest.up
+        ]
+
+    def _listen(self) -> None:
+        """Register for events once the GPUs are found, and again if a GPU is new or was found again.
+
+        A lost GPU causes no new registration: its last XIDs may still be on their way.
+        """
+        if XID not in self._enabled:
+            return
+        wanted = frozenset((device.identity.uuid, renewals) for device, renewals in self._devices())
+        if wanted <= self._events_for:
+            return
+        if self._events is not None:
+            self._events.ask_to_stop()
+            if not self._events.join(EVENTS_END_S):
+                self._stuck.append(self._events)
+            self._events = None
+        self._drop_ended()
+        if any(isinstance(worker, EventLoop) for worker in self._stuck):
+            return  # the old events' loop hangs in the driver, and a new loop would hang too
+        events = EventLoop(self._open_watch, self._sink.xids, self._clock, self._sink.touch)
+        events.start()
+        self._events_for = wanted
+        self._events = events
+
+    def _open_watch(self) -> EventWatch:
+        """Register for events. Runs in the events' own thread, also if that thread registers again by itself."""
+        found = self._devices()
+        if not found:
+            raise NoGpuAnswers
+        self._events_for = frozenset((device.identity.uuid, renewals) for device, renewals in found)
+        return self._backend.watch_events([device for device, _ in found])
+
+    def _note_answering(self) -> None:
+        """Add the GPUs that answer to the list of expected GPUs."""
+        if not self.first_cycles_done():
+            return
+        latest = [loop.latest for loop in self._loops.values()]
+        try:
+            up = [snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up]
+            self._inventory.note(up, self._clock.monotonic())
+        except OSError as exc:
+            self._warn_once(f"the list of expected GPUs is not saved: {exc}")
+
+    def observe(self) -> DriverView:
+        """The results of the driver so far. Changes nothing."""
+        loops = list(self._loops.items())
+        positions = {position: _observe(loop) for position, loop in loops}
+        positions |= {position: Position(error=STILL_HANGS) for position in list(self._stuck_at)}
+        complete = self.is_ready() or (self._driver.is_silent and not loops)
+        return DriverView(positions, self.error(), complete, self._driver.is_released)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
+
+    def first_cycles_done(self) -> bool:
+        """True once each GPU was read or hangs."""
+        return all(loop.attempted or loop.is_hung() for loop in list(self._loops.values()))
+
+    def is_ready(self) -> bool:
+        """True once the driver was asked, and each GPU was read or hangs."""
+        return self._driver.asked.is_set() and self.first_cycles_done()
+
+    def error(self) -> str:
+        """Why there is no GPU data, "" while there is data."""
+        hung = [loop.is_hung() for loop in list(self._loops.values())]
+        if hung and all(hung) and not self._driver.is_silent:
+            return "every GPU's driver call hangs"
+        return self._driver.error
+
+    def sample_interval_s(self) -> float:
+        """The longest present interval between two cycles of a GPU."""
+        return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
+
+    def outcomes(self) -> tuple[CollectorOutcome, ...]:
+        """Outcomes of collectors that work outside the device cycles."""
+        events = self._events
+        return (events.outcome,) if events is not None and events.outcome is not None else ()
+
+    def without_persistence(self) -> int:
+        """How many GPUs have persistence mode off."""
+        return sum(not on for on in list(self._persistence.values()))
+
+    def error_counts(self) -> Counter[tuple[str, str]]:
+        counts = Counter(self._counts)
+        for loop in list(self._loops.values()):
+            if loop.sampler is not None:
+                counts.update(dict(loop.sampler.error_counts))  # a copy: the loop continues to count
+        return counts
+
+
+def _observe(loop: DeviceLoop) -> Position:
+    if loop.sampler is None:
+        return Position(hung=loop.is_hung(), error=loop.find_error)
+    snapshot = loop.latest
+    identity = snapshot.identity if snapshot is not None else loop.sampler.device.identity
+    return Position(identity, snapshot, loop.is_hung())

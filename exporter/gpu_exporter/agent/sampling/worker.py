@@ -1,0 +1,32 @@
+"""A daemon thread that ends on request, unless it hangs inside the driver."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+
+from gpu_exporter.common.threads import start
+
+
+class Worker(ABC):
+    """Base of the loops: `_run` must check `_stop`. Each worker owns one thread, which is never replaced."""
+
+    def __init__(self, name: str) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raises NoThread."""
+        start(self._thread)
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; false if the worker hangs inside a call."""
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """The work of the thread."""

@@ -1,0 +1,133 @@
+"""All nodes and jobs of a cluster, from two answers of Slurm or slurmrestd. Pure.
+
+`squeue --json` costs slurmctld one message and `scontrol show node -d` two, however many nodes there are (measured on
+22.05.8 and 24.11.5). A job's owner cannot forge either answer: a name in JSON cannot imitate another field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.agent.attribution.slurm.parse import (
+    Job,
+    JobGpus,
+    NodeRecord,
+    divide_gpus,
+    parse_node,
+    read_node,
+)
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.outside import load_json, need_real, need_whole
+from gpu_exporter.common.slurm.answers import read_jobs, unpack_number
+
+# A quotation mark in a job's name is escaped with a backslash, so no name can be mistaken for this key.
+_CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
+_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
+# State flags that squeue prints in place of RUNNING, and RUNNING itself.
+_STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")
+
+
+class ClusterJob(NamedTuple):
+    """A job that may hold GPUs, with its GPUs on each of its nodes."""
+
+    job: Job
+    gpus: dict[str, JobGpus]
+
+
+def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
+    """By name, every node of `scontrol show node -d` that has GPUs. A node that cannot be parsed is omitted.
+
+    Raises SourceError if no node can be parsed.
+    """
+    nodes: dict[str, NodeRecord] = {}
+    _, *records = _NODE.split(text)  # name, record, name, record ...
+    problem = "" if records else "scontrol show node -d names no node"
+    for name, record_text in zip(records[::2], records[1::2], strict=True):
+        try:
+            record = parse_node(record_text)
+        except SourceError as exc:
+            problem = f"node {name}: {exc}"
+            continue
+        if record.configured:
+            nodes[name] = record
+    if problem and not nodes:
+        raise SourceError(problem)
+    return nodes
+
+
+def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
+    """The nodes of slurmrestd's /nodes/ in the same form, and the cluster's name, "" before Slurm 24.05."""
+    nodes: dict[str, NodeRecord] = {}
+    problem = ""
+    try:
+        answer = load_json(text, unpack_number)
+        cluster = _word(answer["meta"].get("slurm", {}).get("cluster"))
+        for row in answer["nodes"]:
+            try:
+                record = read_node(row["gres"], row["gres_used"], need_real(row["slurmd_start_time"] or 0) or None)
+                if record.configured:
+                    nodes[str(row["name"])] = record
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+                name = str(row.get("name")) if isinstance(row, dict) else "without a name"
+                problem = f"node {name:.60}: {type(exc).__name__} {exc}"
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise SourceError(f"cannot parse slurmrestd's nodes: {type(exc).__name__} {exc}") from exc
+    if problem and not nodes:
+        raise SourceError(f"cannot parse slurmrestd's nodes: {problem}")
+    return nodes, cluster
+
+
+def find_cluster(text: str) -> str:
+    """The cluster's name in the jobs of slurmrestd's /jobs/, "" if there is no name."""
+    match = _CLUSTER.search(text)
+    return match[1] if match else ""
+
+
+def parse_cluster_jobs(text: str) -> list[ClusterJob]:
+    """Every running job of `squeue --json`, in any of the states of _STATES. A job that cannot be parsed is omitted.
+
+    Raises SourceError if the text is not such an answer.
+    """
+    try:
+        return read_jobs(text, _read_job)[0]
+    except ValueError as exc:
+        raise SourceError(str(exc)) from exc
+
+
+def _read_job(row: dict[str, Any]) -> ClusterJob | None:
+    states = row["job_state"]
+    flags = set(states) if isinstance(states, list) else {str(states)}
+    state = next((each for each in _STATES if each in flags), "")
+    if not state or "COMPLETING" in flags:  # the GPUs of a completing job are already returned
+        return None
+    task = row.get("array_task_id")
+    array, leader = _number(row.get("array_job_id")), _number(row.get("het_job_id"))
+    start = _number(row.get("start_time"))
+    job = Job(
+        job_id=str(need_whole(row["job_id"])),
+        user=_word(row.get("user_name")),
+        account=_word(row.get("account")),
+        partition=_word(row.get("partition")),
+        qos=_word(row.get("qos")),
+        state=state,
+        start=need_real(start) if start else None,
+        restarts=str(_number(row.get("restart_cnt"))),
+        array_job_id=str(array) if array and task is not None else "",
+        array_task_id=str(_number(task)) if array and task is not None else "",
+        het_job_id=str(leader) if leader else "",
+        het_job_offset=str(_number(row.get("het_job_offset"))) if leader else "",
+        uid=str(_number(row.get("user_id"))),
+    )
+    return ClusterJob(job, divide_gpus(row["nodes"], row["gres_detail"]))
+
+
+def _number(value: Any) -> int:
+    """The number, 0 if it is not set. Raises ValueError, TypeError."""
+    return need_whole(value or 0)
+
+
+def _word(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"a name is a {type(value).__name__}, not a text")
+    return value or ""

@@ -1,0 +1,143 @@
+"""Queries slurmctld for a whole cluster, so that its nodes need not, and keeps an answer for each node."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from gpu_exporter.agent.attribution.slurm.collected import NODE_NAME
+from gpu_exporter.agent.attribution.slurm.controller import CONFIG_EACH_S
+from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.agent.attribution.slurm.picture import Picture, render_picture
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.slurm_collector.answers import ClusterJob
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.files import READABLE, write_atomically
+
+log = logging.getLogger(__name__)
+MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
+PRIVATE = 0o640  # used if PrivateData hides jobs or users: readable only by owner and group
+BETWEEN_S = 5.0  # a job that began this recently may be missing in the nodes' record
+
+
+class Slurmctld(Protocol):
+    """A way to query slurmctld. Each method raises SourceError."""
+
+    def read_nodes(self) -> dict[str, NodeRecord]:
+        """By name, every node that has GPUs."""
+
+    def read_jobs(self) -> list[ClusterJob]:
+        """Every running job, in any running state."""
+
+    def read_config(self) -> SlurmConfig:
+        """The configuration; called after the other two."""
+
+
+class SlurmCollector:
+    """Reads the cluster's configuration once an hour, and the nodes and jobs in every round."""
+
+    def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
+        """`each_s`: seconds between two rounds; every answer contains it."""
+        self._slurmctld = slurmctld
+        self._clock = clock
+        self._each_s = each_s
+        self._config: SlurmConfig | None = None
+        self._config_at = -math.inf
+
+    def collect(self) -> dict[str, Picture]:
+        """The picture of each node that has GPUs, by its name. Raises SourceError."""
+        asked = self._clock.wall()
+        # The node's name becomes a file name.
+        nodes = {name: node for name, node in self._slurmctld.read_nodes().items() if NODE_NAME.fullmatch(name)}
+        jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
+        for job, by_node in self._slurmctld.read_jobs():
+            for node in by_node.keys() & jobs.keys():
+                gpus = by_node[node]
+                jobs[node][job.job_id] = (job, gpus)
+                if job.start is not None and job.start > asked - BETWEEN_S:
+                    nodes[node] = _with(nodes[node], gpus)
+        config = self._read_config()
+        return {name: Picture(asked, self._each_s, config, node, jobs[name]) for name, node in nodes.items()}
+
+    def _read_config(self) -> SlurmConfig:
+        now = self._clock.monotonic()
+        if self._config is None or not self._config.cluster or now - self._config_at >= CONFIG_EACH_S:
+            self._config, self._config_at = self._slurmctld.read_config(), now
+        return self._config
+
+
+def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
+    """The node, with these GPUs in use as well."""
+    used = node.used
+    indexes = tuple(sorted({*used.indexes, *gpus.indexes}))
+    return node._replace(used=used._replace(indexes=indexes, shared=tuple(sorted({*used.shared, *gpus.shared}))))
+
+
+def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
+    """Write NODE.json for each node. Raises OSError, also if every user may write in `directory`."""
+    for name, text in answers.items():
+        write_atomically(directory / f"{name}.json", text.encode(), mode)
+
+
+WITHHELD = (
+    "PrivateData hides jobs or users, but the port requires no password or client certificate: set basic_auth_users, "
+    "or client_auth_type "
+    "RequireAndVerifyClientCert, with --web.config.file, or omit --web.listen-address"
+)
+
+
+class CollectorRun:
+    """Runs round after round. A new problem is logged once; the old answers remain and age."""
+
+    def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
+        """`directory`: where NODE.json is written for each node; None if answers are served only over HTTP."""
+        self.is_open: Callable[[], bool] = lambda: False
+        """Whether every client may read the port now; this changes with the web configuration file. An open port serves
+        no answer while PrivateData hides jobs or users.
+        """
+        self._is_private = False
+        self._answers: Mapping[str, str] = {}
+        self._collector = collector
+        self._directory = directory
+        self._clock = clock
+        self._problem: str | None = None
+        self.last_success_wall: float | None = None
+        self.rounds = 0
+        self.failures = 0
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether there are answers that the port must not serve at present."""
+        return self._is_private and self.is_open()
+
+    @property
+    def answers(self) -> Mapping[str, str]:
+        """The newest answer for each node with GPUs; empty if the port must not serve answers."""
+        return {} if self.is_withheld else self._answers
+
+    def __call__(self) -> bool:
+        """Run one round; true if there are new answers."""
+        problem = ""
+        try:
+            pictures = self._collector.collect()
+            # Set before the answers: otherwise a request in between could read private answers from an open port.
+            self._is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
+            self._answers = {name: render_picture(picture) for name, picture in pictures.items()}
+            if self._directory is not None:
+                write_answers(self._answers, self._directory, PRIVATE if self._is_private else READABLE)
+            self.last_success_wall = self._clock.wall()
+            if self.is_withheld:
+                raise SourceError(f"the port serves no answer: {WITHHELD}")
+        except (SourceError, OSError) as exc:
+            problem = str(exc) if self.is_withheld else f"no new answers for the nodes: {exc}"
+        self.rounds += 1
+        self.failures += bool(problem)
+        if problem and problem != self._problem:
+            log.warning("%s", problem)
+        elif not problem and self._problem != "":
+            log.info("%d nodes with GPUs have an answer", len(self._answers))
+        self._problem = problem
+        return not problem

@@ -1,0 +1,71 @@
+"""The HTTP pages of a collector: an answer for each node, its own metrics, and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gpu_exporter.agent.attribution.slurm.collected import ANSWERS
+from gpu_exporter.agent.slurm_collector.collector import WITHHELD, CollectorRun
+from gpu_exporter.common.web.request import Request
+from gpu_exporter.common.web.server import TEXT, Reply, Site
+
+
+class CollectorSite:
+    """Healthy means only that the collector serves; its metrics and the age of its answers show if Slurm answers."""
+
+    def __init__(self, run: CollectorRun, host: Site | None = None) -> None:
+        """`host`: the site around a collector that runs inside another process; it answers all other requests."""
+        self._run = run
+        self._host = host
+        self._registry = CollectorRegistry()
+        self._registry.register(CollectorMetrics(run))
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        if request.path.startswith(ANSWERS):
+            answer = self._run.answers.get(request.path.removeprefix(ANSWERS))
+            if answer is not None:
+                return Reply(200, "application/json", answer.encode())
+            if self._run.is_withheld:
+                return Reply(403, TEXT, f"{WITHHELD}\n".encode())
+            return Reply(404, TEXT, b"no node with GPUs has this name\n")
+        if self._host is not None:
+            return self._host.answer_at_once(request)
+        if request.path == "/metrics":
+            return None
+        if request.path == "/-/healthy":
+            return Reply(200, TEXT, b"healthy\n")
+        if request.path == "/-/ready":
+            is_ready = bool(self._run.last_success_wall)
+            return Reply(200, TEXT, b"ready\n") if is_ready else Reply(503, TEXT, b"Slurm has not answered yet\n")
+        return Reply(404, TEXT, f"no such page; try /metrics or {ANSWERS}NODE\n".encode())
+
+    def answer(self, request: Request) -> Reply:
+        if self._host is not None:
+            return self._host.answer(request)
+        return Reply(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+
+
+class CollectorMetrics(Collector):
+    """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until a round succeeded."""
+
+    def __init__(self, run: CollectorRun) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        name = "gpu_slurm_collector"
+        success = GaugeMetricFamily(
+            f"{name}_last_success_timestamp_seconds", "End of the last round in which Slurm answered."
+        )
+        if self._run.last_success_wall is not None:
+            success.add_metric([], self._run.last_success_wall)
+        yield success
+        yield GaugeMetricFamily(f"{name}_nodes", "Nodes with GPUs that have an answer.", value=len(self._run.answers))
+        rounds = CounterMetricFamily(f"{name}_rounds", "Rounds, by their result.", labels=["result"])
+        rounds.add_metric(["success"], self._run.rounds - self._run.failures)
+        rounds.add_metric(["error"], self._run.failures)
+        yield rounds

@@ -1,0 +1,209 @@
+"""HTTP requests with a limit on time and on size, for answers of any server."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.threads import start
+
+ANSWER_S = 10.0  # for a whole answer, from opening the connection to the last byte
+CHUNK = 65536
+MIB = 1024 * 1024
+# For answers of unknown size: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
+MOST_BYTES = 64 * MIB
+REASON_MAX = 200  # characters of Prometheus's error text for a query; for any other error only the status is shown
+
+
+class FetchError(Exception):
+    """There is no usable answer. The text is the address and the reason."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        """`status`: the HTTP status, None if there was no HTTP answer."""
+        super().__init__(text)
+        self.status = status
+
+
+class _Deadline:
+    """Ends the watched connections when the time is over.
+
+    A socket timeout applies to each single read: a peer that sends a byte now and then never exceeds it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._lock = threading.Lock()
+        self._watched: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def watch(self, connection: socket.socket) -> None:
+        """Watch a connection. A duplicate of the socket is kept, since TLS takes over the original."""
+        with self._lock:
+            self._watched.append(connection.dup())
+        if self.is_over:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self.is_over = True
+            for connection in self._watched:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> _Deadline:
+        start(self._timer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for connection in self._watched:
+                connection.close()
+            self._watched.clear()
+
+
+class _Watched(http.client.HTTPConnection):
+    deadline: _Deadline
+
+    def connect(self) -> None:
+        super().connect()
+        self.deadline.watch(self.sock)
+
+
+class _WatchedTls(http.client.HTTPSConnection, _Watched):
+    """HTTPSConnection.connect calls _Watched.connect for the TCP part, so the TLS handshake is watched too."""
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens watched connections."""
+
+    def __init__(self, deadline: _Deadline, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._deadline = deadline
+        self._tls = context
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connect(_Watched), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connect(_WatchedTls), request, context=self._tls)
+
+    def _connect(self, kind: type[_Watched]) -> Any:
+        def connect(host: str, **options: Any) -> _Watched:
+            connection = kind(host, **options)
+            connection.deadline = self._deadline
+            return connection
+
+        return connect
+
+
+class _SamePlace(urllib.request.HTTPRedirectHandler):
+    """Follows redirects only within one server, so that no other server sees the credentials."""
+
+    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
+        target = urlsplit(answer[-1])
+        if (target.scheme, target.netloc) != urlsplit(req.full_url)[:2]:
+            raise FetchError(
+                f"{shorten(req.full_url)}: the server redirects to another server, and the redirect is not followed: "
+                "set the final address"
+            )
+        return super().redirect_request(req, *answer)
+
+
+def shorten(url: str) -> str:
+    """The address without its query, user and password."""
+    return urllib.parse.urlunsplit(urlsplit(_without_user(url))._replace(query="", fragment=""))
+
+
+def fetch_text(
+    url: str,
+    form: Mapping[str, str] | None = None,
+    most_bytes: int = MOST_BYTES,
+    within_s: float = ANSWER_S,
+    context: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """GET, or POST of a form. Raises FetchError: no answer, an error, longer than `most_bytes` or `within_s`.
+
+    `context`: the TLS context, None for the system's certificate authorities. `headers`: additional headers, such as a
+    token.
+
+    The text of the error repeats no part of an answer except the reason that a PromQL API gives for its own errors.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise FetchError(f"{shorten(url)}: expected http:// or https://")
+    body = None if form is None else urllib.parse.urlencode(form).encode()
+    sent = {**(headers or {}), **_authorization(url)}
+    request = urllib.request.Request(_without_user(url), body, sent)  # noqa: S310 - the scheme is checked above
+    with _Deadline(within_s) as deadline:
+        try:
+            opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace())
+            with opener.open(request, timeout=within_s) as answer:
+                text = _read(answer, url, most_bytes)
+        except FetchError:
+            raise
+        except urllib.error.HTTPError as exc:
+            raise FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
+            if deadline.is_over:
+                raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
+            raise FetchError(f"{shorten(url)}: {getattr(exc, 'reason', None) or exc}") from exc
+        if deadline.is_over:  # an answer without a length ends when its connection ends
+            raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
+    return text.decode("utf-8", "replace")
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _authorization(url: str) -> dict[str, str]:
+    """The header for the user and password of the address; empty if the address has no user."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    if not at:
+        return {}
+    return {"Authorization": f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()}"}
+
+
+def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := answer.read1(CHUNK):
+        size += len(chunk)
+        if size > most_bytes:
+            raise FetchError(f"{shorten(url)}: the answer is longer than {most_bytes / MIB:.3g} MiB")
+        chunks.append(chunk)
+    if answer.length:
+        raise http.client.IncompleteRead(b"", answer.length)
+    return b"".join(chunks)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """The error text of a PromQL API that refuses a query. Other bodies are not shown: they may hold foreign data."""
+    try:
+        said = json.loads(error.read(CHUNK))["error"]
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return f": {clean(said)}" if isinstance(said, str) else ""
+
+
+def clean(text: str) -> str:
+    """A peer's text for a log: one line of at most REASON_MAX characters."""
+    return one_line(text)[:REASON_MAX]

@@ -1,0 +1,185 @@
+"""Holders of GPUs: the grants that a source reports, and the allocations of units that result from the grants."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from gpu_exporter.common.model.units import UnitId
+
+Scheduler: TypeAlias = Literal["kubernetes", "slurm", "container"]
+"""The system that started a holder; "container" is a container runtime outside both schedulers."""
+PROCESS_SOURCE = "process"  # Holder.source of a holder known only by its processes: it is shown but never judged
+ALLOCATION_KEY = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
+"""Labels that together identify one allocation on a node, in every series, rule, query and piece of evidence."""
+
+
+class HolderKey(NamedTuple):
+    """Identifies a holder, unique per incarnation: a pod that is recreated under the same name is another holder."""
+
+    scheduler: Scheduler
+    incarnation: str
+
+
+class Holder(NamedTuple):
+    """A pod container, a Slurm job or another container, as its scheduler describes it. Empty strings are unknown.
+
+    `cluster` is the Slurm cluster. A task of a job array has `array_job_id` and `array_task_id`. A component of a
+    heterogeneous job has `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the numeric user ID; it is
+    published only if `identity.user` is `uid`.
+    """
+
+    key: HolderKey
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    job_id: str = ""
+    cluster: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
+    uid: str = ""
+    source: str = ""
+    resource: str = ""
+    # "name" if no incarnation id could be proven: such a holder is never restored from state. "hidden" if the scheduler
+    # reports only that the holder exists, but not its name.
+    identity: str = ""
+    start_wall: float | None = None  # provable start, from the scheduler
+    units: int | None = None  # GPUs and MIG instances that it holds on all nodes together, as its scheduler counts them
+
+    @property
+    def label(self) -> str:
+        """The holder as text for people: `namespace/pod/container`, `job 42`, `job 3010_1` (array), `job 3011+1` (het
+        job) or `container 0123456789ab`.
+        """
+        if self.identity == "hidden":
+            return "a hidden job"
+        if self.key.scheduler == "slurm":
+            return f"job {self._job_name()}"
+        if self.key.scheduler == "container":
+            return f"container {self.container}"
+        return "/".join((*filter(None, [self.namespace]), self.pod, self.container))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All texts that identify the holder: two sources that share a text mean the same holder."""
+        return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
+
+    def _job_name(self) -> str:
+        """The job as squeue prints it and scontrol accepts it: array tasks and components have their own notation."""
+        if self.array_job_id and self.array_task_id:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        if self.het_job_id and self.het_job_offset:
+            return f"{self.het_job_id}+{self.het_job_offset}"
+        return self.job_id
+
+
+class Grant(NamedTuple):
+    """One device that a scheduler has granted to a holder, as the source describes the device.
+
+    `kind` is the format of `device`:
+    - "uuid": GPU-... or MIG-..., with or without a replica suffix.
+    - "minor": the N of /dev/nvidiaN.
+    - "instance": N/G or N/G/C, the MIG instance of GPU N with GPU instance id G, and compute instance id C.
+    - "placement": N/PROFILE/ID/START, the MIG instance of GPU N with this profile (name and id) that begins at this
+      slice.
+    - "index": a position in NVML's order, among the GPUs with the minor numbers `among`, or among all GPUs.
+    - "unproven": a name that identifies no device; `reason` is why.
+
+    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number` is the scheduler's name for the
+    device if that name is not a UUID. While a holder runs, its `number` keeps the device that it was first resolved to.
+
+    `running`: false while the holder is not charged, because its job is stopped. `working_wall`: Unix seconds before
+    which the holder's program could not work; infinite while the program is not known to run; None if the scheduler
+    reports only the start. `why`: what prevents the program from working; `obstacle` is the same in one word.
+    `confirmed`: when the source last reported the grant, monotonic seconds; if the source gives no time, the poller
+    fills in the time of its request. `renewed_s`: the interval at which the source reports the grant again; 0 is at
+    every poll. `share`: one of SHARED if the source reports that only a part of the device is granted. `witnesses`: the
+    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, set if
+    nothing proves that the claim uses the device instead of only monitoring it. `ended`: the holder has ended and holds
+    nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not report it;
+    the holder's `start_wall` is by the scheduler's clock.
+    """
+
+    kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
+    device: str
+    holder: Holder
+    running: bool = True
+    number: str = ""
+    among: tuple[str, ...] = ()
+    total: int = 0
+    why: str = ""
+    obstacle: str = ""
+    reason: str = ""
+    working_wall: float | None = None
+    confirmed: float = 0.0
+    renewed_s: float = 0.0
+    share: str = ""
+    witnesses: str = ""
+    claim: str = ""
+    ended: bool = False
+    start_here: float | None = None
+
+
+SHARED = ("time_slice", "mps", "shard")
+"""How several holders divide a GPU or MIG instance: replicas of a device plugin, NVIDIA's MPS, Slurm's shards."""
+
+
+class Allocation(NamedTuple):
+    """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
+
+    `running`, `why`, `obstacle` and `working_wall` are as in Grant. `basis`: what proves that the grant is for this
+    unit, as text for people. `contradiction`: why the processes on the GPU contradict the allocation, as text for
+    people; the holder's time there is then unknown.
+    """
+
+    unit: UnitId
+    holder: Holder
+    share: str = "none"
+    share_ratio: float = 1.0
+    running: bool = True
+    why: str = ""
+    obstacle: str = ""
+    working_wall: float | None = None
+    contradiction: str = ""
+    basis: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other holders may use the unit too, so that its activity is not only this holder's."""
+        return self.share in SHARED
+
+
+class SourceStatus(NamedTuple):
+    """One attribution source.
+
+    `up`: it answered the last request. `complete`: every reported holder has its device, and no holder can be missing.
+    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: what was
+    missing in the answer, so that some holders may be missing. `notice`: a message for people while nothing is missing.
+    `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it does not
+    report that. `missed`: how many holders ended before the source knew what they held.
+    """
+
+    name: str
+    up: bool
+    complete: bool
+    last_success_wall: float | None
+    conflicts: int = 0
+    error: str = ""
+    notice: str = ""
+    devices: int | None = None
+    missed: int = 0
+
+
+class TenantKey(NamedTuple):
+    """A Kubernetes namespace, or a Slurm account and user; an empty string is unknown or does not apply."""
+
+    scheduler: str
+    namespace: str
+    account: str
+    user: str

@@ -1,0 +1,234 @@
+"""One cycle's reading of a GPU, and the activity that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.metrics import Sample
+from gpu_exporter.common.model.units import DeviceIdentity, UnitId
+
+XID_CLASSES = ("application", "hardware", "information")
+UTILIZATION = "utilization"  # name of the witness for the driver's rate, where its sample ring shows no activity
+
+
+class Span(NamedTuple):
+    """Known activity over (start, end] of the monotonic clock.
+
+    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that saw activity, so that a ratio of 0 is not idleness.
+    `witnesses`: the number of witnesses behind the reading of this span; the ledger fills it in.
+    """
+
+    start: float
+    end: float
+    ratio: float
+    other: tuple[str, ...] = ()
+    witnesses: int = 0
+
+
+class Split(NamedTuple):
+    """The work of the processes on one shared unit over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
+
+    A holder that is missing in `ratios` has no process that worked. `unclear`: holders with a process that the driver
+    lists without any information. `others`: the share of processes that belong to no holder of the unit or whose holder
+    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization, since every
+    number is rounded. `problem`: why the shares are unknown, "" if they are known.
+    """
+
+    start: float
+    end: float
+    ratios: Mapping[HolderKey, float]
+    others: float | None = None
+    slack: float = 0.0
+    problem: str = ""
+    unclear: frozenset[HolderKey] = frozenset()
+
+
+class Activity(NamedTuple):
+    """The knowledge that one reading adds about one unit. Time not covered by a span is unknown.
+
+    `witnesses` is 0 if this reading has no utilization, but shows another sign of activity.
+    """
+
+    unit: UnitId
+    spans: tuple[Span, ...]
+    witnesses: int
+
+
+class Effort(NamedTuple):
+    """What a whole GPU did over (start, end] of the monotonic clock, beside its utilization; None is unknown.
+
+    `power_w`: the mean, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`,
+    `default_limit_w`: the limit in force, and that of the maker. `memory_bytes`: in use at the end. `pcie`, `nvlink`:
+    bytes per second, sum of both directions. `sm`: share of the SMs with work. `pipes`: the busiest of the tensor,
+    FP64, FP32 and FP16 pipes and of the memory, None unless all five are known. `dram`: the memory alone.
+    """
+
+    start: float
+    end: float
+    power_w: float | None = None
+    reading_w: float | None = None
+    limit_w: float | None = None
+    default_limit_w: float | None = None
+    memory_bytes: float | None = None
+    pcie: float | None = None
+    nvlink: float | None = None
+    sm: float | None = None
+    pipes: float | None = None
+    dram: float | None = None
+
+
+class HostProgress(NamedTuple):
+    """What a holder did beside its GPUs over (start, end] of the monotonic clock; None is unknown.
+
+    `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `new_process`: whether a process
+    started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
+    unknown if that is the host's. `steps`: that its training loop says to have made.
+    """
+
+    start: float
+    end: float
+    loaders_cores: float | None = None
+    new_process: bool | None = None
+    disk: float | None = None
+    network: float | None = None
+    steps: int | None = None
+
+
+class Facts(NamedTuple):
+    """Values of one reading that code computes with, in addition to the samples; None is no data.
+
+    Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
+    driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which is 0 if the exporter cannot
+    see them.
+    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action. `link`, `link_max`:
+    bandwidth of the PCIe link in one direction now, and at most, bytes per second.
+    """
+
+    utilization: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    temperature_celsius: float | None = None
+    compute_processes: float | None = None
+    graphics_processes: float | None = None
+    recovery_action: float | None = None
+    link: float | None = None
+    link_max: float | None = None
+    throttle_s: Mapping[str, float] = {}
+
+    @property
+    def contexts(self) -> float | None:
+        """The number of contexts of both kinds, None unless both are known. One process may have one of each."""
+        if self.compute_processes is None or self.graphics_processes is None:
+            return None
+        return self.compute_processes + self.graphics_processes
+
+
+class InstanceReading(NamedTuple):
+    """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
+
+    `sm_slices`: the instance's compute slices of the board; a fraction if compute instances that report no slices share
+    a GPU instance. `energy_j`: the running estimate of its part of the board's energy. `placement`: profile id and
+    first slice of its GPU instance, None if the driver does not report them.
+    """
+
+    uuid: str
+    mig: str
+    profile: str
+    sm_slices: float
+    samples: tuple[Sample, ...]
+    activity: Activity | None
+    energy_j: float | None = None
+    facts: Facts = Facts()
+    placement: tuple[int, int] | None = None
+
+
+class GpuProcess(NamedTuple):
+    """A process with a context on a GPU. `mig` is "gpu instance id/compute instance id", "" on a whole GPU.
+
+    `memory_bytes`: the memory that the process uses on the GPU, None if the driver does not report it.
+
+    The pid is used only to find the process's cgroup on this host: it is never published, logged or recorded.
+    """
+
+    pid: int
+    mig: str = ""
+    memory_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        return "GpuProcess(...)"  # printing a snapshot must not print a pid
+
+
+class ProcessList(NamedTuple):
+    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started by then."""
+
+    monotonic: float
+    processes: tuple[GpuProcess, ...]
+
+
+class ProcessShare(NamedTuple):
+    """One process, and the share of a period in which its kernels ran, 0 to 1. `monotonic`: when it last worked.
+
+    `ratio`: None if the driver lists the process with zeros only: normally it lists only processes that work.
+
+    The pid is used only as in GpuProcess.
+    """
+
+    pid: int
+    ratio: float | None
+    monotonic: float
+
+    def __repr__(self) -> str:
+        return "ProcessShare(...)"
+
+
+class ProcessPeriod(NamedTuple):
+    """The work of each process on one whole GPU over (start, end] of the monotonic clock, as the driver reports it.
+
+    `problem`: why the driver reports nothing, "" if it reports.
+    """
+
+    start: float
+    end: float
+    shares: tuple[ProcessShare, ...] = ()
+    problem: str = ""
+
+
+class CollectorOutcome(NamedTuple):
+    """The result of one collector in one cycle. `error` is "" on success and if there is no data."""
+
+    name: str
+    success: bool
+    duration_s: float
+    error: str = ""
+
+
+class DeviceSnapshot(NamedTuple):
+    """All results of one cycle for one GPU. Immutable; always replaced as a whole."""
+
+    identity: DeviceIdentity
+    monotonic: float
+    wall: float
+    up: bool
+    samples: tuple[Sample, ...] = ()
+    activity: Activity | None = None
+    instances: tuple[InstanceReading, ...] = ()
+    outcomes: tuple[CollectorOutcome, ...] = ()
+    error: str = ""
+    instances_known: bool = True  # false if they could not be listed: an empty list of instances then proves nothing
+    processes: ProcessList | None = None  # None while they cannot be listed
+    away: bool = False  # taken away on purpose (driver released, given to a virtual machine): unknown, but not lost
+    facts: Facts = Facts()
+    period: ProcessPeriod | None = None  # None if no part of the exporter needs it
+    effort: Effort | None = None  # None at the first reading
+    contradiction: str = ""  # why the utilization is no evidence, "" if it is evidence
+
+
+class XidCounts(NamedTuple):
+    """The XIDs of one GPU since the exporter started: code, class, count, and time of the last event."""
+
+    codes: tuple[tuple[int, str, int, float], ...] = ()

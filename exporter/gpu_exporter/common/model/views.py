@@ -1,0 +1,194 @@
+"""The published data: one node at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.common.model.causes import Causes
+from gpu_exporter.common.model.holders import Allocation, SourceStatus, TenantKey
+from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot, XidCounts
+from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.common.model.training import TrainingView
+from gpu_exporter.common.model.units import UnitId
+
+
+class Verdict(NamedTuple):
+    """State of an allocation (docs/concepts.md lists the states), with its evidence as text."""
+
+    state: str
+    evidence: str
+
+
+class Throttling(NamedTuple):
+    """The harmful throttle reason with the largest share of the last window, and that share, 0 to 1."""
+
+    reason: str
+    ratio: float
+
+
+class Spin(NamedTuple):
+    """The present run of a holder that is fully busy without a witness of progress.
+
+    `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
+    then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here, "" if it can.
+    `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full utilization, so
+    there is no stall, whatever else is unknown.
+    """
+
+    run_s: float
+    confidence: str
+    evidence: str = ""
+    against: str = ""
+    unknown: str = ""
+    all_known: bool = False
+    is_below: bool = False
+
+    @property
+    def is_stall(self) -> bool:
+        """Whether it is published as a stall."""
+        return self.confidence in ("medium", "high")
+
+
+class HourOfWork(NamedTuple):
+    """Means of a holder over stalls.inefficient_over, 0 to 1: utilization, SM activity, memory bandwidth."""
+
+    utilization: float
+    sm: float
+    dram: float
+
+
+class GpuView(NamedTuple):
+    """One GPU as published. `withheld`: its last reading is too old, so the device families are omitted.
+
+    `xids`: None while no thread receives XIDs. XIDs are published for a lost GPU too, since they may explain the
+    loss. `allocatable`: whether the scheduler may allocate the GPU, or an instance of it; None while unknown.
+    `throttling`: None while unknown.
+    """
+
+    snapshot: DeviceSnapshot
+    age_s: float
+    withheld: bool
+    hung: bool
+    totals: UnitTotals | None
+    instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
+    xids: XidCounts | None = None
+    not_free: Mapping[str, str] = {}  # by mig_uuid ("" is the GPU): why a unit without a holder is not free
+    allocatable: bool | None = None
+    throttling: Throttling | None = None
+
+
+class HostWork(NamedTuple):
+    """A holder's work on one host beside its GPUs, as the mean of the last ten minutes.
+
+    `cpu_ratio`: use of the holder's CPUs (host/work.py), 0 to 1. `io_bytes_per_s`: traffic to and from block devices,
+    None if the kernel does not count it.
+    """
+
+    cpu_ratio: float
+    io_bytes_per_s: float | None = None
+
+
+class AllocationView(NamedTuple):
+    """One allocation as published, joined with its unit. `unconfirmed_s`: seconds since a source last confirmed it.
+
+    `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
+    a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
+    run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
+    `causes`: why it is not used, empty if the state needs no cause. `training`: what the holder's training loop says of
+    itself, None if it says nothing.
+    """
+
+    allocation: Allocation
+    gpu: int
+    mig: str
+    totals: HolderTotals
+    verdict: Verdict
+    obstacle: str = ""
+    unconfirmed_s: float = 0.0
+    utilization: float | None = None
+    memory_used_bytes: float | None = None
+    power_w: float | None = None
+    temperature_celsius: float | None = None
+    processes: int | None = None
+    host: HostWork | None = None
+    spin: Spin | None = None
+    causes: Causes = Causes()
+    training: TrainingView | None = None
+
+    @property
+    def stalled_run_s(self) -> float | None:
+        """Seconds of the present stall, 0 without one, None while that is unknown."""
+        spin = self.spin
+        if spin is not None and spin.is_below:
+            return 0.0
+        if spin is None or spin.unknown or spin.confidence == "low":
+            return None
+        return spin.run_s if spin.is_stall else 0.0
+
+
+class Buckets(NamedTuple):
+    """Mean utilization of a unit per bucket of `bucket_s` seconds, oldest first; None is unknown."""
+
+    values: tuple[float | None, ...]
+    bucket_s: float
+
+
+History: TypeAlias = Callable[[UnitId], Buckets]  # the last minutes of a unit, read when a page is rendered
+
+
+class StateStatus(NamedTuple):
+    """Condition of the state file. `error`: why the last write failed, "" if it succeeded.
+
+    `last_write_wall`: None before the first write of this process.
+    """
+
+    last_write_wall: float | None
+    write_errors: int
+    error: str = ""
+
+
+class AgentStatus(NamedTuple):
+    """The exporter's own condition.
+
+    `sample_interval_s` is the larger of the sampling and the publishing interval: values are no fresher than that.
+    `last_sample_wall` is when a GPU last answered, None before the first answer.
+    """
+
+    version: str
+    backend: str
+    driver_up: bool
+    driver_error: str
+    devices_visible: int
+    devices_expected: int
+    sample_interval_s: float
+    last_sample_wall: float | None
+    sources: tuple[SourceStatus, ...] = ()
+    attribution_known: bool = False  # every source has answered recently, so a GPU without a holder is free
+    errors: tuple[tuple[str, str, int], ...] = ()  # (call, error, count) since start
+    note: str = ""  # shown on the page: "simulated GPUs, clock x180"
+    unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that another kernel driver has
+    outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
+    warnings: tuple[str, ...] = ()  # about this host, as text for people
+    state: StateStatus | None = None  # None if no state is kept
+    driver_missed: bool = False  # not asked yet, or failed with an error that only an installed driver can cause
+
+    @property
+    def expects_gpus(self) -> bool:
+        """Whether missing GPU data is a fault.
+
+        It is no fault on a node without a GPU, if every GPU was given to another kernel driver, or while the driver is
+        released on request. GPUs on the bus without any kernel driver mean that the driver failed to load.
+        """
+        unbound = any(driver == "none" for driver, _ in self.unmanaged)
+        return self.devices_expected > 0 or unbound or self.driver_missed
+
+
+class View(NamedTuple):
+    """One consistent snapshot of the node; every renderer makes its text from it."""
+
+    wall: float
+    status: AgentStatus
+    gpus: tuple[GpuView, ...]
+    allocations: tuple[AllocationView, ...]
+    tenants: tuple[tuple[TenantKey, TenantTotals], ...] = ()

@@ -1,0 +1,99 @@
+"""Allocations as the rules for causes see them: with the other GPUs of their holder, and the looks at its host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gpu_exporter.agent.attribution.contradict import Who, identify
+from gpu_exporter.agent.node.view import HolderRecord, NodeRecords
+from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
+from gpu_exporter.diagnosis.hold import AllocationId
+from gpu_exporter.diagnosis.state import Window
+
+FIRST_S = 60.0  # a holder that was seen within this time after the first complete poll may be much older
+STALE_S = 300.0  # without a look for this time, its cgroup is gone, or the looks fail
+KNOWN_MIN = 0.9  # share of the held time that must be known to say that a GPU has never worked
+
+
+class NodeCases:
+    """The cases of one moment."""
+
+    def __init__(
+        self,
+        records: NodeRecords,
+        windows: Mapping[AllocationId, Window],
+        looks: Callable[[Who | None], tuple[HostLook, ...]],
+        running_s: float,
+        gpus: int,
+    ) -> None:
+        """`looks`: those at a holder. `running_s`: seconds since every source of holders had answered for the first
+        time. `gpus`: of the node.
+        """
+        self._records, self._windows, self._looks = records, windows, looks
+        self._running_s, self._gpus = running_s, gpus
+        self._of: dict[Who | None, list[HolderRecord]] = {}
+        self._by_id: dict[AllocationId, HolderRecord] = {}
+        for record in records.holders:
+            self._of.setdefault(identify(record.allocation.holder), []).append(record)
+            self._by_id[record.id] = record
+
+    def describe(self, subject: AllocationId) -> CauseCase | None:
+        """One allocation; None if it is not shown any more."""
+        record, window = self._by_id.get(subject), self._windows.get(subject)
+        if record is None or window is None:
+            return None
+        who = identify(record.allocation.holder)
+        own = self._of[who] if who is not None else [record]
+        return CauseCase(
+            state="",
+            uuid=record.allocation.unit.uuid,
+            held_s=self._records.wall - record.totals.start_wall,
+            worked=self._have_worked(own),
+            idle_run_s=window.idle_run_s,
+            mean=_mean(window),
+            processes=window.processes,
+            spin=window.spin,
+            members=tuple(member for each in own if (member := self._describe_member(each)) is not None),
+            looks=self._fresh(self._looks(who)),
+            memory=self._read_memory(record),
+            training=record.training.pace if record.training is not None else None,
+            share=min(1.0, sum(each.allocation.share_ratio for each in own) / max(1, self._gpus)),
+        )
+
+    def _read_memory(self, record: HolderRecord) -> float | None:
+        """Share of the memory of a whole GPU in use; None for an instance, and while it is unknown."""
+        facts = self._records.gpus[record.allocation.unit.uuid].snapshot.facts
+        if record.allocation.unit.mig_uuid or record.allocation.is_shared or not facts.memory_total_bytes:
+            return None
+        return None if facts.memory_used_bytes is None else facts.memory_used_bytes / facts.memory_total_bytes
+
+    def _describe_member(self, record: HolderRecord) -> HeldGpu | None:
+        unit, window = record.allocation.unit, self._windows.get(record.id)
+        if unit.mig_uuid or record.allocation.is_shared or window is None:
+            return None
+        index = self._records.gpus[unit.uuid].snapshot.identity.index
+        return HeldGpu(unit.uuid, str(index), _mean(window), window.processes, window.idle_run_s, window.spin)
+
+    def _fresh(self, looks: tuple[HostLook, ...]) -> tuple[HostLook, ...]:
+        """No looks if the newest one is too old to say something about now."""
+        is_old = bool(looks) and self._records.monotonic - looks[-1].evidence.end > STALE_S
+        return () if is_old else looks
+
+    def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
+        """Whether a GPU has ever worked for this holder; None if that is not known of all of them."""
+        found = [self._has_worked(record) for record in records]
+        return True if True in found else None if None in found else False
+
+    def _has_worked(self, record: HolderRecord) -> bool | None:
+        """Whether this GPU has ever worked for its holder; None if unknown, or if the holder may be older."""
+        totals = record.totals
+        if totals.busy_s > 0.0 or (totals.last_active_wall or 0.0) > totals.start_wall + 1.0:
+            return True
+        if not totals.known or totals.observed_s < KNOWN_MIN * totals.held_s:
+            return None
+        return None if self._running_s - totals.held_s < FIRST_S else False
+
+
+def _mean(window: Window) -> float | None:
+    known = [value for value in window.values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,156 @@
+"""Waiting of a cgroup for CPU quota, memory and disks, for the causes of low utilization.
+
+The limits of a pod are often those of its containers, so the cgroups below are read too. If several have limits, only
+limits on most of the holder's work count: a throttled or killed sidecar is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.diagnosis.host.cgroup_files import CPU, MEMORY, US, CgroupFiles, field, least, number
+from gpu_exporter.diagnosis.host.cgroups import Cgroups
+
+INNER_MAX = 16  # cgroups of one holder that are read: a pod has a few containers, a job a few steps
+MOST = 0.5  # share of the holder's CPU time, and of its memory: a cgroup with less of it is a sidecar
+AT_REST = 0.2  # CPUs: of a holder that uses less, a sidecar may do most of the work
+NO_LIMIT = 2.0**62  # version 1 writes the largest multiple of a page for "no limit"
+PRESSURES = ("cpu", "memory", "io")
+
+
+class CpuCounters(NamedTuple):
+    """A cgroup since it was created: its CPU seconds, the periods of its CFS quota, and those in which it ran out.
+
+    `quota`: CPUs, None without a quota. `cpus`: CPUs that it may use at once by its quota and cpuset, None if unknown.
+    """
+
+    cpu_s: float
+    cpus: float | None
+    quota: float | None
+    periods: float = 0.0
+    throttled: float = 0.0
+
+
+class CpuLimit(NamedTuple):
+    """The limit of most of a holder's work, in CPUs: `cpus` by cpuset and quota, `quota` alone, None without one.
+
+    `throttled`: share of the quota's periods in which it ran out, None if it cannot be compared.
+    """
+
+    cpus: float | None
+    quota: float | None
+    throttled: float | None
+
+
+class Accounting(NamedTuple):
+    """Counters since the cgroups were created, and present values; None is unknown.
+
+    `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory
+    ("memory full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again.
+    """
+
+    cpu: Mapping[PurePosixPath, CpuCounters]
+    waited_s: Mapping[str, float]
+    memory_bytes: float | None
+    memory_limit: float | None
+    memory_cache: float | None
+    shm_bytes: float | None
+    refaults: float | None
+    killed: float | None
+    written: float | None
+
+
+def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
+    """The accounting of one holder."""
+    files = cgroups.files
+    places = cgroups.list_inner(place, INNER_MAX)
+    main, used, limit = _find_memory(files, places)
+    prefix = "" if files.is_v2 else "total_"
+    stat, own = files.text(MEMORY, place, "memory.stat"), files.text(MEMORY, main, "memory.stat")
+    cache = [field(own, f"{prefix}{kind}_file") for kind in ("active", "inactive")]
+    return Accounting(
+        cpu={inner: found for inner in places if (found := _read_cpu(cgroups, inner)) is not None},
+        waited_s=_read_pressures(files, main) if files.is_v2 else {},
+        memory_bytes=used,
+        memory_limit=limit,
+        memory_cache=None if None in cache else sum(each or 0.0 for each in cache),
+        shm_bytes=field(stat, f"{prefix}shmem"),
+        refaults=field(own, f"{prefix}workingset_refault_file"),
+        killed=_read_killed(files, [each for each in places if each == main or main in each.parents]),
+        written=files.read_written(place),
+    )
+
+
+def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: float) -> CpuLimit:
+    """The limit of most of the work since `last`. `cpu_s`: CPU time of the holder in these `span_s` seconds."""
+    if cpu_s < AT_REST * span_s:
+        return CpuLimit(None, None, 0.0)
+    found = [
+        (before, after)
+        for place, after in now.cpu.items()
+        if (before := last.cpu.get(place)) is not None and after.cpu_s - before.cpu_s >= MOST * cpu_s
+    ]
+    cpus = least(*(after.cpus for _, after in found))
+    limited = [(before, after) for before, after in found if after.quota is not None and before.quota is not None]
+    if not limited:
+        return CpuLimit(cpus, None, 0.0 if found else None)
+    shares = [
+        min(1.0, (after.throttled - before.throttled) / (after.periods - before.periods))
+        for before, after in limited
+        if after.periods > before.periods and after.throttled >= before.throttled
+    ]
+    return CpuLimit(cpus, least(*(after.quota for _, after in limited)), max(shares, default=None))
+
+
+def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
+    files, reading = cgroups.files, cgroups.read(place)
+    if reading is None:
+        return None
+    quota = files.read_quota(place)
+    text = files.text(CPU, place, "cpu.stat") if quota is not None else None
+    periods, throttled = field(text, "nr_periods"), field(text, "nr_throttled")
+    if periods is None or throttled is None:
+        return CpuCounters(reading.cpu_s, reading.cpus, None)
+    return CpuCounters(reading.cpu_s, reading.cpus, quota, periods, throttled)
+
+
+def _find_memory(
+    files: CgroupFiles, places: Sequence[PurePosixPath]
+) -> tuple[PurePosixPath, float | None, float | None]:
+    """The innermost cgroup that has most of the memory; and of all that have most of it, the use and limit of the one
+    that is nearest to its limit.
+    """
+    names = ("memory.current", "memory.max") if files.is_v2 else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+    used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
+    whole = used[places[0]] or 0.0
+    large = [(place, each) for place, each in used.items() if each is not None and each >= MOST * whole]
+    found: list[tuple[float, float]] = []
+    for place, each in large:
+        limit = number(files.text(MEMORY, place, names[1]))
+        if limit is not None and 0.0 < limit < NO_LIMIT:
+            found.append((each, limit))
+    main = max((place for place, _ in large), key=lambda place: len(place.parts), default=places[0])
+    return (main, *max(found, key=lambda pair: pair[0] / pair[1], default=(None, None)))
+
+
+def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float | None:
+    """Processes that the OOM killer ended. Version 2 counts those of the cgroups below, version 1 does not."""
+    if files.is_v2:
+        return field(files.text(MEMORY, places[0], "memory.events"), "oom_kill")
+    counts = [field(files.text(MEMORY, place, "memory.oom_control"), "oom_kill") for place in places]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _read_pressures(files: CgroupFiles, place: PurePosixPath) -> dict[str, float]:
+    """Seconds of waiting since the cgroup was created; empty on a kernel without PSI."""
+    found: dict[str, float] = {}
+    for name in PRESSURES:
+        for line in (files.text(MEMORY, place, f"{name}.pressure") or "").splitlines():
+            kind, _, rest = line.partition(" ")
+            waited = number(rest.rpartition("total=")[2])
+            if waited is not None and kind in ("some", "full"):
+                found[name if kind == "some" else f"{name} full"] = waited * US
+    return found

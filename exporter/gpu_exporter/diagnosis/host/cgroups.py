@@ -1,0 +1,163 @@
+"""The kernel's accounting of a pod or job: processor time, disk traffic, and the number of CPUs it may use.
+
+The counters of a pod's or job's cgroup include all processes that ran in it, also those that have ended. The kernel
+writes the counters; no process in the cgroup can change them. Both layouts are read: version 2 is one tree; version 1
+is one tree per controller, of which only `cpuacct` is required. Traffic is that of block devices only: neither layout
+counts the traffic of network file systems or sockets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterator, Set
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.cgroup import parse_cgroup
+from gpu_exporter.common.outside import whole
+from gpu_exporter.diagnosis.host.cgroup_files import CPU, CPUACCT, NS, US, CgroupFiles, field, number
+from gpu_exporter.diagnosis.host.cgroup_files import read_text as _text
+
+DEPTH_MAX = 32  # kind (Kubernetes in Docker) in a systemd slice: 8
+FOLDERS_MAX = 20_000  # folders visited in one search
+INNER_MAX = 256  # ... and below the cgroup of one holder: steps, containers, and what a privileged one adds
+PIDS_MAX = 512  # processes of one holder
+
+
+class CgroupReading(NamedTuple):
+    """Counters of one cgroup since its creation. `io_bytes`: read and written bytes, None without that controller.
+    `cpus`: how many CPUs it may use at once, None if there is no limit.
+    """
+
+    cpu_s: float
+    io_bytes: float | None = None
+    cpus: float | None = None
+
+
+class Members(NamedTuple):
+    """Processes of a cgroup and of those below it, at most PIDS_MAX. `is_all`: no process is missing."""
+
+    pids: frozenset[int]
+    is_all: bool
+
+
+class Cgroups:
+    """The cgroups below `root`, as a host mounts them at /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = CgroupFiles(root)
+
+    def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
+        """The cgroups of these pods and jobs, as far as they are found; if there are several, the outermost."""
+        return self._look(wanted)[0]
+
+    def list_pods(self, wanted: Set[str]) -> Set[str] | None:
+        """The UIDs in `wanted` whose pod has a cgroup; None if not every cgroup of the host could be checked."""
+        found, is_all = self._look([("pod", uid) for uid in wanted])
+        return {uid for _, uid in found} if is_all else None
+
+    def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
+        """The result of `find`, and whether the search proves that the missing ones have no cgroup on the host."""
+        base = self.files.tree(CPUACCT)
+        found: dict[Who, PurePosixPath] = {}
+        if base is None:
+            return found, False
+        walk = _Walk(base)
+        for place in walk:
+            owner = parse_cgroup(f"0::/{place}")
+            # The last pod in the path owns the folder. The outermost folder of a pod or job counts: steps and
+            # containers are below it.
+            of = [("pod", owner.pods[-1])] if owner.pods else []
+            of += [("job", owner.job)] if owner.job else []
+            for who in of:
+                if who in wanted:
+                    found.setdefault(who, place)
+            if len(found) == len(wanted):
+                return found, True
+        return found, walk.is_whole
+
+    def list_pids(self, place: PurePosixPath) -> frozenset[int] | None:
+        """All processes of a cgroup and of those below it; None if they cannot be read or are more than PIDS_MAX."""
+        found = self.list_members(place)
+        return found.pids if found is not None and found.is_all else None
+
+    def list_members(self, place: PurePosixPath) -> Members | None:
+        """The processes of a cgroup and of those below it, as many as fit; None if none can be seen.
+
+        The kernel writes 0 for a process that the exporter's PID namespace does not show.
+        """
+        base = self.files.tree(CPUACCT)
+        if base is None:
+            return None
+        found: set[int] = set()
+        walk = _Walk(base / place, INNER_MAX)
+        is_all = True
+        for inner in (PurePosixPath(), *walk):
+            text = _text(base / place / inner / "cgroup.procs", truncates=True)
+            if text is None:  # also a threaded cgroup, whose processes are listed only at its root
+                is_all = False
+                continue
+            is_all = is_all and (not text or text.endswith("\n"))
+            found.update(
+                pid
+                for line in text.splitlines(keepends=True)
+                if line.endswith("\n") and (pid := whole(line.strip())) is not None
+            )
+            if len(found) > PIDS_MAX:
+                return Members(frozenset(sorted(found - {0})[:PIDS_MAX]), is_all=False)
+        if 0 in found or not (found or is_all):
+            return None
+        return Members(frozenset(found), is_all and walk.is_whole)
+
+    def list_inner(self, place: PurePosixPath, most: int) -> list[PurePosixPath]:
+        """The cgroup and those below it, at most `most`: a pod's limits may be those of its containers."""
+        base = self.files.tree(CPU)
+        return [place] if base is None else [place, *(place / inner for inner in _Walk(base / place, most - 1))]
+
+    def read(self, place: PurePosixPath) -> CgroupReading | None:
+        """The present counters; None if the cgroup has ended or its processor time cannot be read."""
+        files = self.files
+        usage = field(files.text(CPUACCT, place, "cpu.stat"), "usage_usec") if files.is_v2 else None
+        if not files.is_v2:
+            usage = number(files.text(CPUACCT, place, "cpuacct.usage"))
+        if usage is None:
+            return None
+        return CgroupReading(usage * (US if files.is_v2 else NS), files.read_traffic(place), files.read_cpus(place))
+
+
+class _Walk:
+    """The folders below `base`, by depth. `is_whole`: no folder was skipped, except folders just removed."""
+
+    def __init__(self, base: Path, folders_max: int | None = None) -> None:
+        self.is_whole = True
+        self._base = base
+        self._folders_max = FOLDERS_MAX if folders_max is None else folders_max
+
+    def __iter__(self) -> Iterator[PurePosixPath]:
+        waiting = deque([PurePosixPath()])
+        left = self._folders_max
+        while waiting:
+            place = waiting.popleft()
+            try:
+                with os.scandir(self._base / place) as entries:
+                    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self.is_whole = False
+                continue
+            if len(names) > left:
+                self.is_whole = False
+            for name in names[:left]:
+                inner = place / name
+                yield inner
+                if len(inner.parts) < DEPTH_MAX:
+                    waiting.append(inner)
+                else:
+                    self.is_whole = False
+            left -= len(names)
+            if left <= 0:
+                self.is_whole = self.is_whole and not waiting
+                return

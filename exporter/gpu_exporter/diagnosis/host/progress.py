@@ -1,0 +1,102 @@
+"""What a holder does beside its GPUs, from one look to the next: the witnesses of progress of stalls/watch.py.
+
+Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective spin, so
+the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
+difference is what all others use: loaders, also those that have ended, and ranks whose GPU is at rest.
+
+Traffic is that of the holder's own network namespace. If the namespace is the host's, or may be, the traffic is
+unknown, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.readings import HostProgress
+from gpu_exporter.common.procfs import Procfs, Stat
+from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, CgroupReading, Cgroups
+from gpu_exporter.diagnosis.host.network import list_mounts, read_network
+
+
+class Suspect(NamedTuple):
+    """A holder to be read. `pids`: its processes on the GPUs that spin, None if they are not known."""
+
+    who: Who
+    pids: tuple[int, ...] | None
+
+    def __repr__(self) -> str:
+        return "Suspect(...)"  # printing it must not print a pid
+
+
+class _Look(NamedTuple):
+    """All of one look. `spinning`: CPU seconds by process that spins, None if one could not be read. `processes`: all
+    processes of the cgroup. `bytes`: of the network namespace; None is unknown.
+    """
+
+    at: float
+    cgroup: CgroupReading
+    spinning: Mapping[tuple[int, float], float] | None
+    processes: frozenset[int] | None
+    bytes: float | None
+
+
+class ProgressReader:
+    """Keeps the last look at each suspect."""
+
+    def __init__(self, cgroups: Cgroups, clock: Clock, procfs: Procfs | None) -> None:
+        """`procfs`: the host's /proc, None if the host's processes are not visible."""
+        self._cgroups, self._clock, self._procfs = cgroups, clock, procfs
+        self._looks: dict[Who, _Look] = {}
+
+    def read(
+        self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
+    ) -> Iterator[tuple[Who, HostProgress]]:
+        """What each suspect did since the last look, none for its first look. `places`: the cgroups of holders."""
+        before, self._looks = self._looks, {}
+        for suspect in suspects:
+            place = places.get(suspect.who)
+            reading = None if place is None else self._cgroups.read(place)
+            if place is None or reading is None:
+                continue
+            look = self._looks[suspect.who] = self._look(suspect, place, reading)
+            if (last := before.get(suspect.who)) is not None and last.at < look.at:
+                yield suspect.who, _compare(last, look)
+
+    def _look(self, suspect: Suspect, place: PurePosixPath, reading: CgroupReading) -> _Look:
+        procfs, at = self._procfs, self._clock.monotonic()
+        if procfs is None or not suspect.pids or len(suspect.pids) > PIDS_MAX:
+            return _Look(at, reading, None, self._cgroups.list_pids(place), None)
+        stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
+        known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}
+        spinning = known if len(known) == len(stats) else None
+        traffic = read_network(procfs, suspect.pids[0], list_mounts(procfs, suspect.pids[0]))
+        moved = None if traffic is None else traffic.received + traffic.sent
+        return _Look(at, reading, spinning, self._cgroups.list_pids(place), moved)
+
+
+def _compare(last: _Look, now: _Look) -> HostProgress:
+    span_s = now.at - last.at
+    loaders: float | None = None
+    is_new: bool | None = None
+    # A process that has begun to spin since the last look has no earlier value to compare with.
+    if last.spinning is not None and now.spinning is not None and last.spinning.keys() == now.spinning.keys():
+        spun_s = sum(now.spinning.values()) - sum(last.spinning.values())
+        loaders = max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s - spun_s) / span_s
+    if last.processes is not None and now.processes is not None:
+        is_new = bool(now.processes - last.processes)
+    return HostProgress(
+        last.at,
+        now.at,
+        loaders,
+        is_new,
+        _rate(last.cgroup.io_bytes, now.cgroup.io_bytes, span_s),
+        _rate(last.bytes, now.bytes, span_s),
+    )
+
+
+def _rate(last: float | None, now: float | None, span_s: float) -> float | None:
+    return None if last is None or now is None or now < last else (now - last) / span_s

@@ -1,0 +1,25 @@
+"""The holders that the host's files are read for, with the processes that the driver lists on their GPUs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpu_exporter.agent.attribution.contradict import Who
+
+
+class RankedGpu(NamedTuple):
+    """A GPU of a holder: the CPUs near it, empty if unknown, and the pids with a context on it."""
+
+    uuid: str
+    cpus: frozenset[int]
+    pids: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return "RankedGpu(...)"  # printing it must not print a pid
+
+
+class HostSubject(NamedTuple):
+    """A holder to look at. `gpus`: its GPUs with their processes, None if the processes are unknown."""
+
+    who: Who
+    gpus: tuple[RankedGpu, ...] | None

@@ -1,0 +1,144 @@
+"""The watches of all whole GPUs of one node: one for the only holder of each, as long as it is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.views import HourOfWork, Spin
+from gpu_exporter.diagnosis.stalls.floor import BoardFloor
+from gpu_exporter.diagnosis.stalls.hour import WorkHour
+from gpu_exporter.diagnosis.stalls.run import SpinMemory
+from gpu_exporter.diagnosis.stalls.watch import SpinWatch
+from gpu_exporter.diagnosis.stalls.work import WorkHistory
+
+NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
+DRAWS = "a process with a graphics context is on the GPU: drawing looks the same as a hang"  # H200: 3 % of the SMs
+SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
+
+
+class HeldBoard(NamedTuple):
+    """The only holder of a whole GPU, and what an earlier process remembered of it."""
+
+    unit: UnitId
+    key: HolderKey
+    memory: SpinMemory | None = None
+    work_s: float = 0.0
+    work_w: float = 0.0
+
+
+class _Board:
+    """One GPU. `key`: the holder that is watched."""
+
+    def __init__(self, floor: BoardFloor) -> None:
+        self.floor = floor
+        self.is_armed = False
+        self.key: HolderKey | None = None
+        self.watch: SpinWatch | None = None
+        self.hour: WorkHour | None = None
+        self.held: HeldBoard | None = None
+
+
+class Boards:
+    """Not thread-safe: the node's lock protects it."""
+
+    def __init__(self, rules: Stalls) -> None:
+        self._rules = rules
+        self._boards: dict[UnitId, _Board] = {}
+
+    def restore(self, floors: Mapping[UnitId, float]) -> None:
+        """Take over the power at rest that earlier processes have seen, in watts."""
+        for unit, watts in floors.items():
+            self._boards[unit] = _Board(BoardFloor(watts))
+
+    def floors(self) -> dict[UnitId, float]:
+        """The power at rest of each board that was seen at rest, in watts."""
+        return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
+
+    def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
+        """Stop watching all other holders."""
+        for unit, board in self._boards.items():
+            if board.key is not None and (unit, board.key) not in proven:
+                board.key = board.watch = None
+
+    def hold(self, held: Iterable[HeldBoard]) -> None:
+        """Watch these holders from the next reading on."""
+        for each in held:
+            board = self._boards.setdefault(each.unit, _Board(BoardFloor()))
+            if board.key != each.key:
+                board.key, board.watch, board.held = each.key, None, each
+
+    def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
+        """Take one reading of a GPU. The watched holder and its watch, None if no holder is watched.
+
+        `without_process`: it is proven that no process has a context on the GPU.
+        """
+        unit, effort = UnitId(snapshot.identity.uuid), snapshot.effort
+        if effort is None:
+            return None
+        if snapshot.instances or snapshot.identity.mig_mode == "enabled":
+            board = self._boards.get(unit)
+            if board is None or board.watch is None or board.key is None:
+                return None
+            board.watch.end(effort.end, "the GPU is divided into MIG instances")
+            return board.key, board.watch
+        board = self._boards.setdefault(unit, _Board(BoardFloor()))
+        watch = board.watch
+        if watch is None:
+            watch = board.watch = self._make_watch(board, snapshot, effort.start)
+            board.hour = WorkHour(self._rules.inefficient_over)
+        spans = snapshot.activity.spans if snapshot.activity is not None else ()
+        draws = DRAWS if snapshot.facts.graphics_processes else ""
+        watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else draws))
+        board.is_armed |= watch.is_armed
+        if board.hour is not None:
+            board.hour.add(effort, spans)
+        return (board.key, watch) if board.key is not None else None
+
+    def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
+        """A watch of the present holder; of a GPU without one, only to learn its power at rest."""
+        work, held = WorkHistory(), board.held if board.key is not None else None
+        limit_w = snapshot.effort.default_limit_w if snapshot.effort is not None else None
+        watch = SpinWatch(self._rules, snapshot.identity.name, board.floor, work)
+        watch.is_armed = board.is_armed
+        if held is not None:
+            if held.work_s and limit_w:
+                work.add(held.work_w, held.work_s, limit_w)
+            if held.memory is not None:
+                watch.resume(held.memory, at)
+            board.held = None
+        return watch
+
+    def hear(self, unit: UnitId, key: HolderKey, host: HostProgress) -> SpinWatch | None:
+        """Take what a holder did beside its GPUs. Its watch, None if it is not watched."""
+        board = self._boards.get(unit)
+        if board is None or board.key != key or board.watch is None:
+            return None
+        board.watch.hear(host)
+        return board.watch
+
+    def suspects(self) -> set[tuple[UnitId, HolderKey]]:
+        """The holders in a run, whose host should be read."""
+        return {
+            (unit, board.key)
+            for unit, board in self._boards.items()
+            if board.key is not None and board.watch is not None and board.watch.known_s >= SUSPECT_S
+        }
+
+    def watch_of(self, unit: UnitId, key: HolderKey) -> SpinWatch | None:
+        board = self._boards.get(unit)
+        return board.watch if board is not None and board.key == key else None
+
+    def means(self, unit: UnitId, key: HolderKey) -> HourOfWork | None:
+        """The last hour of a holder, None while too little of it is known."""
+        board = self._boards.get(unit)
+        return board.hour.means() if board is not None and board.key == key and board.hour is not None else None
+
+    def report(self, unit: UnitId, key: HolderKey) -> Spin | None:
+        """The run of a holder, None if it is not watched."""
+        watch = self.watch_of(unit, key)
+        return watch.report() if watch is not None else None

@@ -1,0 +1,52 @@
+"""How sure a run without progress is a stall, and what speaks against it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_exporter.common.config.defaults import Stalls
+
+PUBLISHED = ("medium", "high")
+STEPS = ("none", "low", "medium", "high")
+SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100 % busy: then GPM does not count
+
+
+def is_collective(sm: float, rules: Stalls, *, polls: bool) -> bool:
+    """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
+    return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
+
+
+def judge_confidence(
+    rules: Stalls,
+    sm: float | None,
+    unknown: Sequence[str],
+    *,
+    has_worked: bool,
+    has_stopped: bool = False,
+    polls: bool = False,
+) -> tuple[str, list[str]]:
+    """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
+
+    `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
+    `has_stopped`: its own training loop made steps until the run began, and none since: one step more. `polls`: the SMs
+    with work read flags in the host's memory.
+    """
+    doubts: list[str] = []
+    is_other = False  # SM data show another kernel than a collective
+    if sm is not None and is_collective(sm, rules, polls=polls):
+        step = STEPS.index("high")
+    elif sm is not None and sm >= SILENT_SM:
+        step, is_other = STEPS.index("low"), True
+        doubts.append(f"{sm:.1%} of the SMs have work: a kernel that is no collective looks the same")
+    elif has_worked:
+        step = STEPS.index("medium")
+        doubts.append("power alone shows it")
+    else:
+        step = STEPS.index("low")
+        doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")
+    if unknown:
+        step = max(STEPS.index("low"), step - 1)
+        doubts.append(f"not known: {', '.join(unknown)}")
+    if has_stopped and not is_other:  # a loop that has ended stops too, and such a kernel may follow it
+        step = min(step + 1, STEPS.index("high"))
+    return STEPS[step], doubts

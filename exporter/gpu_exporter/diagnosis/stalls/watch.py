@@ -1,0 +1,423 @@
+"""Whether one holder of one whole GPU spins: fully busy at a low and flat power, without any witness of progress.
+
+A run of such seconds is a stall after `stalls.after`. One witness of progress ends it. A witness that was never known
+lowers the confidence by a step. One that was known, and then not for `gap_max`, ends the run: it may have shown
+progress meanwhile. Sources of the rule, and what else looks the same: docs/stalls.md.
+
+Pure: no clock, no lock, no file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.readings import Effort, HostProgress, Span
+from gpu_exporter.common.model.views import Spin
+from gpu_exporter.diagnosis.stalls.confidence import PUBLISHED, is_collective, judge_confidence
+from gpu_exporter.diagnosis.stalls.floor import BoardFloor
+from gpu_exporter.diagnosis.stalls.power import PowerStep, PowerSteps, Spread
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, NO_NVLINK, STEP_S, resting_power
+from gpu_exporter.diagnosis.stalls.run import (
+    DISK,
+    LOADERS,
+    MEMORY,
+    NETWORK,
+    NVLINK,
+    OF_HOST,
+    PCIE,
+    POWER,
+    PROCESSES,
+    PROGRESS,
+    SM,
+    SpinMemory,
+    SpinRun,
+)
+from gpu_exporter.diagnosis.stalls.work import WorkHistory
+
+# How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
+GRACE_S = 150.0
+BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
+ROUNDING = 1e-6  # of a mean of many readings that are all just high enough
+STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
+UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
+
+
+class SpinWatch:
+    """Watches one holder. Readings come in the order of time."""
+
+    def __init__(self, rules: Stalls, product: str, floor: BoardFloor, work: WorkHistory) -> None:
+        """`product`: NVML's name of the board. `floor`: of the board, shared with its earlier holders."""
+        self._rules = rules
+        self._has_nvlink = NO_NVLINK.search(product) is None
+        self._table_w = resting_power(product)
+        self._floor = floor
+        self.work = work
+        self._steps = PowerSteps()
+        self._run: SpinRun | None = None
+        self._last: dict[str, float] = {}  # by witness, when it was last known
+        self._not_before = float("-inf")
+        self._default_w: float | None = None
+        self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
+        self.unknown = "no reading yet"
+        """why no stall can be seen here, "" if a run may begin"""
+        self._sm: float | None = None  # as last read; a GPM window may be missing now and then
+        self._polls = False  # whether the SMs with work read flags in the host's memory
+        self._is_below = False
+        self._resumed_at = float("-inf")
+        self._has_stepped = False
+        self._silent_since: float | None = None  # since when the training loop makes no step
+        self._steps_read = float("-inf")  # when its report was last read
+        self.ended_by = ""
+        """what ended the last run, or keeps one from beginning"""
+        self.is_armed = False
+        """whether this process has seen the GPU do anything else: a start of the exporter begins no run"""
+
+    @property
+    def begin(self) -> float | None:
+        """Since when the present run lasts, None without a run."""
+        return self._run.begin if self._run is not None else None
+
+    @property
+    def known_s(self) -> float:
+        """Known seconds of the present run, 0 without a run."""
+        return self._run.known_s if self._run is not None else 0.0
+
+    @property
+    def is_stall(self) -> bool:
+        """Whether the run is long and certain enough to be published as a stall."""
+        run = self._run
+        if run is None or run.known_s < self._rules.after or run.unread:
+            return False
+        judged_s = min(self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S)
+        if run.steps.covered_s < STEPS_MIN * judged_s:
+            return False  # too little of the power is known to call it flat
+        return self._judge(run)[0] in PUBLISHED
+
+    @property
+    def may_be_stall(self) -> bool:
+        """Whether the run is a stall, or too young to tell."""
+        run = self._run
+        return run is not None and (run.known_s < self._rules.after or self.is_stall)
+
+    def remember(self) -> SpinMemory | None:
+        """What a later process needs to continue the run, None without a run."""
+        run = self._run
+        if run is None:
+            return None
+        all_known = not self._unknown_witnesses(run)
+        return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes, self._sm)
+
+    def resume(self, memory: SpinMemory, at: float) -> bool:
+        """Continue the run of an earlier process, if no more than `gap_max` has passed. Whether it goes on."""
+        if at - memory.until > self._rules.gap_max:
+            return False
+        self._run = self._new_run(memory.begin)
+        run = self._run
+        self._resumed_at = at
+        run.known_s, run.until, run.memory_bytes = memory.known_s, memory.until, memory.memory_bytes
+        if memory.all_known:
+            run.since = dict.fromkeys(self._required(), memory.begin)
+            self._last = dict.fromkeys((*self._required(), POWER), memory.until)  # each must be read again in time
+            run.unread = set() if memory.was_stall else set(self._last)
+        if memory.sm is not None:
+            self._sm, self._last[SM], run.since[SM] = memory.sm, memory.until, memory.begin
+            self._polls = memory.was_stall  # only then is it known; PCIe is read again with the first power
+        return True
+
+    def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
+        """Take one reading. `spans`: the known utilization since the last one."""
+        step = self._steps.add(effort, spans)
+        if effort.default_limit_w is not None:
+            self._default_w = effort.default_limit_w
+        self.unknown = self._why_unknown(contradiction)
+        if step is not None:
+            self._learn(step)
+            self._note([POWER], step.start, step.end)
+        if spans:
+            self._is_below = spans[-1].ratio < self._rules.utilization_min
+        if self.unknown:
+            self._end(effort.end, self.unknown)
+            return
+        seen = self._find_progress(effort)
+        if seen:
+            self.is_armed = True
+            self._end(effort.end, seen)
+        for span in spans:
+            self._take(span)
+        if self._run is None:
+            return
+        silent_s = effort.end - max(self._run.until, self._run.begin)
+        if silent_s > self._rules.gap_max:
+            self._end(effort.end, f"the utilization of {silent_s:.0f} s is not known")
+            return
+        if step is not None and (seen := self._judge_power(self._run, step)):
+            self.is_armed = True
+            self._end(effort.end, seen)
+            return
+        missing = self._find_missing(self._run, effort.end)
+        if missing:
+            self._end(effort.end, missing)
+
+    def hear(self, host: HostProgress) -> None:
+        """Take what the holder did beside its GPUs."""
+        rules, seen = self._rules, ""
+        self._note_steps(host)
+        known = {
+            LOADERS: host.loaders_cores,
+            PROCESSES: host.new_process,
+            DISK: host.disk,
+            NETWORK: host.network,
+        }
+        self._note((name for name, value in known.items() if value is not None), host.start, host.end)
+        if host.steps:
+            seen = f"its training loop made {host.steps} steps"
+        elif (host.loaders_cores or 0.0) >= rules.loaders_max:
+            seen = f"its other processes use {host.loaders_cores:.2f} cores"
+        elif host.new_process:
+            seen = "a process started"
+        else:
+            for name in (DISK, NETWORK):
+                rate = known[name]
+                if rate is not None and rate >= rules.host_bytes_max:
+                    seen = f"{rate / 1e6:.1f} MB/s over its {name}"
+        if seen:
+            self._end(host.end, seen)
+
+    def _note_steps(self, host: HostProgress) -> None:
+        """A loop that made steps, and then none: its silence is evidence, if it lasts for the whole run."""
+        if host.steps:
+            self._has_stepped, self._silent_since = True, None
+        elif host.steps == 0 and self._has_stepped and self._silent_since is None:
+            self._silent_since = host.start
+        if host.steps is not None:
+            self._steps_read = host.end
+
+    def _has_stopped(self, run: SpinRun) -> bool:
+        """Whether the training loop is known to have made steps until this run began, and none since."""
+        since = self._silent_since
+        is_read = run.until - self._steps_read <= GRACE_S
+        return since is not None and abs(since - run.begin) <= GRACE_S and is_read
+
+    def report(self) -> Spin:
+        """The present run, as it is published."""
+        run = self._run
+        if run is None:
+            return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by, is_below=self._is_below)
+        unknown = self._unknown_witnesses(run)
+        confidence, doubts = self._judge(run)
+        power_w = run.steps.mean()
+        floor_w, limit_w = self._floor_w(), self._default_w
+        facts = ["100 % busy"]
+        if power_w is not None and floor_w is not None and limit_w is not None:
+            facts.append(f"at {power_w:.0f} W, flat within {run.steps.width():.0f} W (at rest {floor_w:.0f} W")
+            median_w = self.work.median_w()
+            facts[-1] += f", at work {median_w:.0f} W)" if self._has_worked() and median_w else ")"
+        if (sm := run.sms.mean()) is not None:
+            facts.append(f"{sm:.0%} of the SMs and no arithmetic")
+        if self._has_stopped(run):
+            facts.append("its training loop makes no more steps")
+        quiet = [name for name in self._required() if name not in unknown]
+        if quiet:
+            facts.append(f"no progress by {', '.join(quiet)}")
+        return Spin(
+            run.known_s,
+            self._published_confidence(confidence),
+            evidence="; ".join(facts),
+            against="; ".join(doubts),
+            all_known=not unknown,
+        )
+
+    def _judge(self, run: SpinRun) -> tuple[str, list[str]]:
+        unknown = self._unknown_witnesses(run)
+        return judge_confidence(
+            self._rules,
+            self._sm,
+            unknown,
+            has_worked=self._has_worked(),
+            has_stopped=self._has_stopped(run),
+            polls=self._polls,
+        )
+
+    def _published_confidence(self, confidence: str) -> str:
+        """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""
+        if self.known_s < self._rules.after:
+            return "none"
+        return confidence if self.is_stall else "low"
+
+    def end(self, at: float, why: str) -> None:
+        """End the run: the GPU can no longer be watched."""
+        self.unknown = why
+        self._is_below = False
+        self._end(at, why)
+
+    def _new_run(self, begin: float) -> SpinRun:
+        return SpinRun(begin, Spread(self._rules.flat_over), Spread(self._rules.flat_over), until=begin)
+
+    def _end(self, at: float, why: str) -> None:
+        self._run = None
+        self._not_before = max(self._not_before, at)
+        self.ended_by = why
+
+    def _why_unknown(self, contradiction: str) -> str:
+        if contradiction:
+            return contradiction
+        if self._default_w is None:
+            return "the board reports no default power limit"
+        if self._default_w <= self._rules.small_board_watts:
+            return f"the board's limit is {self._default_w:.0f} W: its power does not distinguish work from waiting"
+        return UNKNOWN_FLOOR if self._floor_w() is None else ""
+
+    def _floor_w(self) -> float | None:
+        """Watts at rest: as seen, but hardly more than was published, since a context alone may double it."""
+        if self._table_w is None or self._floor.seen_w is None:
+            return self._table_w if self._floor.seen_w is None else self._floor.seen_w
+        return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
+
+    def _share(self, ratio: float) -> float:
+        """Watts at this share of the way from rest to the default limit. Both must be known."""
+        floor_w, limit_w = self._floor_w(), self._default_w
+        assert floor_w is not None and limit_w is not None
+        return floor_w + ratio * (limit_w - floor_w)
+
+    def _learn(self, step: PowerStep) -> None:
+        """What a step shows of rest and of work."""
+        if step.ratios == (0.0, 0.0):
+            self._floor.learn(step.power_w)
+            return
+        if step.ratios is None or self._floor_w() is None or self._default_w is None:
+            return
+        if step.power_w > self._share(self._rules.work_ratio):
+            self.work.add(step.power_w, step.end - step.start, self._default_w)
+
+    def _has_worked(self) -> bool:
+        return self.work.total_s >= self._rules.work_min
+
+    def _highest_power(self) -> float:
+        """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
+        must speak for itself, as without SM data.
+        """
+        if self._sm is not None and is_collective(self._sm, self._rules, polls=self._polls):
+            return self._share(self._rules.low_ratio)
+        alone_w = self._share(self._rules.low_alone_ratio)
+        median_w = self.work.median_w()
+        return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
+
+    def _find_progress(self, effort: Effort) -> str:
+        """The witness of this reading that shows progress, or that the power is not low; "" without one."""
+        rules = self._rules
+        known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
+        self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
+        if effort.sm is not None and effort.pipes is not None:
+            self._note([SM], effort.start, effort.end)
+            self._sm = effort.sm
+        elif effort.end - self._last.get(SM, -math.inf) > rules.gap_max:
+            self._sm = None
+        if effort.pipes is not None and effort.pipes >= rules.pipe_max:
+            return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
+        # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. What is
+        # beyond that is judged as if all of it had moved in one second of the cycle.
+        if self._sm is not None and effort.pcie is not None:
+            self._polls = effort.pcie >= rules.polling_min * self._sm
+        spins = self._sm is not None and is_collective(self._sm, rules, polls=self._polls)
+        polling = rules.polling_max * (self._sm or 0.0) if spins else 0.0
+        for name, polled in ((PCIE, polling), (NVLINK, 0.0)):
+            rate = known[name]
+            if rate is not None and (rate - polled) * max(1.0, effort.end - effort.start) >= rules.traffic_max:
+                return f"{rate / 1e6:.0f} MB/s over {name}"
+        self._highest_w = self._highest_power()
+        # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
+        watts = [value for value in (effort.power_w, effort.reading_w) if value is not None]
+        if watts and min(watts) > self._highest_w:
+            return f"{min(watts):.0f} W is above {self._highest_w:.0f} W"
+        run = self._run
+        if run is None:
+            return ""
+        if effort.memory_bytes is not None:
+            if run.memory_bytes not in (None, effort.memory_bytes):
+                return "its memory on the GPU changed"
+            run.memory_bytes = effort.memory_bytes
+        if effort.limit_w is not None:
+            if run.limit_w is not None and abs(run.limit_w - effort.limit_w) > 1.0:
+                return "the power limit was changed"
+            run.limit_w = effort.limit_w
+        if effort.sm is not None:
+            run.sms.add(effort.end, effort.sm)
+            if run.sms.width() > rules.sm_flat:
+                return f"the SM activity changes by {run.sms.width():.1%}"
+        return ""
+
+    def _take(self, span: Span) -> None:
+        """Take the utilization of some seconds into the run, begin one, or end it."""
+        rules, run = self._rules, self._run
+        if span.end <= span.start or span.end <= self._not_before:
+            return
+        if span.ratio < rules.utilization_min:
+            self.is_armed = True
+            self._end(span.end, f"utilization {span.ratio:.0%}")
+            return
+        if run is None:
+            if POWER not in self._last:
+                self.unknown = "the energy counter of the board is not read"
+                return
+            if not self.is_armed:
+                self.unknown = "the exporter has not seen this GPU do anything else since its start"
+                return
+            run = self._run = self._new_run(max(span.start, self._not_before))
+        gap_s = span.start - max(run.until, run.begin)
+        if gap_s > rules.gap_max:
+            self._end(span.start, f"the utilization of {gap_s:.0f} s is not known")
+            return
+        length_s = span.end - max(span.start, run.until)
+        if length_s <= 0.0:
+            return
+        run.until = span.end
+        run.known_s += length_s
+        run.minute_s += length_s
+        run.minute_busy_s += length_s * span.ratio
+        if run.minute_s >= MINUTE_S:
+            mean = run.minute_busy_s / run.minute_s
+            run.minute_s = run.minute_busy_s = 0.0
+            if mean < rules.utilization_mean - ROUNDING:
+                self._end(span.end, f"mean utilization {mean:.1%} over a minute")
+
+    def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
+        """Why the power of this step is not that of a spin, "" if it is."""
+        if step.start < run.begin:
+            return ""  # a part of the step is before the run
+        assert self._default_w is not None
+        if step.power_w > self._highest_w:
+            return f"{step.power_w:.0f} W is above {self._highest_w:.0f} W"
+        run.steps.add(step.end, step.power_w, step.end - step.start)
+        widest_w = max(self._rules.flat_watts, self._rules.flat_ratio * self._default_w)
+        if run.steps.width() > widest_w:
+            return f"the power changes by {run.steps.width():.0f} W"
+        return ""
+
+    def _note(self, names: Iterable[str], start: float, end: float) -> None:
+        """Note that these witnesses are known over (start, end]."""
+        for name in names:
+            if self._run is not None:
+                self._run.since.setdefault(name, start)
+                self._run.unread.discard(name)
+            self._last[name] = end
+
+    def _find_missing(self, run: SpinRun, at: float) -> str:
+        """A witness that was known before, and is not read any more; "" without one.
+
+        The host is read only during a run, and every 30 s.
+        """
+        for name, last in self._last.items():
+            silent_s = at - max(last, run.begin) if name in OF_HOST else at - last
+            if silent_s > (GRACE_S if name in OF_HOST else self._rules.gap_max):
+                return f"{name} was known before, but has not been read for {silent_s:.0f} s"
+        return ""
+
+    def _required(self) -> tuple[str, ...]:
+        return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
+
+    def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
+        """The witnesses of progress that do not cover the run from its first minutes on."""
+        latest = run.begin + GRACE_S
+        return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)

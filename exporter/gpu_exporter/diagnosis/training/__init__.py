@@ -1,0 +1,1 @@
+"""What the training loops of holders report of themselves."""

@@ -1,0 +1,338 @@
+"""The trainings of a node: the reports of the last minutes, and what they say of each allocation.
+
+What a job writes is a claim. Here it becomes counters and shares with the job's own labels; it makes no GPU used, and
+keeps nothing from a mark (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.agent.attribution.contradict import Who, identify
+from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.training import Fact, RankReport, TrainingPace, TrainingView
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.training.files import TrainingFiles
+
+ProcessKey: TypeAlias = "tuple[int | None, str]"
+"""Rank and run of a process."""
+KEEP_S = 600.0
+PROCESSES_MAX = 128  # of one holder on one node whose last counters are kept
+GROUPS_MAX = 32  # sets of GPUs that the ranks of one holder name: a node has at most 16 GPUs
+LOOKS_MAX = 41  # one every 15 s
+REPORTS_MAX = 2560  # of all looks at all holders: 56 holders with a rank each, or a hostile one's 4 kB in 10 MB
+STEPS_MIN = 20  # measured steps that a share needs; TraceML is confident from 20 on
+LATE_SHARE = 0.1  # of a step: from here on a rank is named as late; gpuprof and TraceML name it from 10 %
+CONTRADICTION_S = 1800.0  # this long without any work of the GPU, while steps go on
+
+
+class TrainingSteps(NamedTuple):
+    """What the loop of a holder did between two looks. `steps`: that all its ranks made, None if unknown."""
+
+    start: float
+    end: float
+    steps: int | None
+
+
+class _Booked:
+    """What the ranks on the same GPUs did since the exporter knows them, also those that have ended."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds: dict[str, float] = {}
+
+    def add(self, new: _ProcessTotals, old: _ProcessTotals | None) -> None:
+        """Book what a process did since `old`; a counter that falls adds nothing."""
+        self.steps += max(0, new.steps - (old.steps if old is not None else 0))
+        before = old.seconds if old is not None else {}
+        for name, value in new.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
+
+
+class _ProcessTotals(NamedTuple):
+    """What a process has counted so far."""
+
+    steps: int
+    seconds: Mapping[str, float]
+
+
+class _KeptTraining:
+    """The looks at one holder, oldest first. `stepped`: when a step was last seen to be made, monotonic seconds.
+    `booked`: by the GPUs that the ranks name.
+    """
+
+    def __init__(self, files: TrainingFiles, watched_s: float) -> None:
+        """`watched_s`: how long the exporter has watched. A process that is older, or may be, counts from now on."""
+        self.looks = deque([files], maxlen=LOOKS_MAX)
+        self.booked: dict[tuple[str, ...], _Booked] = {}
+        # Of each process, also of one whose file is missing for a while.
+        self._last: dict[ProcessKey, _ProcessTotals] = {}
+        for each in files.reports:
+            if each.step_s is None or each.step_s > watched_s:
+                self._last[_key(each)] = _ProcessTotals(each.steps, _seconds_of(each))
+            self.book(each)
+        self.paces: dict[frozenset[ProcessKey], TrainingPace] = {}  # of this look, by ranks and runs
+        self.stepped = files.monotonic - min(each.age_s for each in files.reports)
+
+    def book(self, new: RankReport) -> None:
+        """Book what one process did. Of more than GROUPS_MAX sets of GPUs the first count. Of more than PROCESSES_MAX
+        processes, the one that was seen longest ago is forgotten.
+        """
+        if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
+            return
+        key, counters = _key(new), _ProcessTotals(new.steps, _seconds_of(new))
+        self.booked.setdefault(new.gpus, _Booked()).add(counters, self._last.pop(key, None))
+        self._last[key] = counters
+        if len(self._last) > PROCESSES_MAX:
+            del self._last[next(iter(self._last))]
+
+
+class NodeTraining:
+    """Not thread-safe: the node's lock protects it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Who, _KeptTraining] = {}
+        self._since = math.inf  # monotonic; of the first poll or look
+
+    def note(self, who: Who, files: TrainingFiles) -> TrainingSteps | None:
+        """Keep one look. What was done since the last look, None at the first one."""
+        kept = self._kept.get(who)
+        self._since = min(self._since, files.monotonic)
+        if kept is None:
+            self._kept[who] = _KeptTraining(files, files.monotonic - self._since)
+            return None
+        last = kept.looks[-1]
+        known = {_key(each): each for each in last.reports}
+        for each in files.reports:
+            kept.book(each)
+        steps = _count_steps(known, files)
+        if steps or any(_key(each) not in known and not each.has_ended for each in files.reports):
+            kept.stepped = files.monotonic
+        kept.looks.append(files)
+        kept.paces = {}
+        while len(kept.looks) > 2 and files.monotonic - kept.looks[1].monotonic >= KEEP_S:
+            kept.looks.popleft()
+        share = REPORTS_MAX // len(self._kept)
+        while len(kept.looks) > 2 and sum(len(look.reports) for look in kept.looks) > share:
+            kept.looks.popleft()  # many ranks, or many holders: shorter windows
+        return TrainingSteps(last.monotonic, files.monotonic, steps)
+
+    def keep(self, present: Iterable[Allocation], now: float) -> None:
+        """Forget holders that have left, and those whose files have gone."""
+        self._since = min(self._since, now)
+        whos = {identify(allocation.holder) for allocation in present}
+        self._kept = {
+            who: kept for who, kept in self._kept.items() if who in whos and now - kept.looks[-1].monotonic <= KEEP_S
+        }
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the training of any holder is known."""
+        return bool(self._kept)
+
+    def view(
+        self, who: Who | None, unit: UnitId, own: Sequence[UnitId], now: float, idle_run_s: float | None
+    ) -> TrainingView | None:
+        """What is published on one allocation; None if none of the holder's ranks is known to be on it.
+
+        `own`: all units of the holder on this node. `idle_run_s`: how long the GPU has done nothing, None if unknown.
+        """
+        kept = self._kept.get(who) if who is not None else None
+        if kept is None:
+            return None
+        ranks = [each for each in kept.looks[-1].reports if _is_on(each.gpus, unit, own)]
+        if not ranks:
+            return None
+        booked = [each for gpus, each in kept.booked.items() if _is_on(gpus, unit, own)]
+        names = {name for each in booked for name in each.seconds}
+        own_pace = _measure(kept, ranks)
+        pace = _measure(kept, kept.looks[-1].reports)._replace(silent_s=max(0.0, now - kept.stepped))
+        return TrainingView(
+            steps=sum(each.steps for each in booked),
+            seconds={name: sum(each.seconds.get(name, 0.0) for each in booked) for name in sorted(names)},
+            rank=min((each.rank for each in ranks if each.rank is not None), default=None),
+            step_s=own_pace.step_s,
+            pace=pace,
+            contradiction=_contradict(own_pace._replace(silent_s=pace.silent_s), idle_run_s),
+        )
+
+
+def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
+    if idle_run_s is None or idle_run_s < CONTRADICTION_S or not pace.seen or pace.silent_s > KEEP_S:
+        return ""
+    return (
+        f"its training reports steps, but this GPU has done nothing for {idle_run_s / 60:.0f} min: either the loop uses"
+        " another device, or the report is wrong"
+    )
+
+
+def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
+    """Whether a rank that names these GPUs uses a unit: it names the unit, or names none and the holder has no other.
+
+    The hook cannot tell an instance's UUID from its board's, so prefixes do not count, and a board's name means the
+    instance if that is all that the holder has.
+    """
+    if not gpus:
+        return len(own) == 1
+    named = {_bare(each) for each in gpus}
+    return _bare(unit.mig_uuid or unit.uuid) in named or (len(own) == 1 and _bare(unit.uuid) in named)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def _key(report: RankReport) -> ProcessKey:
+    """The process that wrote a report."""
+    return report.rank, report.run
+
+
+def _seconds_of(report: RankReport) -> dict[str, float]:
+    found = {"step": report.step_s, "wait": report.wait_s, **report.phases}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
+    """Steps that were made since the reports `known`; None if nothing can be compared.
+
+    A process that made no step does not write. So it counts as silent only from the time when it should have written
+    again, and never after its data have come to their end.
+    """
+    pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
+    found = [
+        new.steps - old.steps
+        for old, new in pairs
+        if old is not None
+        and (new.steps > old.steps or (new.steps == old.steps and new.age_s > new.interval_s and not new.is_between))
+    ]
+    return sum(found) if found else None
+
+
+class _Change(NamedTuple):
+    """What one rank did over the looks that are kept."""
+
+    report: RankReport
+    steps: int
+    step_s: float
+    wait: float | None
+    is_gpu: bool
+    phases: dict[str, float]
+
+    @property
+    def is_of_many(self) -> bool:
+        """Whether it is a rank of a distributed training, so that others wait for it."""
+        return self.report.rank is not None and (self.report.world_size or 0) > 1
+
+    @property
+    def each_s(self) -> float:
+        return self.step_s / self.steps
+
+
+def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace:
+    """The pace of those of the newest reports whose process runs, over the looks that are kept."""
+    alive = [each for each in reports if not each.has_ended and each.age_s <= KEEP_S + each.interval_s]
+    names = frozenset(map(_key, alive))
+    if (known := kept.paces.get(names)) is not None:
+        return known
+    firsts: dict[ProcessKey, tuple[int, RankReport]] = {}
+    for number, look in enumerate(kept.looks):  # a rank may have begun after the oldest look
+        for each in look.reports:
+            firsts.setdefault(_key(each), (number, each))
+    changes: list[_Change] = []
+    for each in alive:
+        number, first = firsts[_key(each)]
+        # Before the first look, and where the process began later, its totals are all that is known of it.
+        is_whole = len(kept.looks) == 1 or number > 0
+        change = _compare(RankReport(each.run, 0) if is_whole else first, each)
+        if change is not None:
+            changes.append(change)
+    seen = sum(max(0, each.steps - firsts[_key(each)][1].steps) for each in alive)
+    pace = kept.paces[names] = _sum_up(alive, changes)._replace(seen=seen)
+    return pace
+
+
+def _sum_up(reports: Sequence[RankReport], changes: Sequence[_Change]) -> TrainingPace:
+    most = max((each for each in changes if each.wait is not None), key=lambda each: each.wait or 0.0, default=None)
+    names = sorted({name for change in changes for name in change.phases})
+    late = find_late(changes)
+    by_phase = {name: [each.phases[name] for each in changes if name in each.phases] for name in names}
+    return TrainingPace(
+        ranks=len(reports),
+        world_size=next((each.world_size for each in reports if each.world_size), None),
+        steps=min((change.steps for change in changes), default=0),
+        step_s=sum(change.each_s for change in changes) / len(changes) if changes else None,
+        wait=most.wait if most is not None else None,
+        waiting_rank=most.report.rank if most is not None else None,
+        is_gpu=most is not None and most.is_gpu,
+        phases={name: sum(shares) / len(shares) for name, shares in by_phase.items()},
+        silent_s=0.0,
+        late=late[0] if late is not None else "",
+        late_share=late[1] if late is not None else None,
+        facts=_common([each.facts for each in reports]),
+    )
+
+
+def _compare(before: RankReport, new: RankReport) -> _Change | None:
+    """What a process did since a report of it. None if too few steps were measured to say anything."""
+    if new.step_s is None:
+        return None
+    steps = new.measured - before.measured
+    step_s = new.step_s - (before.step_s or 0.0)
+    if steps < STEPS_MIN or step_s <= 0.0:
+        return None
+    waits = _difference(new.wait_s, before.wait_s)
+    wait, is_gpu = (None if waits is None else min(1.0, waits / step_s)), False
+    idle, work = _difference(new.starved_s, before.starved_s), _difference(new.worked_s, before.worked_s)
+    if idle is not None and work is not None and idle + work > 0.0:
+        wait, is_gpu = idle / (idle + work), True
+    whole_s = idle + work if is_gpu and idle is not None and work is not None else step_s
+    phases = {
+        name: min(1.0, max(0.0, seconds - before.phases.get(name, 0.0)) / whole_s)
+        for name, seconds in new.phases.items()
+    }
+    return _Change(new, steps, step_s, wait, is_gpu, phases)
+
+
+def _difference(new: float | None, old: float | None) -> float | None:
+    return None if new is None else max(0.0, new - (old or 0.0))
+
+
+def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
+    """The rank that the others wait for, as a text, and by which share of a step. "" and 0 if none is late, None if
+    the ranks cannot be compared.
+
+    Durations are compared, never clocks. In a collective operation all wait for the last one: so the culprit waits
+    least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its data.
+    """
+    named = [change for change in changes if change.is_of_many]
+    sizes = Counter(change.report.world_size for change in named)
+    named = [change for change in named if change.report.world_size == sizes.most_common(1)[0][0]]  # of one training
+    if len(named) < 2:
+        return None
+    if all("collective" in change.phases for change in named):
+        inside = sorted(named, key=lambda change: change.phases["collective"])
+        culprit, others = inside[0], inside[1:]
+        share = others[len(others) // 2].phases["collective"] - culprit.phases["collective"]
+        how = "waits least in the collective operations"
+    else:
+        waiting = sorted((each for each in named if each.wait is not None), key=lambda each: -(each.wait or 0.0))
+        if len(waiting) < 2:
+            return None
+        culprit, others = waiting[0], waiting[1:]
+        share = (culprit.wait or 0.0) - (others[len(others) // 2].wait or 0.0)
+        how = "waits longest for its data"
+    if share < LATE_SHARE:
+        return "", 0.0
+    late_s = share * culprit.each_s
+    return f"rank {culprit.report.rank} {how}: the others wait {late_s * 1e3:.3g} ms of each step for it", share
+
+
+def _common(facts: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
+    """The settings that all ranks have in common."""
+    if not facts:
+        return {}
+    first, *others = facts
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}

@@ -1,0 +1,134 @@
+"""`explain`: why one holder has its stage, now or in the past, and the history of its marks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
+from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.reconciler.actions.propose import what_may_follow
+from gpu_exporter.reconciler.audit import describe, read_transitions
+from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import (
+    FORMS,
+    EvidenceError,
+    ExplainingSource,
+    HolderName,
+    OtherActivity,
+    named_holder,
+)
+from gpu_exporter.reconciler.judge import Judge
+from gpu_exporter.reconciler.pause import PauseSource
+from gpu_exporter.reconciler.preview import Preview
+from gpu_exporter.reconciler.report import decisions_json, explain, format_time
+
+NO_ACTIONS = Actions()
+
+
+class ExplainRequest(NamedTuple):
+    """The holder to explain, or the GPU or MIG instance (UUID) whose holders to explain. `form`: table or json.
+    `audit`: file with the history of marks, None for no history.
+    """
+
+    holder: str
+    gpu: str
+    form: str
+    audit: Path | None = None
+
+
+def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
+    """Explain as of `at_wall` (Unix seconds), for which live objects are no longer known. Returns the exit code. Raises
+    OSError.
+    """
+    return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
+
+
+def explain_once(
+    source: ExplainingSource,
+    book: Rulebook,
+    question: ExplainRequest,
+    preview: Preview | None,
+    pauses: Sequence[PauseSource] = (),
+    clock: Clock = SYSTEM_CLOCK,
+    actions: Actions = NO_ACTIONS,
+) -> int:
+    """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
+
+    `preview`: knows the live objects, None for a time in the past. `clock`: the time to explain.
+    """
+    holder, gpu = question.holder, question.gpu
+    try:
+        asked = named_holder(holder) if not gpu else None
+        names = list(source.find_holders(gpu)) if gpu else [asked] if asked is not None else []
+        find = preview.surveyor if preview is not None else lambda _scheduler: None
+        evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
+    except EvidenceError as exc:
+        complain(f"the reconciler made no decisions: {exc}")
+        return Exit.NO_DATA
+    for problem in problems:
+        complain(f"the evidence is incomplete: {problem}")
+    if gpu:
+        chosen = [decision for decision in decisions if decision.name in names]
+    else:
+        chosen = [decision for decision in decisions if decision.is_named(holder, asked)]
+        names = names or [decision.name for decision in chosen]
+    past = _read_past(question.audit, names, clock.wall())
+    if not chosen and not (past and question.form != "json"):
+        seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
+        has = f"{seen}, which has {evidence.allocations} allocations"
+        complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
+        return Exit.USAGE
+    if not chosen:
+        print(f"{', '.join(map(str, names))}: not in the evidence; its earlier marks:")  # noqa: T201
+    outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
+    for notice in (
+        preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
+    ):
+        complain(notice)
+    if question.form == "json":
+        sys.stdout.write(decisions_json(chosen, evidence, outlooks))
+        return Exit.PARTIAL if problems else Exit.DONE
+    for decision in chosen:
+        other = _other_activity(source, decision)
+        outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
+        causes, waiting = source.read_causes(decision.name, decision.units), _read_waiting(source, decision)
+        sys.stdout.write(
+            explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes, waiting)
+        )
+    sys.stdout.writelines(f"  {line}\n" for line in past)
+    return Exit.PARTIAL if problems else Exit.DONE
+
+
+def _read_past(audit: Path | None, names: Collection[HolderName], until_wall: float) -> list[str]:
+    if audit is None:
+        return []
+    return [describe(record) for name in names for record in read_transitions(audit, name, until_wall)]
+
+
+def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivity:
+    try:
+        return source.read_other_activity({unit.uuid for unit in decision.units})
+    except EvidenceError as exc:
+        complain(f"it is unknown which witnesses were active: {exc}")
+        return {}
+
+
+def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
+    """GPUs of its pools that are waited for; asked only about a holder that uses its GPUs badly."""
+    if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
+        return {}
+    try:
+        return source.read_waiting(decision.name)
+    except EvidenceError as exc:
+        complain(f"it is unknown how many GPUs are waited for: {exc}")
+        return {}
+
+
+def complain(text: str) -> None:
+    """Print on standard error what is missing from the output."""
+    print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,194 @@
+"""`reconcile`: read evidence, decide, and print the marks that would be written. With --apply, write them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_exporter.agent.runtime.serve import repeat_aside, stop_on_signal
+from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.web.server import HttpServer, Site
+from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
+from gpu_exporter.reconciler.audit import AuditLog
+from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.dry_run import DryRun
+from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.judge import Judge, judge_of
+from gpu_exporter.reconciler.marks import Marker, MarkError
+from gpu_exporter.reconciler.pause import PauseSource
+from gpu_exporter.reconciler.preview import Preview
+from gpu_exporter.reconciler.record import Record
+from gpu_exporter.reconciler.report import decisions_json, render_decisions
+from gpu_exporter.reconciler.runtime.actions import ActionPlan
+from gpu_exporter.reconciler.runtime.explain import complain
+from gpu_exporter.reconciler.site import ReconcilerSite
+from gpu_exporter.reconciler.slurm.demand import SlurmDemand
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from gpu_exporter.reconciler.kubernetes.client.lease import Lease
+
+# A reconciler that ends releases its Lease within the 20 s that the chart grants its pod. One that was killed holds the
+# Lease for 15 s.
+PATIENCE_S = 45.0
+FIRST_LOOK_S = 3.0
+
+
+def reconcile_once(
+    source: EvidenceSource,
+    book: Rulebook,
+    form: str,
+    preview: Preview,
+    pauses: Sequence[PauseSource] = (),
+) -> int:
+    """One cycle that writes nothing; the exit code."""
+    try:
+        evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
+    except EvidenceError as exc:
+        complain(f"the reconciler made no decisions: {exc}")
+        return Exit.NO_DATA
+    outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())
+    for text in (*(f"the evidence is incomplete: {problem}" for problem in problems), *preview.notices):
+        complain(text)
+    render = decisions_json if form == "json" else render_decisions
+    sys.stdout.write(render(decisions, evidence, outlooks))
+    return Exit.PARTIAL if problems else Exit.DONE
+
+
+def serve_telemetry(
+    address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
+) -> None:
+    """Serve /metrics and probes at `[host]:port` from separate threads. `collects`: also serve what slurm-collector
+    serves. Raises OSError, ValueError.
+    """
+    site: Site = ReconcilerSite(telemetry, interval_s)
+    if not collects:
+        HttpServer(address, site, web_config=web_config).start()
+        return
+    from gpu_exporter.agent.runtime.collect import collect_beside, collect_on
+
+    site, run = collect_beside(site, telemetry.registry)
+    server = HttpServer(address, site, web_config=web_config)
+    run.is_open = server.is_open
+    server.start()
+    collect_on(run)
+
+
+class Reconciler(NamedTuple):
+    """The parts that decide in every cycle. `demand`: asks Slurm for pending jobs, None without Slurm."""
+
+    source: EvidenceSource
+    book: Rulebook
+    pauses: Sequence[PauseSource]
+    telemetry: Telemetry
+    record: Record
+    demand: SlurmDemand | None
+    interval_s: float
+
+
+class Writing(NamedTuple):
+    """The parts that write decisions. `lease`: of several reconcilers, only its owner writes. `actions`: what is done
+    with underused holders.
+    """
+
+    markers: Sequence[Marker]
+    lease: Lease | None
+    audit: AuditLog | None
+    actions: ActionPlan
+
+
+def _cycle_until_signal(
+    tick: Callable[[], object],
+    parts: Reconciler,
+    stop: threading.Event,
+    leads: Callable[[], bool] = lambda: True,
+    rests: Callable[[], bool] = lambda: False,
+) -> None:
+    def tick_and_ask() -> None:
+        tick()
+        if parts.demand is not None and not rests():  # one replica asks Slurm, and publishes the answer
+            parts.telemetry.note_demand(parts.demand.read() if leads() else None)
+
+    repeat_aside(tick_and_ask, parts.interval_s, stop)
+
+
+def apply_forever(parts: Reconciler, writing: Writing) -> int:
+    """Run cycles that write until a signal. With a lease, write only while this process holds it."""
+    lease, telemetry, record = writing.lease, parts.telemetry, parts.record
+    stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
+    pauses = parts.pauses if lease is None else [*parts.pauses, lease]
+    judge = judge_of(parts.source, writing.markers, parts.book, SYSTEM_CLOCK, pauses, record)
+    actions = writing.actions.build(writing.markers, judge, record, telemetry, writing.audit, may_write)
+    cycle = ReconcileCycle(
+        judge,
+        writing.markers,
+        parts.book.site,
+        telemetry,
+        SYSTEM_CLOCK,
+        CycleHooks(may_write=may_write, audit=writing.audit, act=actions.run if actions is not None else None),
+    )
+    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, parts.interval_s, record.forget)
+    if lease is not None:
+        lease.keep(stop)
+    _cycle_until_signal(runs.run, parts, stop, may_write, lambda: runs.rests)
+    if lease is not None:
+        lease.release()
+    return 0
+
+
+def apply_once(
+    source: EvidenceSource,
+    markers: Sequence[Marker],
+    book: Rulebook,
+    telemetry: Telemetry,
+    audit: AuditLog | None,
+    pauses: Sequence[PauseSource],
+) -> int:
+    """Run one cycle that writes. Returns the exit code. Marks without evidence are removed at once, because a single
+    cycle cannot wait for evidence.
+    """
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses)
+    cycle = ReconcileCycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, CycleHooks(audit=audit), once=True)
+    return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
+
+
+def remove_all(
+    markers: Sequence[Marker], *, apply: bool, lease: Lease | None = None, patience_s: float = PATIENCE_S
+) -> int:
+    """Print every mark and, with `apply`, withdraw it. With a lease, write only while this process holds it, since a
+    reconciler that is about to end could set a mark again. Returns the exit code.
+
+    Raises MarkError if the marks cannot be listed, or if the lease is not free within `patience_s`.
+    """
+    stop = threading.Event()
+    may_write = lease.may_write if lease is not None else lambda: True
+    code: int = Exit.DONE
+    try:
+        if lease is not None:
+            lease.keep(stop)
+            if not lease.wait(FIRST_LOOK_S):
+                complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
+                if not lease.wait(patience_s):
+                    hint = "; stop its holder first, or remove its --apply"
+                    raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
+        for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
+            print(line)  # noqa: T201
+            code = code if is_done else Exit.PARTIAL
+    finally:
+        stop.set()
+        if lease is not None:
+            lease.release()
+    return code
+
+
+def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
+    """Run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
+    judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
+    dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
+    _cycle_until_signal(dry.run, parts, stop_on_signal())
+    return 0

@@ -1,0 +1,154 @@
+"""Builds, from the flags, where the reconciler reads evidence and where it reads and marks pods and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
+from gpu_exporter.common.config.defaults import Alerts, Policy
+from gpu_exporter.common.vendor import NVIDIA
+from gpu_exporter.reconciler.actions.journal import TextPlace
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.client import Client
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.pause_expression import Pauses
+from gpu_exporter.reconciler.evidence.peaks import Peaks
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
+from gpu_exporter.reconciler.evidence.records import ExplainingSource, HostLimits
+from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.pause import PauseFile, PausePlace
+from gpu_exporter.reconciler.preview import Preview
+from gpu_exporter.reconciler.slurm.demand import SlurmDemand
+from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
+from gpu_exporter.reconciler.texts import TextFiles
+
+if TYPE_CHECKING:
+    from gpu_exporter.reconciler.kubernetes.client.lease import Lease
+
+
+def build_source(
+    prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client, at: float | None = None
+) -> ExplainingSource:
+    """The PromQL API if its address is given, otherwise the exporters. `at`: a past time (Unix seconds). Raises
+    ValueError.
+    """
+    if bool(prometheus) == bool(exporters):
+        raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
+    if prometheus:
+        clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
+        site = book.site
+        options = PromQLOptions(
+            prometheus,
+            book.loosest.candidate_after,
+            site.underused_after,
+            matcher,
+            asks_models=book.asks_models,
+            host=HostLimits(site.host_busy_ratio, site.host_busy_io) if site.host_delay_max else None,
+            at=at,
+        )
+        peaks = Peaks(site.sharing_below, site.sharing_window, clock) if at is None else None
+        return PromQLSource(options, clock, client, Pauses(site.pause_when, book.longest_s), peaks)
+    if at is not None:
+        raise ValueError("--at needs --source.prometheus: an exporter keeps no past values")
+    if book.site.pause_when:
+        raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
+    return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)
+
+
+class Targets(NamedTuple):
+    """Where pods and jobs are read and marked. None: use Kubernetes or Slurm if it is found here.
+
+    `resources`: regular expressions of further pod resources whose devices are GPUs. `condition`: whether pods get a
+    condition beside their label. `field`: the field of a job that carries marks, as --slurm.field.
+    """
+
+    kubernetes: bool | None = None
+    kubeconfig: str = ""
+    slurm: bool | None = None
+    resources: Sequence[str] = ()
+    condition: bool = False
+    field: str = "auto"
+
+
+def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
+    """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is unavailable."""
+    known = NVIDIA.resources(targets.resources)
+    makers: dict[str, Callable[[], Marker]] = {}
+    if targets.kubernetes is not False:
+        try:
+            from gpu_exporter.reconciler.kubernetes.client.api import connect, is_in_cluster
+            from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+        except ModuleNotFoundError as exc:
+            if targets.kubernetes or targets.kubeconfig:
+                hint = "pip install 'kubernetes>=36'"
+                raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
+        else:
+            if targets.kubernetes or targets.kubeconfig or is_in_cluster():
+                makers["kubernetes"] = lambda: PodMarker(
+                    connect(targets.kubeconfig), policy, resources=known, sets_condition=targets.condition
+                )
+    if targets.slurm or (targets.slurm is None and JobMarker.is_present()):
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy, targets.field)
+    return makers
+
+
+def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
+    """The markers to write with. Raises ValueError if there is no scheduler to mark for, and MarkError."""
+    markers = [make() for make in find_makers(policy, targets).values()]
+    if not markers:
+        raise ValueError(
+            "--apply finds nothing to mark: set --kubernetes.kubeconfig, or run in a pod with a service account or on "
+            "a host with squeue and scontrol"
+        )
+    return markers
+
+
+def build_preview(policy: Policy, targets: Targets) -> Preview:
+    """For a dry run: the markers that are available. They are only read from.
+
+    Raises ValueError and MarkError if a requested scheduler is unavailable.
+    """
+    makers = find_makers(policy, targets)
+    asked = {"kubernetes": bool(targets.kubernetes or targets.kubeconfig), "slurm": bool(targets.slurm)}
+    return Preview(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
+
+
+def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:
+    """The reader of pending jobs, None without Slurm."""
+    if not (slurm or (slurm is None and JobMarker.is_present())):
+        return None
+    return SlurmDemand(run_slurm, alerts.demand_pod_max, alerts.demand_tenant_max)
+
+
+def build_lease(kubeconfig: str, place: str) -> Lease:
+    """The Lease at NAMESPACE/NAME. Needs the kubernetes client. Raises ValueError, MarkError."""
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_lease
+
+    return open_lease(kubeconfig, place, SYSTEM_CLOCK)
+
+
+def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
+    """Where the record of decisions survives a restart: files of a directory, otherwise a Lease beside the Lease at
+    NAMESPACE/NAME. None if neither is given. Raises ValueError, OSError, MarkError.
+    """
+    if directory is not None:
+        return TextFiles(directory)
+    if not lease:
+        return None
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_record
+
+    return open_record(kubeconfig, lease)
+
+
+def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:
+    """The place of a pause: a file, or a Lease at NAMESPACE/NAME.
+
+    Raises ValueError, MarkError, and ModuleNotFoundError without the kubernetes client.
+    """
+    if path is not None:
+        return PauseFile(path)
+    from gpu_exporter.reconciler.kubernetes.client.lease import open_pause
+
+    return open_pause(kubeconfig, lease)

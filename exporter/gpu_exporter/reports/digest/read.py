@@ -1,0 +1,297 @@
+"""Reads the GPU-hours of a period from a PromQL API, one day per query, so that long periods need no large queries.
+
+The hours come from the tenant counters of the exporters. Holders and cost come from the recordings of alerts/rules. If
+the recordings are not loaded, both are missing, and the digest lists them as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpu_exporter.common.threads import NoThread, run_ahead
+from gpu_exporter.reconciler.evidence.client import Fetch
+from gpu_exporter.reconciler.evidence.promql import ENFORCED
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, title, users_id_of
+from gpu_exporter.reconciler.evidence.vector import VectorRow, parse_vector
+from gpu_exporter.reports.digest import oversized, targets
+from gpu_exporter.reports.digest.oversized import Oversized
+
+DAY_S = 86400.0
+ANSWER_S = 120.0  # a query over a day of a large site; no mark depends on this query
+MOST_BYTES = 256 * 1024 * 1024
+WORKERS = 2
+HOLDERS_MAX = 200  # per day: includes the largest of the whole period, unless they are small on every day
+TENANT = "cluster, scheduler, namespace, account, user"
+HOLDER = "cluster, scheduler, namespace, pod, job_id"
+OWNER = "user, account, team, workload, array_job_id, array_task_id, het_job_id, het_job_offset"
+HOURS = ("held", "known", "busy", "idle", "stalled")
+
+
+class TenantName(NamedTuple):
+    """A namespace, or an account and a user of Slurm. `cluster`: "" unless Prometheus has several clusters."""
+
+    cluster: str
+    scheduler: str
+    namespace: str
+    account: str
+    user: str
+
+    def __str__(self) -> str:
+        name = self.namespace or "/".join(filter(None, (self.account, self.user))) or "(not named)"
+        return f"{self.cluster}: {name}" if self.cluster else name
+
+
+@dataclass
+class Hours:
+    """GPU-hours, kilowatt-hours (None if no GPU reports energy) and cost. `busy`: integral of utilization.
+
+    `stalled`: fully busy without progress.
+    """
+
+    held: float = 0.0
+    known: float = 0.0
+    busy: float = 0.0
+    idle: float = 0.0
+    energy_kwh: float | None = None
+    cost: float = 0.0
+    cost_idle: float = 0.0
+    unpriced: float = 0.0
+    stalled: float = 0.0
+    cost_stalled: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """Hours with known use that were neither idle nor stalled."""
+        return max(0.0, self.known - self.idle - self.stalled)
+
+    @property
+    def unknown(self) -> float:
+        return max(0.0, self.held - self.known)
+
+    def add(self, other: Hours) -> None:
+        for name, more in vars(other).items():
+            if more is not None:
+                setattr(self, name, (getattr(self, name) or 0.0) + more)
+
+
+class IdleHolder(NamedTuple):
+    """A pod or job with its idle GPU-hours."""
+
+    name: HolderName
+    title: str
+    owner: str
+    idle: float
+
+
+class TenantCause(NamedTuple):
+    """GPU-hours of a tenant for which this cause of low utilization was named. A GPU with two causes counts in both."""
+
+    tenant: TenantName
+    cause: str
+    hours: float
+
+
+@dataclass
+class Digest:
+    """`days`: start and hours per day, oldest first. `before`: hours of the previous period of the same length.
+
+    `missing`: values that are missing or may be wrong, each with its reason.
+    """
+
+    start: float
+    end: float
+    tenants: dict[TenantName, Hours] = field(default_factory=dict)
+    days: list[tuple[float, Hours]] = field(default_factory=list)
+    before: Hours = field(default_factory=Hours)
+    holders: list[IdleHolder] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    oversized: list[Oversized] = field(default_factory=list)
+    causes: list[TenantCause] = field(default_factory=list)
+
+    @property
+    def total(self) -> Hours:
+        total = Hours()
+        for hours in self.tenants.values():
+            total.add(hours)
+        return total
+
+
+class _PeriodPart(NamedTuple):
+    """A part of the period, at most a day: `span` seconds that ended `ago` seconds before the end."""
+
+    ago: float
+    span: float
+
+    @property
+    def window(self) -> str:
+        return f"[{self.span:.0f}s]" + (f" offset {self.ago:.0f}s" if self.ago else "")
+
+
+class DigestReader:
+    """Queries one PromQL API. Every method may raise EvidenceError."""
+
+    def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
+        """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
+        self._url, self._matcher, self._interval_s, self._fetch = url.rstrip("/"), matcher, interval_s, fetch
+
+    def read(self, since_s: float, end: float) -> Digest:
+        """The digest of `since_s` seconds up to `end` (Unix seconds)."""
+        digest = Digest(end - since_s, end)
+        parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
+        whole = _PeriodPart(0.0, since_s)
+        enforced = self._count("gpu_up", 'namespace!=""', whole)
+        nameless = self._count("gpu_tenant_held_gpu_seconds_total", 'node=""', whole)
+        twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
+        first = [(whole, ("enforced", enforced)), (whole, ("nameless", nameless))]
+        known = self._ask_all([*first, *((part, ("twice", query)) for part, query in twice.items())], end)
+        if known[whole, "enforced"]:
+            raise EvidenceError(f"{self._url}: {ENFORCED}")
+        queries = [
+            (part, query)
+            for part in parts
+            for query in self._queries(part, part.ago < since_s, twice[part] if known[part, "twice"] else "")
+        ]
+        queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")]
+        answers = self._ask_all(queries, end)
+        idle: dict[HolderName, IdleHolder] = {}
+        causes: dict[tuple[TenantName, str], float] = {}
+        for part in sorted(parts, key=lambda each: -each.ago):
+            is_before = part.ago >= since_s
+            day = Hours()
+            for tenant, hours in self._hours(part, answers).items():
+                day.add(hours)
+                if not is_before:
+                    digest.tenants.setdefault(tenant, Hours()).add(hours)
+            if is_before:
+                digest.before.add(day)
+            else:
+                digest.days.append((end - part.ago - part.span, day))
+                _add_holders(idle, answers.get((part, "holders"), []))
+                _add_causes(causes, answers.get((part, "causes"), []))
+        over = {name: rows for (part, name), rows in answers.items() if name.startswith("over_")}
+        digest.oversized = oversized.find(over, _owner_of)
+        found = [TenantCause(tenant, cause, hours) for (tenant, cause), hours in causes.items()]
+        digest.causes = sorted(found, key=lambda each: (-each.hours, each.tenant, each.cause))
+        digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
+        if not digest.total.held:
+            raise EvidenceError(
+                f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
+                "--source.matcher"
+            )
+        twice_there = {row.labels.get("node", "") for part in parts for row in known[part, "twice"]}
+        digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(known[whole, "nameless"])))
+        return digest
+
+    def _count(self, name: str, matcher: str, part: _PeriodPart) -> str:
+        matchers = ",".join(filter(None, (self._matcher, matcher)))
+        return f"count(last_over_time({name}{{{matchers}}}{part.window}))"
+
+    def _ask_all(
+        self, queries: list[tuple[_PeriodPart, tuple[str, str]]], end: float
+    ) -> dict[tuple[_PeriodPart, str], list[VectorRow]]:
+        try:
+            answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
+            return {(part, name): rows for part, name, rows in answers}
+        except NoThread as exc:
+            raise EvidenceError(str(exc)) from exc
+
+    def _queries(self, part: _PeriodPart, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
+        """Name and expression. For the period before only the hours. `twice`: PromQL for nodes with several targets."""
+        counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
+        counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
+        for name, counter, unit in counters:
+            grown = f"increase({counter}{{{self._matcher}}}{part.window})"
+            yield name, f"{targets.total(grown, TENANT, twice)} / {unit:g}"
+        if not all_of_it:
+            return
+        hours = self._interval_s / 3600.0
+        for name, series in (
+            ("cost", "tenant:gpu_cost:rate"),
+            ("cost_idle", 'tenant:gpu_cost:rate{part="idle"}'),
+            ("cost_stalled", 'tenant:gpu_cost:rate{part="stalled"}'),
+            ("unpriced", "tenant:gpu_unpriced:rate5m"),
+        ):
+            yield name, f"sum by ({TENANT}) (sum_over_time({series}{part.window})) * {hours:g}"
+        idle = (
+            f'sum by ({HOLDER}) (sum_over_time(allocation:gpu_share:part{{part=~"idle_.+"}}{part.window})) * {hours:g}'
+        )
+        owner = (
+            f"topk by ({HOLDER}) (1, max by ({HOLDER}, {OWNER}) (last_over_time(allocation:owner:info{part.window})))"
+        )
+        causes = f"sum_over_time(tenant:gpu_cause_gpus:sum{part.window})"
+        yield "causes", f"sum by ({TENANT}, cause) ({causes}) * {hours:g}"
+        yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
+
+    def _ask(self, part: _PeriodPart, query: tuple[str, str], end: float) -> tuple[_PeriodPart, str, list[VectorRow]]:
+        name, expression = query
+        form = {"query": expression, "time": f"{end:.3f}"}
+        text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, ANSWER_S)
+        return part, name, parse_vector(text, expression)
+
+    @staticmethod
+    def _hours(
+        part: _PeriodPart, answers: Mapping[tuple[_PeriodPart, str], list[VectorRow]]
+    ) -> dict[TenantName, Hours]:
+        found: dict[TenantName, Hours] = {}
+        for name in vars(Hours()):
+            for row in answers.get((part, name), []):
+                tenant = _tenant_of(row.labels)
+                hours = found.setdefault(tenant, Hours())
+                setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
+        return found
+
+
+def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterator[str]:
+    """Values that are missing in the digest or may be wrong. `twice`: nodes that several targets scraped."""
+    if twice:
+        more = f" and {len(twice) - 3} nodes more" if len(twice) > 3 else ""
+        yield (
+            f"possibly some hours of {', '.join(twice[:3])}{more}: several targets scraped one exporter, so only the "
+            "larger value counts; scrape each exporter once"
+        )
+    if has_nameless:
+        yield (
+            "exporters that were scraped twice, whose hours count twice: some series lack the label node; "
+            "set it in Prometheus (alerts/prometheus.example.yaml)"
+        )
+    without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
+    if without:
+        yield f"energy of {len(without)} of {len(digest.tenants)} tenants: their GPUs have no energy counter"
+    if not digest.holders and digest.total.idle > 1.0:
+        yield "holders: allocation:gpu_share:part is not recorded; load alerts/rules"
+    if not digest.total.cost and not digest.total.unpriced:
+        yield "money: tenant:gpu_cost:rate is not recorded; load alerts/rules"
+    elif digest.total.unpriced:
+        yield f"money: {digest.total.unpriced:.0f} GPU-hours have no price (alerts/prices.example.yaml)"
+
+
+def _parts(since_s: float, ago: float) -> Iterator[_PeriodPart]:
+    end = ago + since_s
+    while ago < end:
+        yield _PeriodPart(ago, min(DAY_S, end - ago))
+        ago += DAY_S
+
+
+def _tenant_of(labels: Mapping[str, str]) -> TenantName:
+    return TenantName(*(labels.get(label, "") for label in TenantName._fields))
+
+
+def _add_causes(causes: dict[tuple[TenantName, str], float], rows: list[VectorRow]) -> None:
+    for row in rows:
+        key = (_tenant_of(row.labels), row.labels.get("cause", ""))
+        causes[key] = causes.get(key, 0.0) + row.value
+
+
+def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[VectorRow]) -> None:
+    for row in rows:
+        name = holder_name(row.labels)
+        before = idle[name].idle if name in idle else 0.0
+        idle[name] = IdleHolder(name, title(name, users_id_of(row.labels)), _owner_of(row.labels), before + row.value)
+
+
+def _owner_of(labels: Mapping[str, str]) -> str:
+    """The user if Slurm names one, else a team or a workload."""
+    person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
+    return person or labels.get("team", "") or labels.get("workload", "")

@@ -1,0 +1,136 @@
+"""Current status of several nodes: one reading from each daemon, in parallel, with limits on time and size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from gpu_exporter.agent.exposition.rows import Row
+from gpu_exporter.common.fetch import MIB, FetchError, fetch_text, shorten
+from gpu_exporter.common.outside import need_real
+from gpu_exporter.common.plain import shorten as shorten_text
+from gpu_exporter.common.threads import run_ahead
+
+WITHIN_S = 5.0
+WORKERS = 64
+MOST_BYTES = 4 * MIB  # per node; 64 nodes are read at a time
+ROWS_MAX = 4096  # per node: 8 GPUs with 7 instances and dozens of holders each
+TEXT_MAX = 256  # characters of a cell; longer names end in a digest
+PROBLEMS_MAX = 8
+MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
+PORT = 9836
+PATH = "/api/v1/status"
+NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
+    "utilization_ratio": "utilization",
+    "memory_used_bytes": "memory_bytes",
+    "power_watts": "power_w",
+    "temperature_celsius": "temperature_celsius",
+    "held_seconds": "held_s",
+    "idle_seconds": "idle_s",
+    "stalled_seconds": "stalled_s",
+}
+NEWER = frozenset(("stalled_seconds", "cause", "advice"))  # an exporter of an older version does not send it
+TEXTS = ("gpu", "name", "holder", "owner", "state", "cause", "why", "advice")
+
+
+class NodeRow(NamedTuple):
+    """One row of a node's table."""
+
+    node: str
+    row: Row
+
+
+class ClusterReading(NamedTuple):
+    """The result for all nodes. `answered`: number of answers. `problems`: by node, why its data are missing."""
+
+    rows: list[NodeRow]
+    answered: int
+    problems: Mapping[str, str]
+
+
+def complete(text: str) -> str:
+    """The address of a node's status, from HOST, HOST:PORT or a URL. Raises ValueError."""
+    url = text if "://" in text else f"http://{text}"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text!r} is not HOST, HOST:PORT or a URL")
+    if parts.port is None and "://" not in text:
+        url = f"{url}:{PORT}"
+    return url.rstrip("/") + PATH
+
+
+def name_of(url: str) -> str:
+    """The displayed name of a node: its host, with the port unless it is the default port."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
+
+
+class NodeAnswer(NamedTuple):
+    """The result for one node: its rows, None without an answer, and its problem, "" for none."""
+
+    rows: list[Row] | None
+    problem: str = ""
+
+
+def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, NodeAnswer]]:
+    """One reading of each node, in order of arrival. A silent node does not affect other nodes. Raises NoThread."""
+
+    def read(url: str) -> tuple[str, NodeAnswer]:
+        try:
+            return url, NodeAnswer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
+        except FetchError as exc:
+            hint = "; use its IP address, or add this name to --web.hosts of its exporter" if exc.status == 421 else ""
+            return url, NodeAnswer(None, f"{exc}{hint}")
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+            return url, NodeAnswer(
+                None, f"{shorten(url)}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
+            )
+
+    yield from run_ahead(read, urls, min(WORKERS, len(urls)), "top")
+
+
+def put_together(urls: Sequence[str], answers: Mapping[str, NodeAnswer]) -> ClusterReading:
+    """The combined result for these nodes, in their order."""
+    rows = [NodeRow(name_of(url), row) for url in urls if url in answers for row in answers[url].rows or ()]
+    problems = {name_of(url): answers[url].problem if url in answers else "no answer yet" for url in urls}
+    answered = sum(answer.rows is not None for answer in answers.values())
+    return ClusterReading(rows, answered, {node: problem for node, problem in problems.items() if problem})
+
+
+def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
+    """One reading of all nodes. Raises NoThread."""
+    return put_together(urls, dict(read_each(urls, fetch)))
+
+
+def _number(value: Any) -> float | None:
+    """Raises ValueError for impossible numbers, which would break the screen of all nodes."""
+    if value is None:
+        return None
+    number = need_real(value)
+    if not 0.0 <= number <= MOST:
+        raise ValueError
+    return number
+
+
+def _text(value: Any) -> str:
+    """A shortened text, because every row of the table is as wide as the widest row."""
+    return shorten_text(str(value), TEXT_MAX)
+
+
+def parse(text: str) -> tuple[list[Row], str]:
+    """The rows of an answer, and the problems that its exporter reports. Malformed answers raise various exceptions."""
+    answer: Any = json.loads(text)
+    rows = []
+    for each in answer["rows"]:
+        numbers = {field: _number(each[key]) for key, field in NUMBERS.items() if key in each or key not in NEWER}
+        rows.append(Row(**{key: _text(each[key]) for key in TEXTS if key in each or key not in NEWER}, **numbers))  # type: ignore[arg-type]
+        if len(rows) > ROWS_MAX:
+            raise ValueError
+    missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []
+    missing += [
+        f"{_text(source['source'])}: {_text(source['error'])}" for source in answer["attribution"] if source["error"]
+    ]
+    return rows, "; ".join(filter(None, missing[:PROBLEMS_MAX]))
