@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from gpu_exporter.diagnosis.host.evidence import EvidenceReader
 from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.cgroup import parse_cgroup
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.testbed.node import Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from gpu_exporter.agent.attribution.poller import Poller
-from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners
 from gpu_exporter.agent.attribution.source import Source
 from gpu_exporter.agent.collectors import registry
 from gpu_exporter.agent.devices.scenario import Scenario
@@ -21,7 +21,7 @@ from gpu_exporter.agent.sampling.sampler import DeviceSampler
 from gpu_exporter.common.cgroup import ProcessOwner
 from gpu_exporter.common.clock import Clock, ManualClock
 from gpu_exporter.common.config.defaults import Settings
-from gpu_exporter.common.model.holders import Grant
+from gpu_exporter.common.model.holders import Grant, Use
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AgentStatus, View

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
-from gpu_exporter.agent.node.view import HolderRecord, NodeRecords
+from gpu_exporter.common.model.holders import AllocationId, Who, identify
+from gpu_exporter.common.model.records import HolderRecord, NodeRecords
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
-from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.state import Window
 
 FIRST_S = 60.0  # a holder that was seen within this time after the first complete poll may be much older

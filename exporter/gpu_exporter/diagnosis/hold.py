@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.holders import HolderKey
-from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.views import Verdict
 
-AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 STALLED = "stalled"
 WEIGHT = {"held_idle": 1, "held_no_process": 2, STALLED: 3}  # how strongly a state counts against its holder
 IDLE_STATES = frozenset(("held_idle", "held_no_process"))

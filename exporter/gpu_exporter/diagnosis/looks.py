@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
-from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.holders import Allocation, AllocationId, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.diagnosis.causes.case import HostLook
-from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu
 
 KEEP_S = 600.0  # checkpoints are found over ten minutes, other causes over less

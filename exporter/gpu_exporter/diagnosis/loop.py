@@ -10,11 +10,12 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.causes import Causes
+from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.views import Throttling, Verdict
 from gpu_exporter.diagnosis.causes.case import CauseCase
 from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
-from gpu_exporter.diagnosis.hold import AllocationId, StateHold
+from gpu_exporter.diagnosis.hold import StateHold
 from gpu_exporter.diagnosis.links import LinkHistory
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory

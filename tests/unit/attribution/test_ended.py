@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.agent.attribution.kubelet.ended import LOOK_S, WHY, EndedPods
-from gpu_exporter.agent.attribution.processes import ProcessOwners, UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import ProcessOwners, UnitOwners
 from gpu_exporter.common.cgroup import ProcessOwner
 from gpu_exporter.common.clock import ManualClock
-from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, Use
 from gpu_exporter.common.model.units import UnitId
 
 UIDS = tuple(f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in range(3))

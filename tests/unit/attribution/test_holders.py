@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.agent.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
-from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners
 from gpu_exporter.agent.attribution.slurm.pods import SlurmPods
 from gpu_exporter.common.cgroup import ProcessOwner
 from gpu_exporter.common.clock import SystemClock
-from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, Use
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.agent.attribution.processes import UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import UnitOwners
 from gpu_exporter.agent.attribution.slurm.pods import WHY, SlurmPods
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.cgroup import ProcessOwner
 from gpu_exporter.common.config.defaults import Settings
-from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, Use
 from gpu_exporter.common.model.units import UnitId
 
 FIRST, SECOND, OTHER = (f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in range(3))

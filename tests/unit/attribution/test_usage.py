@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.attribution.processes import OwnedPeriod, UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import OwnedPeriod, UnitOwners
 from gpu_exporter.agent.attribution.usage import divide_period, measure
 from gpu_exporter.common.cgroup import ProcessOwner
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Use
 from gpu_exporter.common.model.units import UnitId
 
 UNIT = UnitId("GPU-a")

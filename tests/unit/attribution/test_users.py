@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from gpu_exporter.agent.attribution.processes import UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import UnitOwners
 from gpu_exporter.agent.attribution.resolve import Resolution
 from gpu_exporter.agent.attribution.users import Users
 from gpu_exporter.common.cgroup import ProcessOwner
-from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey, Use
 from gpu_exporter.common.model.units import UnitId
 
 GPU, OTHER_GPU = UnitId("GPU-a"), UnitId("GPU-b")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.diagnosis.host.cgroups import DEPTH_MAX, CgroupReading, Cgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"

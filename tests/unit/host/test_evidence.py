@@ -17,9 +17,9 @@ import psutil
 import pytest
 from tests.testbed.processes import wait_for
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.evidence import HostEvidence
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.procfs import Procfs
 from gpu_exporter.diagnosis.host import evidence as module
 from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, Cgroups, Members

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.readings import HostProgress
 from gpu_exporter.common.procfs import TICKS_PER_S, Procfs
 from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, Cgroups

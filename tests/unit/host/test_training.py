@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Who
 from gpu_exporter.common.model.training import PHASES, RankReport
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.host.cgroups import Cgroups

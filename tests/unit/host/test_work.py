@@ -10,7 +10,6 @@ import pytest
 from tests.testbed.processes import wait_for
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.agent.runtime.agent import Agent
@@ -18,7 +17,7 @@ from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.surroundings import Host
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Settings
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Who
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import HostWork
 from gpu_exporter.diagnosis.host.cgroups import Cgroups

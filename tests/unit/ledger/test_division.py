@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.records import HolderPresence
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, AllocationId, Holder, HolderKey
 from gpu_exporter.common.model.readings import Activity, Span, Split
 from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
@@ -403,7 +403,7 @@ def test_late_readings_of_a_holder_that_has_left_are_still_charged_to_it() -> No
     assert shared.ledger.holdings[UNIT, B.key].account.idle_s == pytest.approx(10.0)
 
 
-def rings(ledger: Ledger) -> set[HolderId]:
+def rings(ledger: Ledger) -> set[AllocationId]:
     """Holders that have their own history."""
     return {each for each, holding in ledger.holdings.items() if holding.ring is not None}
 

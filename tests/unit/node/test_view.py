@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.agent.attribution.processes import Use
 from gpu_exporter.agent.devices.scenario import parse_scenario
-from gpu_exporter.agent.node.view import HolderRecord, NodeRecords, ViewRules, build_view
-from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.agent.node.view import ViewRules, build_view
+from gpu_exporter.common.model.holders import HolderKey, Use
+from gpu_exporter.common.model.records import HolderRecord, NodeRecords
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AllocationView, Spin, Verdict
 from gpu_exporter.diagnosis.loop import Findings

@@ -17,15 +17,13 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.resolve import Resolution
 from gpu_exporter.common.cgroup import ProcessOwner
-from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, Grant, Holder, HolderKey, Who, identify
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 
 log = logging.getLogger(__name__)
 NAMED_MAX = 3  # owners that a text names; it counts the others
 Relation: TypeAlias = Literal["own", "other", "unknown"]
-Who: TypeAlias = tuple[str, str]
-"""A pod ("pod", UID) or a Slurm job ("job", id). All its containers or steps count as one."""
 REMEDIES = {
     "slurm": "compare the order of gres.conf with `nvidia-smi -L` and with `scontrol show node -d`",
     "kubelet": "compare the device plugin's device ids with `nvidia-smi -L`, and restart it where a GPU was lost",
@@ -58,13 +56,6 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
         if not is_comparable(name):
             return "unknown"
     return "other"
-
-
-def identify(holder: Holder) -> Who | None:
-    """The holder's pod or job, None if only its name is known."""
-    if holder.key.scheduler == "slurm":
-        return ("job", holder.job_id) if holder.job_id else None
-    return ("pod", holder.pod_uid) if holder.pod_uid else None
 
 
 class _Finding(NamedTuple):

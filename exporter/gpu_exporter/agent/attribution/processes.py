@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.cgroup import ProcessOwner, parse_cgroup
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.holders import Use
 from gpu_exporter.common.model.readings import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.procfs import Procfs
@@ -21,18 +22,6 @@ from gpu_exporter.common.procfs import Procfs
 UNIT_MAX = 256  # processes of one GPU that are read; the owners of more processes are unknown
 # NVIDIA's MPS server runs the kernels of all its clients, and may run in its own pod. Linux keeps 15 bytes of its name.
 MPS_SERVER = "nvidia-cuda-mps"
-
-
-class Use(NamedTuple):
-    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it for each process."""
-
-    processes: int = 0
-    memory_bytes: int | None = 0
-
-    def plus(self, other: Use) -> Use:
-        known = self.memory_bytes is not None and other.memory_bytes is not None
-        memory = (self.memory_bytes or 0) + (other.memory_bytes or 0) if known else None
-        return Use(self.processes + other.processes, memory)
 
 
 class UnitOwners(NamedTuple):

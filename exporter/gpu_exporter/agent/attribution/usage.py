@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gpu_exporter.agent.attribution.contradict import relate
-from gpu_exporter.agent.attribution.processes import OwnedPeriod, Owners, UnitOwners, Use
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.agent.attribution.processes import OwnedPeriod, Owners, UnitOwners
+from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Use
 from gpu_exporter.common.model.readings import Split
 from gpu_exporter.common.model.units import UnitId
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from gpu_exporter.agent.attribution.contradict import identify
 from gpu_exporter.agent.attribution.processes import Owners
 from gpu_exporter.agent.attribution.resolve import Resolution
 from gpu_exporter.common.cgroup import ProcessOwner
-from gpu_exporter.common.model.holders import PROCESS_SOURCE, Allocation, Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import PROCESS_SOURCE, Allocation, Grant, Holder, HolderKey, identify
 from gpu_exporter.common.model.units import UnitId
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpu_exporter.common.model.holders import Allocation, HolderKey
-from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.model.holders import Allocation
 
-HolderId = tuple[UnitId, HolderKey]
 STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it was set, and dates move with it
 
 

@@ -26,13 +26,13 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId, UnitAccount, read_date
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date
 from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
 from gpu_exporter.agent.ledger.tenants import Tenants
-from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey
 from gpu_exporter.common.model.readings import UTILIZATION, Activity, Span, Split
 from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
@@ -67,7 +67,7 @@ class LedgerRules(NamedTuple):
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
 
-def _id_of(entry: ConfirmedAllocation) -> HolderId:
+def _id_of(entry: ConfirmedAllocation) -> AllocationId:
     return entry.allocation.unit, entry.allocation.holder.key
 
 
@@ -78,16 +78,16 @@ class Ledger:
         self.rules = rules
         self.started = started
         self.units: dict[UnitId, UnitRecord] = {}
-        self.holdings: dict[HolderId, Holding] = {}
+        self.holdings: dict[AllocationId, Holding] = {}
         self.tenants = Tenants()
         self.long_run_ended = False  # an idle run worth remembering has ended: the state file should record it soon
 
-    def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+    def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[AllocationId, HolderAccount]) -> None:
         """Take over the accounts of a state file."""
         self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
-    def holders(self, *presences: HolderPresence) -> dict[HolderId, HolderAccount]:
+    def holders(self, *presences: HolderPresence) -> dict[AllocationId, HolderAccount]:
         """The accounts of holders with one of these presences, by default of all holders."""
         wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
@@ -197,7 +197,7 @@ class Ledger:
         poll, so that holders that came and went between two polls, one after the other, get their time.
         """
         past = sorted(ended, key=lambda each: each.confirmed)
-        ends: set[HolderId] = set()
+        ends: set[AllocationId] = set()
         before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(_id_of(entry))
@@ -209,9 +209,9 @@ class Ledger:
         self._charge_poll(now, wall, confirmed, ends)
 
     def _charge_poll(
-        self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation], ends: Collection[HolderId]
+        self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation], ends: Collection[AllocationId]
     ) -> None:
-        shown: set[HolderId] = set()
+        shown: set[AllocationId] = set()
         holders_of: dict[UnitId, int] = {}
         latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
         for (unit, _), holding in self.holdings.items():
@@ -278,7 +278,7 @@ class Ledger:
 
     def _open(
         self,
-        holder_id: HolderId,
+        holder_id: AllocationId,
         entry: ConfirmedAllocation,
         now: float,
         wall: float,
@@ -313,7 +313,7 @@ class Ledger:
 
     def _charge(
         self,
-        holder_id: HolderId,
+        holder_id: AllocationId,
         holding: Holding,
         entry: ConfirmedAllocation,
         share: float,
@@ -360,7 +360,7 @@ class Ledger:
                 self._book_energy(account, charge, charge.joules * (end - start) / (charge.end - charge.start))
                 account.energy_booked = end
 
-    def _book_divided(self, holder_id: HolderId, holding: Holding, until: float, share: float) -> None:
+    def _book_divided(self, holder_id: AllocationId, holding: Holding, until: float, share: float) -> None:
         """Book the work of this holder on a unit that others use too. Work that is not known to be its own is not
         charged to it.
         """
@@ -440,7 +440,7 @@ class Ledger:
             self._end_run(account)
             account.last_active = max(account.last_active or span.end, span.end)
 
-    def follow_run(self, holder_id: HolderId, part: RunPart | None, now: float) -> None:
+    def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
         """Take over what the run without progress of a holder counts as; None: nothing."""
         holding = self.holdings.get(holder_id)
         if holding is not None:
@@ -578,7 +578,7 @@ class Ledger:
         record = self.units.get(unit)
         return record.ring if record is not None else None
 
-    def holder_ring(self, holder_id: HolderId) -> Ring | None:
+    def holder_ring(self, holder_id: AllocationId) -> Ring | None:
         """The last minutes of a holder that shares its unit, None of any other holder."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId
-from gpu_exporter.common.model.holders import Holder, TenantKey
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
+from gpu_exporter.common.model.holders import AllocationId, Holder, TenantKey
 from gpu_exporter.common.model.totals import TenantTotals
 
 KEEP_S = 3600.0  # after the last holder: long enough for a scrape at any interval to see the end
@@ -52,12 +52,16 @@ class Tenants:
 
     def __init__(self) -> None:
         self.accounts: dict[TenantKey, TenantAccount] = {}
-        self._booked: dict[HolderId, TenantTotals] = {}  # the part of each holder's account that its tenant already has
-        self._last: dict[HolderId, _Last] = {}
-        self._left: dict[HolderId, _Last] = {}
+        self._booked: dict[
+            AllocationId, TenantTotals
+        ] = {}  # the part of each holder's account that its tenant already has
+        self._last: dict[AllocationId, _Last] = {}
+        self._left: dict[AllocationId, _Last] = {}
         self._polled: float | None = None
 
-    def restore(self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+    def restore(
+        self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[AllocationId, HolderAccount]
+    ) -> None:
         """Take over the accounts of a state file: its tenants already have everything in its holders' accounts."""
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
@@ -67,15 +71,15 @@ class Tenants:
         now: float,
         longest_s: Callable[[float], float],
         confirmed: Sequence[ConfirmedAllocation],
-        holders: Mapping[HolderId, HolderAccount],
-        leaving: Mapping[HolderId, HolderAccount],
-        ends: Collection[HolderId] = (),
+        holders: Mapping[AllocationId, HolderAccount],
+        leaving: Mapping[AllocationId, HolderAccount],
+        ends: Collection[AllocationId] = (),
     ) -> None:
         """Add the growth of the accounts of `holders` since the last poll, and of holders that are gone and may still
         grow. `longest_s`: by how often a holder is renewed, the longest gap that counts as known. `ends`: holders that
         were confirmed at their very end, after which nothing needs an estimate.
         """
-        shown: dict[HolderId, _Last] = {}
+        shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
             # a holder that was away for a poll already has that time in its account
@@ -100,7 +104,7 @@ class Tenants:
         for key in [key for key, account in self.accounts.items() if now - account.seen > KEEP_S]:
             del self.accounts[key]
 
-    def _add(self, tenant: TenantAccount, holder_id: HolderId, holder: HolderAccount, share: float) -> None:
+    def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:
         """Give the tenant the growth of this holder's account since it was last read."""
         grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
         self._booked[holder_id] = grown
@@ -109,7 +113,7 @@ class Tenants:
             part = 1.0 if counter == "energy_j" else share  # an instance's energy already belongs to it alone
             setattr(tenant, counter, getattr(tenant, counter) + part * more)
 
-    def forget(self, kept: Iterable[HolderId]) -> None:
+    def forget(self, kept: Iterable[AllocationId]) -> None:
         """Forget the holders that the ledger has forgotten."""
         for gone in self._booked.keys() - set(kept):
             del self._booked[gone]

@@ -6,13 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
-from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger
 from gpu_exporter.agent.ledger.records import HolderPresence
 from gpu_exporter.agent.ledger.spins import RunPart
 from gpu_exporter.common.config.defaults import Stalls
-from gpu_exporter.common.model.holders import Allocation, HolderKey
+from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.host.progress import Suspect
@@ -39,16 +38,16 @@ class NodeSpins:
             key, watch = watched
             self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
 
-    def hear(self, holder_id: HolderId, progress: HostProgress) -> None:
+    def hear(self, holder_id: AllocationId, progress: HostProgress) -> None:
         """Take what a holder did beside its GPUs."""
         if (watch := self.boards.hear(*holder_id, progress)) is not None:
             self._follow(holder_id, watch, progress.end)
 
-    def _follow(self, holder_id: HolderId, watch: SpinWatch, now: float) -> None:
+    def _follow(self, holder_id: AllocationId, watch: SpinWatch, now: float) -> None:
         begin = watch.begin if watch.may_be_stall else None
         self._ledger.follow_run(holder_id, None if begin is None else RunPart(begin, watch.is_stall), now)
 
-    def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[HolderId]:
+    def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[AllocationId]:
         """The holders that can be watched. The runs of all others end, before the ledger charges this poll.
 
         Among the others are holders of a state file that share their GPU since, and holders that have left.
@@ -60,7 +59,7 @@ class NodeSpins:
                 self._ledger.follow_run(holder_id, None, now)
         return proven
 
-    def watch(self, proven: Iterable[HolderId]) -> None:
+    def watch(self, proven: Iterable[AllocationId]) -> None:
         """Watch these holders, which the ledger has charged."""
         self.boards.hold(self._recall(*holder_id) for holder_id in proven)
 
@@ -125,7 +124,7 @@ def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -
     return tuple(found) if None not in listed else None
 
 
-def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[HolderId]:
+def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[AllocationId]:
     """The only holders of whole GPUs, without a doubt about who they are or whether they run."""
     holders = Counter(entry.allocation.unit for entry in present)
     return [

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
 from gpu_exporter.agent.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
 from gpu_exporter.agent.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.agent.attribution.resolve import NumberKey, Resolution
@@ -18,26 +17,19 @@ from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.node.place import Placed
 from gpu_exporter.agent.node.sharing import Sharing
 from gpu_exporter.agent.node.spins import NodeSpins
-from gpu_exporter.agent.node.view import (
-    GpuRecord,
-    HolderRecord,
-    NodeRecords,
-    ViewRules,
-    build_view,
-    list_standings,
-)
+from gpu_exporter.agent.node.view import ViewRules, build_view, list_standings
 from gpu_exporter.agent.sampling.events import XidBook
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.evidence import HostEvidence
-from gpu_exporter.common.model.holders import Allocation, Grant, TenantKey
+from gpu_exporter.common.model.holders import Allocation, AllocationId, Grant, TenantKey, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
+from gpu_exporter.common.model.records import GpuRecord, HolderRecord, NodeRecords
 from gpu_exporter.common.model.totals import TenantTotals, UnitTotals
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 from gpu_exporter.common.model.views import AgentStatus, Buckets, StateStatus, View
 from gpu_exporter.diagnosis.cases import NodeCases
 from gpu_exporter.diagnosis.causes.case import HostLook
-from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.host.loop import HostNode
 from gpu_exporter.diagnosis.host.progress import Suspect
 from gpu_exporter.diagnosis.host.subject import HostSubject

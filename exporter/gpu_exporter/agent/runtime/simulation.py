@@ -7,13 +7,12 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
 from gpu_exporter.agent.attribution.source import Source
 from gpu_exporter.agent.attribution.static import CallbackSource, static_holder
 from gpu_exporter.agent.devices.scenario import Scenario, ScenarioHolder
 from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.model.holders import Grant
+from gpu_exporter.common.model.holders import Grant, Who, identify
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.diagnosis.host.loop import TICK_S, HostNode
 from gpu_exporter.diagnosis.host.work import HostWorks

@@ -13,11 +13,18 @@ ALLOCATION_KEY = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "containe
 """Labels that together identify one allocation on a node, in every series, rule, query and piece of evidence."""
 
 
+Who: TypeAlias = tuple[str, str]
+"""A pod ("pod", UID) or a Slurm job ("job", id). All its containers or steps count as one."""
+
+
 class HolderKey(NamedTuple):
     """Identifies a holder, unique per incarnation: a pod that is recreated under the same name is another holder."""
 
     scheduler: Scheduler
     incarnation: str
+
+
+AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 
 
 class Holder(NamedTuple):
@@ -183,3 +190,22 @@ class TenantKey(NamedTuple):
     namespace: str
     account: str
     user: str
+
+
+def identify(holder: Holder) -> Who | None:
+    """The holder's pod or job, None if only its name is known."""
+    if holder.key.scheduler == "slurm":
+        return ("job", holder.job_id) if holder.job_id else None
+    return ("pod", holder.pod_uid) if holder.pod_uid else None
+
+
+class Use(NamedTuple):
+    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it for each process."""
+
+    processes: int = 0
+    memory_bytes: int | None = 0
+
+    def plus(self, other: Use) -> Use:
+        known = self.memory_bytes is not None and other.memory_bytes is not None
+        memory = (self.memory_bytes or 0) + (other.memory_bytes or 0) if known else None
+        return Use(self.processes + other.processes, memory)

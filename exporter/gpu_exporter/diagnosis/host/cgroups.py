@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Set
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.cgroup import parse_cgroup
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.outside import whole
 from gpu_exporter.diagnosis.host.cgroup_files import CPU, CPUACCT, NS, US, CgroupFiles, field, number
 from gpu_exporter.diagnosis.host.cgroup_files import read_text as _text

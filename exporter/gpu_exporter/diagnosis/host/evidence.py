@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import psutil
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.evidence import HostEvidence
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.procfs import Procfs
 from gpu_exporter.diagnosis.host.accounting import PRESSURES, Accounting, find_cpu_limit, read_accounting
 from gpu_exporter.diagnosis.host.cgroup_files import least

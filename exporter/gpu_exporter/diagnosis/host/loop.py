@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.evidence import HostEvidence
-from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.holders import Allocation, Who, identify
 from gpu_exporter.common.model.readings import HostProgress
 from gpu_exporter.diagnosis.host.progress import ProgressReader, Suspect
 from gpu_exporter.diagnosis.host.subject import HostSubject

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.readings import HostProgress
 from gpu_exporter.common.procfs import Procfs, Stat
 from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, CgroupReading, Cgroups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who
+from gpu_exporter.common.model.holders import Who
 
 
 class RankedGpu(NamedTuple):

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.holders import Allocation, Who, identify
 from gpu_exporter.common.model.views import HostWork
 from gpu_exporter.diagnosis.host.cgroups import CgroupReading, Cgroups
 

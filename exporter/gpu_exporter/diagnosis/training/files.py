@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.contradict import Who
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.diagnosis.training.reports import SIZE_MAX, parse_report
 

@@ -11,8 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpu_exporter.agent.attribution.contradict import Who, identify
-from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.holders import Allocation, Who, identify
 from gpu_exporter.common.model.training import Fact, RankReport, TrainingPace, TrainingView
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.training.files import TrainingFiles

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from gpu_exporter.agent.attribution.processes import Owners, UnitOwners, Use
+from gpu_exporter.agent.attribution.processes import Owners, UnitOwners
 from gpu_exporter.common.cgroup import ProcessOwner
-from gpu_exporter.common.model.holders import Grant, Holder
+from gpu_exporter.common.model.holders import Grant, Holder, Use
 
 WHY = "the pod runs slurmd, and it is unknown which job has this GPU"
 

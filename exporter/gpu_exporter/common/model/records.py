@@ -1,0 +1,62 @@
+"""The data of a node at one moment, for the view and for diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpu_exporter.common.model.holders import Allocation, AllocationId, TenantKey, Use
+from gpu_exporter.common.model.readings import DeviceSnapshot, XidCounts
+from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.common.model.training import TrainingView
+from gpu_exporter.common.model.views import HostWork, HourOfWork, Spin
+
+
+class GpuRecord(NamedTuple):
+    """The data of one GPU. `hung`: a call to it is past its deadline."""
+
+    snapshot: DeviceSnapshot
+    hung: bool
+    totals: Mapping[str, UnitTotals]  # by mig_uuid, "" for the GPU itself
+    xids: XidCounts | None
+    not_free: Mapping[str, str]  # by mig_uuid
+    allocatable: bool | None = None
+
+
+class HolderRecord(NamedTuple):
+    """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
+    `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
+    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
+    holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
+    `hour`: the means of its last hour, None while unknown. `training`: what its training loop says, None if nothing.
+    """
+
+    allocation: Allocation
+    totals: HolderTotals
+    unconfirmed_s: float
+    stale_s: float
+    mig: str
+    use: Use | None = None
+    ratio: float | None = None
+    host: HostWork | None = None
+    spin: Spin | None = None
+    hour: HourOfWork | None = None
+    training: TrainingView | None = None
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.unconfirmed_s <= self.stale_s
+
+    @property
+    def id(self) -> AllocationId:
+        return self.allocation.unit, self.allocation.holder.key
+
+
+class NodeRecords(NamedTuple):
+    """Everything that a view shows of GPUs and holders, as of one moment."""
+
+    monotonic: float
+    wall: float
+    gpus: Mapping[str, GpuRecord]  # by UUID, or by position if the UUID is unknown
+    holders: tuple[HolderRecord, ...]
+    tenants: tuple[tuple[TenantKey, TenantTotals], ...]
