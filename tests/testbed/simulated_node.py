@@ -14,6 +14,7 @@ from gpu_exporter.agent.inventory.inventory import Inventory
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.node.view import build_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.wiring import activity_rules
 from gpu_exporter.agent.sampling.driver import DriverView, Position
@@ -23,10 +24,10 @@ from gpu_exporter.common.clock import Clock, ManualClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import Grant, Use
 from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.records import NodeRecords
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AgentStatus, View
-from gpu_exporter.diagnosis.host.work import HostWorks
-from gpu_exporter.diagnosis.loop import DiagnosisLoop
+from gpu_exporter.diagnosis.interface import HostWorks, NodeDiagnosis, Standings
 
 
 class SimulatedNode:
@@ -52,9 +53,8 @@ class SimulatedNode:
         self._backend, self._source, self.host = build_simulation(scenario, self.clock, sample_period_s)
         if make_source is not None:
             self._source = make_source(self.clock)
-        self._make_state = partial(
-            NodeState, self.settings, self.clock, processes=processes, asks_slurm=asks_slurm, host=host
-        )
+        self._make_state = partial(NodeState, self.settings, self.clock, processes=processes, asks_slurm=asks_slurm)
+        self._works = host
         self._rules = activity_rules(self.settings, driver_period_max_s)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[ProcessOwner]] = {}  # each owns one process with a GiB of memory
@@ -68,7 +68,7 @@ class SimulatedNode:
         self.state = self._make_state(state)
         self.poller = Poller([self._source], self.clock, self.settings.attribution.keep_last)
         self.readings: dict[int, DeviceSnapshot] = {}
-        self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
+        self.diagnosis = NodeDiagnosis(self.settings, self.clock, self.state, self._gather, self._works)
         self.samplers = [
             DeviceSampler(
                 self._backend.find(i), registry.DEFAULT, self.clock, self._rules, is_shared=self.state.is_shared
@@ -94,7 +94,7 @@ class SimulatedNode:
             if self._is_due(self.settings.attribution.interval):
                 self.poll()
             if self._is_due(self.settings.diagnosis.interval):
-                self.host.look(self.state.host_node(self.diagnosis.unwell))
+                self.host.look(self.diagnosis.host_node())
                 self.diagnosis.judge()
         return self.view()
 
@@ -103,6 +103,7 @@ class SimulatedNode:
         grants, owners = self.poller.poll(), self._seen_owners()
         ended = self.poller.take_ended()
         resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers, ended=ended)
+        self.diagnosis.keep(allocation for allocation, _ in resolution.allocations)
         self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
 
     def _seen_owners(self) -> Owners:
@@ -147,7 +148,14 @@ class SimulatedNode:
             attribution_known=self.poller.is_known() and self.state.is_resolved(),
             note="Simulated GPUs.",
         )
-        return self.state.view(self.placed(), status, self.diagnosis.findings)
+        return build_view(self.records(), status, self.diagnosis.findings, self.state.view_rules)
+
+    def records(self) -> NodeRecords:
+        """The node at this moment, with what its holders do beside their GPUs."""
+        return self.diagnosis.complete(self.state.records(self.placed()))
+
+    def _gather(self) -> Standings:
+        return self.state.standings(self.records())
 
     def unit(self, index: int, mig_uuid: str = "") -> UnitId:
         return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)

@@ -19,7 +19,7 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     modules load.
     """
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.agent.runtime.one_view import NodePlaces, make_readers, take_one_view
+    from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
     from gpu_exporter.common.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
@@ -27,18 +27,19 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     directory = Path(options.state_directory) if options.state_directory else None
     socket_path = directory / "gpu-exporter.sock" if directory is not None and backend.is_live else None
     enabled = {name for name in COLLECTORS if getattr(options, f"collector_{name}")}
-    reading = make_readers(settings, backend, clock, enabled)
+    reading = make_readers(settings, backend, clock, enabled, options.timeout)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if socket_path is None or not socket_path.exists():
         reading.start()
     from gpu_exporter.agent.runtime.once import exit_now, run_once
+    from gpu_exporter.agent.runtime.surroundings import Host
 
     sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, clock)
-    around = NodePlaces(directory, options.sysfs if backend.is_live else None, processes)
+    host = Host(options.sysfs if backend.is_live else None, processes, directory=directory)
     try:
         code = run_once(
-            lambda: take_one_view(settings, backend, reading, sources, clock, options.timeout, around),
+            lambda: take_one_view(settings, backend, reading, sources, clock, host),
             options.format,
             options.output,
             options.timeout,

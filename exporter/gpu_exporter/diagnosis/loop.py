@@ -97,10 +97,6 @@ class DiagnosisLoop:
         unwell = frozenset(key for key, verdict in judged.items() if verdict.state != "healthy")
         self.findings = Findings(verdicts, throttling, causes, unwell)
 
-    def unwell(self) -> frozenset[AllocationId]:
-        """The allocations whose hosts are looked at for causes."""
-        return self.findings.unwell
-
     def _find_causes(self, case: CauseCase, verdict: Verdict) -> Causes:
         history = self._links.get(case.uuid)
         link, text = (history.best() if history is not None else None) or (None, "")

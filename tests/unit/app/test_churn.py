@@ -16,6 +16,7 @@ from gpu_exporter.agent.exposition.text import TextRenderer
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.node.place import Placed
 from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.node.view import build_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.wiring import activity_rules
 from gpu_exporter.agent.sampling.sampler import DeviceSampler
@@ -59,7 +60,7 @@ def test_memory_and_state_file_do_not_grow_with_ten_thousand_short_holders(tmp_p
             node.on_snapshot(snapshot)
             placed[snapshot.identity.uuid] = Placed(snapshot)
         node.on_poll(poller.poll(), placed)
-        body = renderer.render(list_series(node.view(placed, STATUS, Findings())))
+        body = renderer.render(list_series(build_view(node.records(placed), STATUS, Findings(), node.view_rules)))
         assert body.count("gpu_allocation_info{") == GPUS
         if turn % 50 == 49:
             node.write_state()

@@ -19,8 +19,9 @@ from gpu_exporter.agent.devices.simulated import SimulatedBackend
 from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.inventory.expected import FILE
 from gpu_exporter.agent.ledger.state import read_boot_id
-from gpu_exporter.agent.runtime.one_view import NodePlaces, make_readers, take_one_view
+from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
+from gpu_exporter.agent.runtime.surroundings import Host
 from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Settings
@@ -40,8 +41,8 @@ def take(
     holders = [] if held is None else [{"gpu": held, **HOLDER}]
     backend, source, _ = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
     asked = [source] if sources is None else sources
-    readers = make_readers(Settings(), backend, clock, COLLECTORS)
-    return take_one_view(Settings(), backend, readers, asked, clock, timeout_s)
+    readers = make_readers(Settings(), backend, clock, COLLECTORS, timeout_s)
+    return take_one_view(Settings(), backend, readers, asked, clock)
 
 
 def states(view: View) -> list[str]:
@@ -115,8 +116,8 @@ class Absent(SimulatedBackend):
 
 def take_without_driver(directory: Path, *, absent: bool) -> View:
     backend, clock = Absent(absent=absent), ManualClock()
-    readers = make_readers(Settings(), backend, clock, COLLECTORS)
-    return take_one_view(Settings(), backend, readers, [], clock, LONG_S, NodePlaces(directory, directory / "sys"))
+    readers = make_readers(Settings(), backend, clock, COLLECTORS, LONG_S)
+    return take_one_view(Settings(), backend, readers, [], clock, Host(directory / "sys", directory=directory))
 
 
 def test_a_node_that_never_had_a_gpu_has_an_empty_view(tmp_path: Path) -> None:

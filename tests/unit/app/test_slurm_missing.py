@@ -16,7 +16,7 @@ from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health
 from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.runtime.once import EXITS
-from gpu_exporter.agent.runtime.one_view import make_readers, take_one_view
+from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.common import commands
@@ -35,8 +35,8 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_reading_is_partial_and_reports_no_gpu_as_free(without_slurm: None) -> None:
     backend, *_ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
-    readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
-    view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK, 10.0)
+    readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS, 10.0)
+    view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK)
     assert EXITS[judge_health(view)] == Exit.PARTIAL
     assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
     assert [row.state for row in list_rows(view)] == ["unknown"]

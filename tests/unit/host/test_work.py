@@ -182,7 +182,7 @@ def test_a_node_publishes_host_work_on_each_gpu_of_the_holder(tmp_path: Path) ->
     machine = Machine(tmp_path)
     node = SimulatedNode(parse_scenario(scenario), host=machine.works)
     node.run(60)
-    allocations, gpus = node.state.list_held()
+    allocations, gpus = node.diagnosis.host_node().list_held()
     assert ([each.holder.job_id for each in allocations], gpus) == (["42", "42"], 2)
     for seconds in (0.0, 90.0):
         machine.clock.advance(seconds)

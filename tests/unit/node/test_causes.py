@@ -197,6 +197,6 @@ def test_a_gpu_whose_processes_are_unknown_costs_only_its_own_holder() -> None:
     node.run(60)
     listed = ProcessList(0.0, (GpuProcess(4711),))
     node.state.on_snapshot(node.readings[0]._replace(processes=listed))
-    subjects = node.state.list_subjects(node.diagnosis.unwell())
+    subjects = list(node.diagnosis.host_node().list_subjects())
     assert {subject.who: subject.gpus is None for subject in subjects} == {("job", "7"): False, ("job", "8"): True}
     assert "4711" not in repr(subjects)

@@ -30,7 +30,12 @@ class Node:
         self.times.append(self._clock.monotonic())
         self._after(len(self.times))
 
-    def wants_write(self) -> bool:
+    @property
+    def ledger(self) -> Node:
+        return self
+
+    @property
+    def long_run_ended(self) -> bool:
         return self._clock.monotonic() >= self.run_ended_at > (self.times[-1] if self.times else 0.0)
 
 

@@ -215,7 +215,7 @@ def test_an_idle_run_that_a_contradiction_ends_is_soon_written_to_the_state_file
     node.state.ledger.long_run_ended = False
     node.owners = {node.unit(0): (of_job("43"),)}
     node.run(10)
-    assert node.state.wants_write()
+    assert node.state.ledger.long_run_ended
 
 
 def test_a_holder_that_is_confirmed_every_minute_is_judged_over_the_whole_window(

@@ -164,10 +164,10 @@ def test_the_last_sample_is_the_newest_even_after_the_wall_clock_was_set_back() 
 def test_writes_of_the_state_are_dated_and_failures_are_counted(tmp_path: Path) -> None:
     clock = ManualClock()
     state = NodeState(Settings(), clock, StateFile(tmp_path, 10.0, "boot"))
-    assert state.state_status() == (None, 0, "")
+    assert state.writes == (None, 0, "")
     state.write_state()
     written = clock.wall()
-    assert state.state_status() == (written, 0, "")
+    assert state.writes == (written, 0, "")
     clock.advance(5.0)
     (tmp_path / "state").unlink()
     (tmp_path / "state").mkdir()  # so that no file can be renamed to this name
@@ -175,12 +175,12 @@ def test_writes_of_the_state_are_dated_and_failures_are_counted(tmp_path: Path) 
     for failures in (1, 2):
         with pytest.raises(OSError):
             state.write_state()
-        assert state.state_status() == (written, failures, "Is a directory")
+        assert state.writes == (written, failures, "Is a directory")
     assert state.version() > version  # an earlier rendered view does not contain the failure
     (tmp_path / "state").rmdir()
     state.write_state()
-    assert state.state_status() == (written + 5.0, 2, "")
+    assert state.writes == (written + 5.0, 2, "")
 
 
 def test_without_a_state_directory_the_status_has_no_state() -> None:
-    assert NodeState(Settings(), ManualClock()).state_status() is None
+    assert NodeState(Settings(), ManualClock()).writes is None

@@ -239,7 +239,7 @@ def test_steps_make_no_gpu_used(monkeypatch: pytest.MonkeyPatch) -> None:
         claims.run(15)
         steps = int(claims.clock.monotonic())
         files = TrainingFiles(claims.clock.monotonic(), (rank(steps, gpus=()),))
-        claims.state.note_training(WHO, files)
+        claims.diagnosis.host_node().note_training(WHO, files)
     before, after = quiet.view(), claims.view()
     assert only(after).training is not None and only(before).training is None
     assert only(after).totals == only(before).totals
@@ -252,10 +252,10 @@ def test_steps_make_no_gpu_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_holder_that_left_is_forgotten() -> None:
     node = node_of(GPU, holders=[JOB | {"to": 60}])
     node.run(30)
-    node.state.note_training(WHO, TrainingFiles(node.clock.monotonic(), (rank(100, gpus=()),)))
-    assert node.state._training.is_used
+    node.diagnosis.host_node().note_training(WHO, TrainingFiles(node.clock.monotonic(), (rank(100, gpus=()),)))
+    assert node.diagnosis._training.is_used
     node.run(120)
-    assert not node.state._training.is_used
+    assert not node.diagnosis._training.is_used
 
 
 @given(

@@ -30,10 +30,10 @@ def read(gpus: list[dict[str, object]], broken: int | None = None) -> list[Reade
         return DeviceSampler(device, registry.ALL, clock, ActivityRules(1.0, 3, 0.3, 0.25))
 
     backend = SimulatedBackend(ScenarioTime(parse_scenario({"gpus": gpus}), clock))
-    readers = Readers(backend, (), clock, make_sampler).take(clock.monotonic() + WITHIN_S)
-    assert readers is not None
-    assert all(reader.join(clock.monotonic() + WITHIN_S) for reader in readers)
-    return readers
+    readers = Readers(backend, (), clock, make_sampler, 1.0, WITHIN_S)
+    readers.wait_open()
+    assert readers.wait()
+    return readers.each
 
 
 def test_a_bug_in_the_exporter_affects_one_gpu_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

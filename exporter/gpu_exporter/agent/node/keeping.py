@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.node.state import NodeState
@@ -26,7 +27,7 @@ class StateKeeper:
         due = 0.0
         while not stop.is_set():
             now = self._clock.monotonic()
-            if now >= due or self._node.wants_write():
+            if now >= due or self._node.ledger.long_run_ended:
                 due = now + self._state.interval_s
                 self._write()
             self._clock.wait(stop, min(1.0, self._state.interval_s))
@@ -37,17 +38,17 @@ class StateKeeper:
             self._warned = False
         except OSError as exc:
             if not self._warned:
-                log.warning("%s", self.warn(str(exc)))
+                log.warning("%s", describe_unwritten(self._state.path, str(exc)))
             self._warned = True
         except Exception:  # a fault here must not end the writing, without which counters stop increasing
             if not self._warned:
                 log.exception("the state file could not be prepared")
             self._warned = True
 
-    def warn(self, error: str) -> str:
-        """The effect of a state file that cannot be written, and the remedy."""
-        return (
-            f"{self._state.path}: the state file cannot be written ({error}). Counters stop increasing until a write "
-            f"succeeds: free space in {self._state.path.parent}, make it writable, or start with another "
-            "--state.directory"
-        )
+
+def describe_unwritten(path: Path, error: str) -> str:
+    """The effect of a state file that cannot be written, and the remedy."""
+    return (
+        f"{path}: the state file cannot be written ({error}). Counters stop increasing until a write succeeds: free "
+        f"space in {path.parent}, make it writable, or start with another --state.directory"
+    )

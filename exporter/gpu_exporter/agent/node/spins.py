@@ -14,10 +14,7 @@ from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.units import UnitId
-from gpu_exporter.diagnosis.host.progress import Suspect
-from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
-from gpu_exporter.diagnosis.stalls.run import SpinMemory
-from gpu_exporter.diagnosis.stalls.watch import SpinWatch
+from gpu_exporter.diagnosis.interface import Boards, HeldBoard, SpinMemory, SpinWatch, Suspect
 
 
 class NodeSpins:

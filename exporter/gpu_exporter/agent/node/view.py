@@ -17,8 +17,7 @@ from gpu_exporter.common.model.views import (
     Verdict,
     View,
 )
-from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED
-from gpu_exporter.diagnosis.loop import Findings
+from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, Findings
 
 
 class ViewRules(NamedTuple):

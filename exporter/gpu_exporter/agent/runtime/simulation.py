@@ -14,9 +14,7 @@ from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import Grant, Who, identify
 from gpu_exporter.common.model.training import RankReport
-from gpu_exporter.diagnosis.host.loop import TICK_S, HostNode
-from gpu_exporter.diagnosis.host.work import HostWorks
-from gpu_exporter.diagnosis.training.files import TrainingFiles
+from gpu_exporter.diagnosis.interface import TICK_S, HostNode, HostWorks, TrainingFiles
 
 
 class Simulation(NamedTuple):

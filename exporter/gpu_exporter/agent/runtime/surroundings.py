@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from gpu_exporter.agent.attribution.processes import ProcessOwners
-from gpu_exporter.diagnosis.host.loop import HostNode
-from gpu_exporter.diagnosis.host.work import HostWorks
+if TYPE_CHECKING:
+    from gpu_exporter.agent.attribution.processes import ProcessOwners
+    from gpu_exporter.diagnosis.interface import HostNode, HostWorks
 
 
 class HostReader(Protocol):
@@ -23,13 +23,15 @@ class HostReader(Protocol):
 class Host(NamedTuple):
     """How the agent reads the host beside the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
     `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the kernel log,
-    None to leave it unread. `reader`: reads what holders do beside their GPUs, None if that is unknown.
+    None to leave it unread. `reader`: reads what holders do beside their GPUs, None if that is unknown. `directory`:
+    where the list of GPUs and the key of users' names lie, if no state file is kept.
     """
 
     sysfs: Path | None = None
     processes: ProcessOwners | None = None
     kmsg: Path | None = None
     reader: HostReader | None = None
+    directory: Path | None = None
 
 
 class Publishing(NamedTuple):

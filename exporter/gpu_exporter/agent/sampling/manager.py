@@ -327,6 +327,10 @@ class DeviceManager:
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
+    def is_missed(self) -> bool:
+        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+        return self._driver.is_missed
+
     def without_persistence(self) -> int:
         """How many GPUs have persistence mode off."""
         return sum(not on for on in list(self._persistence.values()))

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
+from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable, NotSupported
 from gpu_exporter.agent.devices.protocol import Backend, Device
+from gpu_exporter.agent.sampling.driver import DriverView, Position
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.common.threads import start
@@ -22,6 +23,7 @@ from gpu_exporter.common.threads import start
 if TYPE_CHECKING:
     from gpu_exporter.agent.sampling.sampler import DeviceSampler
 
+PATIENCE = 0.8  # share of the time limit for the GPUs; the rest is for the view of the GPUs that answered
 GPM_WINDOW_S = 0.11  # NVML requires more than 100 ms between two samples
 
 
@@ -100,7 +102,7 @@ class Reader:
 class Readers:
     """The readers of all GPUs. The driver is opened in a separate thread, since opening may hang.
 
-    `enabled`: names of collectors.
+    `deadline`: when the caller needs the readings (monotonic seconds of the clock). `fault`: why the driver is closed.
     """
 
     def __init__(
@@ -109,10 +111,16 @@ class Readers:
         enabled: Collection[str],
         clock: Clock,
         make_sampler: Callable[[Device], DeviceSampler],
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
+        """`enabled`: names of collectors. `interval_s`: the interval that a status shows."""
+        self.deadline = clock.monotonic() + PATIENCE * timeout_s
+        self.fault: DriverUnavailable | None = None
         self._backend, self._enabled, self._clock, self._make_sampler = backend, enabled, clock, make_sampler
-        self._each: list[Reader] = []
-        self._fault: Exception | None = None
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self.each: list[Reader] = []
+        self._bug: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -121,26 +129,70 @@ class Readers:
             self._thread = threading.Thread(target=self._open, name="open", daemon=True)
             start(self._thread)
 
-    def take(self, deadline: float) -> list[Reader] | None:
-        """A reader for each position; some or all may still be running. None if the driver is not open by `deadline`.
+    def wait_open(self) -> None:
+        """Wait until the driver has opened, or has failed for the reason `fault`.
 
-        Raises DriverUnavailable.
+        Raises DriverUnavailable after the deadline.
         """
         self.start()
         assert self._thread is not None
-        self._thread.join(max(0.0, deadline - self._clock.monotonic()))
+        self._thread.join(max(0.0, self.deadline - self._clock.monotonic()))
         if self._thread.is_alive():
-            return None
-        if self._fault is not None:
-            raise self._fault
-        return self._each
+            raise self._late()
+        if self._bug is not None:
+            raise self._bug
+
+    def wait(self) -> bool:
+        """Wait until every GPU was read; false if a GPU hangs.
+
+        Raises DriverUnavailable if no GPU answers in time.
+        """
+        ended = [reader.join(self.deadline) for reader in self.each]
+        if not all(ended) and not any(position.answers for position in self.observe().positions.values()):
+            raise self._late()
+        return all(ended)
+
+    def _late(self) -> DriverUnavailable:
+        return DriverUnavailable(f"the driver did not answer within {self._timeout_s:g} s")
+
+    def snapshots(self) -> list[DeviceSnapshot]:
+        """The readings of the GPUs that were read."""
+        return [reader.snapshot for reader in self.each if reader.snapshot is not None]
+
+    def observe(self) -> DriverView:
+        """The results so far."""
+        found = (Position(reader.identity, reader.snapshot, reader.is_hung, reader.error) for reader in self.each)
+        return DriverView(dict(enumerate(found)), "" if self.fault is None else str(self.fault))
+
+    def is_missed(self) -> bool:
+        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+        return self.fault is not None and not self.fault.absent
+
+    def sample_interval_s(self) -> float:
+        return self._interval_s
+
+    def error_counts(self) -> Counter[tuple[str, str]]:
+        errors: Counter[tuple[str, str]] = Counter()
+        for reader in self.each:
+            errors.update(reader.errors)
+        return errors
+
+    def outcomes(self) -> tuple[CollectorOutcome, ...]:
+        """None: one reading listens to no events."""
+        return ()
+
+    def without_persistence(self) -> int:
+        """How many GPUs have persistence mode off."""
+        return sum(reader.persistence_off for reader in self.each)
 
     def _open(self) -> None:
         try:
             self._backend.open()
-            self._each = [
+            self.each = [
                 Reader(position, self._backend, self._enabled, self._clock, self._make_sampler)
                 for position in range(self._backend.count())
             ]
-        except Exception as exc:  # passed to the thread that calls `take`
-            self._fault = exc
+        except DriverUnavailable as exc:
+            self.fault = exc
+        except Exception as exc:  # passed to the thread that waits
+            self._bug = exc

@@ -1,0 +1,65 @@
+"""The last window of each allocation, as diagnosis judges it: buckets of use, and what is known of their gaps."""
+
+from __future__ import annotations
+
+from gpu_exporter.agent.ledger.ledger import Ledger
+from gpu_exporter.agent.node.sharing import Sharing
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.records import GpuRecord, HolderRecord
+from gpu_exporter.common.model.totals import UnitTotals
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.interface import Window
+
+
+class WindowReader:
+    """Not thread-safe: the node's lock protects it."""
+
+    def __init__(self, ledger: Ledger, sharing: Sharing, clock: Clock, window_s: float) -> None:
+        """`window_s`: the longest window, in seconds."""
+        self._ledger, self._sharing, self._clock, self._window_s = ledger, sharing, clock, window_s
+
+    def read(self, record: HolderRecord, gpu: GpuRecord) -> Window:
+        """The window of one allocation."""
+        unit, totals = record.allocation.unit, record.totals
+        is_alone = not record.allocation.is_shared
+        of_unit = gpu.totals.get(unit.mig_uuid)
+        length_s = min(self._window_s, totals.held_s)
+        return Window(
+            values=self.read_unit(unit, length_s) if is_alone else self._read_own(record, length_s),
+            held_s=totals.held_s,
+            idle_run_s=totals.idle_run_s,
+            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
+            processes=_count_processes(record, gpu, is_alone=is_alone),
+            spin=record.spin,
+            hour=record.hour,
+            gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
+            lag_s=self._ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
+        )
+
+    def read_unit(self, unit: UnitId, length_s: float | None) -> tuple[float | None, ...]:
+        """Utilization of a unit over the last `length_s` seconds, by default over all buckets."""
+        ring = self._ledger.unit_ring(unit)
+        return ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
+
+    def _read_own(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
+        """The holder's use of its share of a unit, because working neighbours leave it no more than its share."""
+        ring = self._ledger.holder_ring(record.id)
+        values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
+        holders = self._sharing.count_holders(record.allocation.unit)
+        return tuple(None if value is None else min(1.0, holders * value) for value in values)
+
+    def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
+        """The witnesses of the unit's last activity. Empty if it is too old to have ended the last idle run."""
+        rules = self._ledger.rules
+        if unit is None or unit.last_active_wall is None:
+            return ()
+        unknown_s = max(rules.idle_run_unknown_reset_s, rules.idle_run_unknown_max_ratio * idle_run_s)
+        reach_s = idle_run_s + unknown_s + stale_s
+        return unit.active_by if self._clock.wall() - unit.last_active_wall <= reach_s else ()
+
+
+def _count_processes(record: HolderRecord, gpu: GpuRecord, *, is_alone: bool) -> float | None:
+    """The holder's contexts, None if they are not known to be its own."""
+    if not is_alone:
+        return record.use.processes if record.use is not None else None
+    return gpu.snapshot.facts.contexts if not record.allocation.unit.mig_uuid else None

@@ -1,0 +1,52 @@
+"""One reading of a node, for `--once`: the driver is asked while the modules of the rest load."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_exporter.agent.sampling.reader import Readers
+from gpu_exporter.common.model.views import View
+
+if TYPE_CHECKING:
+    from gpu_exporter.agent.attribution.source import Source
+    from gpu_exporter.agent.devices.protocol import Backend, Device
+    from gpu_exporter.agent.runtime.surroundings import Host
+    from gpu_exporter.agent.sampling.sampler import DeviceSampler
+    from gpu_exporter.common.clock import Clock
+    from gpu_exporter.common.config.defaults import Settings
+
+
+def make_readers(
+    settings: Settings, backend: Backend, clock: Clock, enabled: Collection[str], timeout_s: float
+) -> Readers:
+    """Readers of all GPUs. `enabled`: names of collectors. `timeout_s`: of the whole reading."""
+
+    def make_sampler(device: Device) -> DeviceSampler:
+        from gpu_exporter.agent.collectors import registry
+        from gpu_exporter.agent.runtime.wiring import activity_rules
+        from gpu_exporter.agent.sampling.sampler import DeviceSampler
+
+        chosen = [collector for collector in registry.ALL if collector.name in enabled]
+        return DeviceSampler(device, chosen, clock, activity_rules(settings))
+
+    return Readers(backend, enabled, clock, make_sampler, settings.sampling.interval, timeout_s)
+
+
+def take_one_view(
+    settings: Settings,
+    backend: Backend,
+    reading: Readers,
+    sources: Sequence[Source],
+    clock: Clock,
+    host: Host | None = None,
+) -> View:
+    """One view of the GPUs and sources that answer in time. `reading` may have been started already.
+
+    Raises DriverUnavailable if a GPU is expected.
+    """
+    reading.wait_open()
+    # Loaded while the GPUs are read.
+    from gpu_exporter.agent.runtime.runtime import HOST, Runtime
+
+    return Runtime(settings, backend, sources, clock, host=host or HOST).run_once(reading)

@@ -1,0 +1,170 @@
+"""One node and how its parts work together, for the daemon and for `--once`: polls, judgement, status, view."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_exporter.agent.attribution.identity import Identity
+from gpu_exporter.agent.attribution.poller import Poller
+from gpu_exporter.agent.attribution.source import Source
+from gpu_exporter.agent.devices.protocol import Backend
+from gpu_exporter.agent.inventory.expected import ExpectedDevices
+from gpu_exporter.agent.inventory.inventory import InventoryKeeper
+from gpu_exporter.agent.ledger.state import StateFile, read_boot_id
+from gpu_exporter.agent.node.keeping import describe_unwritten
+from gpu_exporter.agent.node.place import Placed, count_answering, count_expected, place
+from gpu_exporter.agent.node.state import NodeState
+from gpu_exporter.agent.node.view import build_view
+from gpu_exporter.agent.runtime.surroundings import Host, Publishing
+from gpu_exporter.agent.sampling.driver import DriverView, warn_of_persistence
+from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.config.defaults import Settings
+from gpu_exporter.common.model.holders import Grant
+from gpu_exporter.common.model.readings import CollectorOutcome
+from gpu_exporter.common.model.views import AgentStatus, View
+from gpu_exporter.common.threads import start
+from gpu_exporter.common.version import VERSION
+from gpu_exporter.diagnosis.interface import NodeDiagnosis, Standings
+
+if TYPE_CHECKING:
+    from gpu_exporter.agent.sampling.reader import Readers
+
+PUBLISHING, HOST = Publishing(), Host()
+
+
+class ReadDevices(Protocol):
+    """The GPUs as they are read: in a loop each (DeviceManager), or once (Readers)."""
+
+    def observe(self) -> DriverView:
+        """The results of the driver so far."""
+
+    def is_missed(self) -> bool:
+        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+
+    def sample_interval_s(self) -> float:
+        """The longest present interval between two readings of a GPU."""
+
+    def error_counts(self) -> Counter[tuple[str, str]]:
+        """Failed calls, by call and error."""
+
+    def outcomes(self) -> tuple[CollectorOutcome, ...]:
+        """Outcomes of collectors that work outside the device cycles."""
+
+    def without_persistence(self) -> int:
+        """How many GPUs have persistence mode off."""
+
+
+class Runtime:
+    """It starts no thread, except for the one poll of `run_once`."""
+
+    devices: ReadDevices
+
+    def __init__(
+        self,
+        settings: Settings,
+        backend: Backend,
+        sources: Sequence[Source],
+        clock: Clock,
+        state: StateFile | None = None,
+        publishing: Publishing = PUBLISHING,
+        host: Host = HOST,
+        patience_s: float | None = None,
+    ) -> None:
+        """`patience_s`: as in Poller."""
+        self._settings, self._backend, self._clock, self._state = settings, backend, clock, state
+        self._publishing, self._host = publishing, host
+        self.node = NodeState(
+            settings, clock, state, host.processes, asks_slurm=any(s.name == "slurm" for s in sources)
+        )
+        directory = state.path.parent if state is not None else host.directory
+        boot_id = read_boot_id()
+        self.inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), host.sysfs, backend.vendor, boot_id)
+        identity = Identity(settings.identity.user, directory)
+        self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, patience_s)
+        works = host.reader.works if host.reader is not None else None
+        self.diagnosis = NodeDiagnosis(settings, clock, self.node, self._gather, works)
+
+    def place(self, driver: DriverView) -> dict[str, Placed]:
+        """The GPUs as they are shown at this moment."""
+        known = self.node.known()
+        return place(driver, self.inventory.value, known, self._clock.monotonic(), self._clock.wall())
+
+    def settle(self, grants: Sequence[Grant]) -> None:
+        """Settle the holders after one poll of the sources, and report the result for each grant to the poller."""
+        driver, processes = self.devices.observe(), self._host.processes
+        placed, expected = self.place(driver), count_expected(driver, self.inventory.value)
+        owners = processes.read([each.snapshot for each in placed.values()]) if processes is not None else None
+        resolution = self.node.on_poll(
+            grants,
+            placed,
+            owners,
+            expected,
+            is_complete=self.poller.has_all(),
+            offers=self.poller.offers(),
+            ended=self.poller.take_ended(),
+        )
+        self.diagnosis.keep(allocation for allocation, _ in resolution.allocations)
+        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
+
+    def _gather(self) -> Standings:
+        records = self.diagnosis.complete(self.node.records(self.place(self.devices.observe())))
+        return self.node.standings(records)
+
+    def view(self, outcomes: Iterable[CollectorOutcome] = ()) -> View:
+        """The node as it is known at this moment. Changes nothing. `outcomes`: of collectors beside the devices."""
+        driver = self.devices.observe()
+        records = self.diagnosis.complete(self.node.records(self.place(driver)))
+        return build_view(records, self._status(driver, outcomes), self.diagnosis.findings, self.node.view_rules)
+
+    def _status(self, driver: DriverView, outcomes: Iterable[CollectorOutcome]) -> AgentStatus:
+        inventory, state, writes = self.inventory.value, self._state, self.node.writes
+        unwritten = [describe_unwritten(state.path, writes.error)] if state and writes and writes.error else []
+        return AgentStatus(
+            version=VERSION,
+            backend=self._backend.name,
+            driver_up=not driver.error,
+            driver_error=driver.error,
+            devices_visible=count_answering(driver),
+            devices_expected=count_expected(driver, inventory),
+            sample_interval_s=max(self.devices.sample_interval_s(), self._publishing.interval_s),
+            last_sample_wall=self.node.last_sample_wall(),
+            sources=self.poller.statuses(),
+            attribution_known=self.poller.is_known() and self.node.is_resolved(),
+            errors=tuple((call, error, count) for (call, error), count in sorted(self.devices.error_counts().items())),
+            note=self._publishing.note,
+            unmanaged=inventory.unmanaged(),
+            outcomes=(*self.devices.outcomes(), *outcomes),
+            warnings=(*warn_of_persistence(self.devices.without_persistence()), *self.poller.warnings(), *unwritten),
+            state=writes,
+            driver_missed=self.devices.is_missed(),
+        )
+
+    def run_once(self, reading: Readers) -> View:
+        """One view of the GPUs and sources that answer in time. The view is empty on a node without GPUs. The driver is
+        open, or has failed.
+
+        Raises DriverUnavailable if a GPU is expected.
+        """
+        self.devices = reading
+        if reading.fault is not None:
+            self.inventory.look()
+            status = self._status(reading.observe(), ())
+            if status.expects_gpus:
+                raise reading.fault
+            return View(self._clock.wall(), status._replace(sources=(), attribution_known=False), (), ())
+        asking = threading.Thread(target=self.poller.poll, name="attribution", daemon=True)
+        start(asking)
+        self.inventory.look()
+        is_complete = reading.wait()
+        for snapshot in reading.snapshots():
+            self.node.on_snapshot(snapshot)
+        asking.join(max(0.0, reading.deadline - self._clock.monotonic()))
+        self.settle(self.poller.grants())  # the status names a source that has not answered yet
+        self.diagnosis.judge()
+        view = self.view()
+        if is_complete:
+            self._backend.close()
+        return view
