@@ -14,7 +14,6 @@ from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.views import Throttling, Verdict
 from gpu_exporter.diagnosis.causes.case import CauseCase
-from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
 from gpu_exporter.diagnosis.hold import StateHold
 from gpu_exporter.diagnosis.links import LinkHistory
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
@@ -87,24 +86,33 @@ class DiagnosisLoop:
         throttling = {uuid: found for uuid, found in worst.items() if found is not None}
         judged = {subject.id: self._judge(subject, throttling) for subject in evidence.subjects}
         verdicts = self._hold.publish(self._clock.monotonic(), judged)
-        causes = {
-            subject.id: self._find_causes(case, verdicts[subject.id])
-            for subject in evidence.subjects
-            if not subject.unknown
-            and verdicts[subject.id].state in STATES
-            and (case := evidence.describe(subject.id)) is not None
-        }
+        causes = self._find_all_causes(evidence, verdicts)
         unwell = frozenset(key for key, verdict in judged.items() if verdict.state != "healthy")
         self.findings = Findings(verdicts, throttling, causes, unwell)
 
-    def _find_causes(self, case: CauseCase, verdict: Verdict) -> Causes:
-        history = self._links.get(case.uuid)
-        link, text = (history.best() if history is not None else None) or (None, "")
-        try:
-            return find_causes(case._replace(state=verdict.state, link=link, link_text=text, rules=self._cause_rules))
-        except Exception:  # a bug in one rule must not cost the states of all holders
-            log.exception("cannot find the causes of a state")
-            return Causes()
+    def _find_all_causes(
+        self, evidence: DiagnosisInput, verdicts: Mapping[AllocationId, Verdict]
+    ) -> dict[AllocationId, Causes]:
+        known = [each.id for each in evidence.subjects if not each.unknown and verdicts[each.id].state != "unknown"]
+        if not known:
+            return {}
+        # Here, since `--once` does without: after one reading no state is known.
+        from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
+
+        found: dict[AllocationId, Causes] = {}
+        for key in known:
+            case = evidence.describe(key) if verdicts[key].state in STATES else None
+            if case is None:
+                continue
+            history = self._links.get(case.uuid)
+            link, text = (history.best() if history is not None else None) or (None, "")
+            case = case._replace(state=verdicts[key].state, link=link, link_text=text, rules=self._cause_rules)
+            try:
+                found[key] = find_causes(case)
+            except Exception:  # a bug in one rule must not cost the states of all holders
+                log.exception("cannot find the causes of a state")
+                found[key] = Causes()
+        return found
 
     def _judge(self, subject: Subject, throttling: Mapping[str, Throttling]) -> Verdict:
         if subject.unknown:
