@@ -93,10 +93,10 @@ class DiagnosisLoop:
     def _find_all_causes(
         self, evidence: DiagnosisInput, verdicts: Mapping[AllocationId, Verdict]
     ) -> dict[AllocationId, Causes]:
-        known = [each.id for each in evidence.subjects if not each.unknown and verdicts[each.id].state != "unknown"]
+        known = [each.id for each in evidence.subjects if not each.unknown]
         if not known:
             return {}
-        # Here, since `--once` does without: after one reading no state is known.
+        # Here, since a reading of a node without holders does without their 27 modules.
         from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
 
         found: dict[AllocationId, Causes] = {}
