@@ -165,12 +165,12 @@ def test_an_error_text_does_not_contain_the_password_in_the_address() -> None:
 def test_an_exporter_whose_answer_never_ends_does_not_delay_others(serve: Serve) -> None:
     whole = OK + b"Content-Length: 5\r\n\r\nup 1\n"
     urls = [serve(dribble(OK + b"\r\n")), serve(all_at_once(whole)), serve(dribble(b""))]
-    source = ExporterSource(urls, 7200.0, SYSTEM_CLOCK, within_s=WITHIN_S)
+    source = ExporterSource(urls, 7200.0, SYSTEM_CLOCK, within_s=2.0)  # enough for the whole answer on a busy machine
     began = time.monotonic()
     evidence = source.read_evidence()
     assert time.monotonic() - began < PROMPT_S
     assert evidence.exporters == 1
-    assert evidence.problems == tuple(f"{url}: no answer within the 0.4 s of a cycle" for url in urls[::2])
+    assert evidence.problems == tuple(f"{url}: no answer within the 2 s of a cycle" for url in urls[::2])
 
 
 def test_an_unforeseen_error_with_one_page_does_not_cost_the_evidence_of_others() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 
+from tests.testbed.processes import wait_for
 from tests.testbed.samples import value
 
 from gpu_exporter.clock import ManualClock, SystemClock
@@ -159,9 +160,11 @@ def make_loop(
 
 def test_a_hung_call_is_reported_while_it_hangs_and_the_loop_continues_after_it() -> None:
     clock = SystemClock()
-    sampler = make([{"at": 0, "for": 0.2, "call": "nvmlDeviceGetPowerUsage", "hang_ms": 600}], clock)
+    sampler = make([], clock)
     seen: list[DeviceSnapshot] = []
-    done = threading.Event()
+    done, released = threading.Event(), threading.Event()
+    original = sampler.sample
+    sampler.sample = lambda: (released.wait(), original())[1]  # type: ignore[method-assign]
 
     def deliver(snapshot: DeviceSnapshot) -> None:
         seen.append(snapshot)
@@ -170,12 +173,10 @@ def test_a_hung_call_is_reported_while_it_hangs_and_the_loop_continues_after_it(
 
     loop, first = make_loop(sampler, clock, 0.05, 0.1, deliver)
     loop.start()
-    hung = threading.Event()
-    while not hung.wait(0.02):
-        if loop.is_hung():
-            break
+    wait_for(loop.is_hung, "the hang to be reported")
     assert loop.latest is None
     assert not first.is_set()
+    released.set()
     assert done.wait(60.0)
     assert first.is_set()
     assert not loop.is_hung()
