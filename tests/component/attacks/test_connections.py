@@ -157,7 +157,7 @@ def test_connections_without_a_tls_handshake_do_not_block_scrapes(
                     client.sendall(b"\x16\x03\x01\x02\x00")  # the beginning of a TLS handshake
         took = agent.scrapes(HONEST)
     assert agent.running.process.poll() is None, agent.running.log()
-    assert took[0] < 100.0
+    assert took[0] < 1000.0 and took[-1] < 1e3 * PROMPT_S
     seen[ORDER[2]] = (
         f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {len(took)} honest scrapes, each with a handshake "
         f"and a password, took at most {took[-1]:.0f} ms"
@@ -190,7 +190,7 @@ def test_guessing_passwords_does_not_block_scrapes(
     for attacker in attackers:
         attacker.join()
     assert set(answers) <= {0, 401, 429}
-    assert took[0] < 100.0
+    assert took[0] < 1000.0 and took[-1] < 1e3 * PROMPT_S
     assert share < 0.6, "a quarter of a core for passwords, and the attackers' handshakes"
     seen[ORDER[3]] = (
         f"{100 * share:.0f} % of a core; peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {len(took)} "
