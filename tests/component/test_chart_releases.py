@@ -75,7 +75,6 @@ def cluster(plane: ControlPlane) -> ControlPlane:
             for crd in api.list_custom_resource_definition().items
         ),
         "the CRDs",
-        30,
     )
     for name in ("gpu-exporter", "monitoring"):
         plane.core.create_namespace({"metadata": {"name": name}})
@@ -237,7 +236,7 @@ def test_a_dry_run_from_the_package_is_uninstalled_at_once_though_its_image_cann
     helm.run("install", RELEASE, package, "--namespace=gpu-exporter")
     began = time.monotonic()
     helm.run("uninstall", RELEASE, "--namespace=gpu-exporter", "--wait", "--timeout=60s")
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 55.0, "no hook was waited for"
     assert ours(cluster) == []
 
 

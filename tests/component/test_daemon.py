@@ -20,8 +20,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from tests.testbed.faults import scrape_ms
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
+from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, fetch, free_port, run_exporter, wait_for
 from tests.testbed.servers import require
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -103,16 +104,14 @@ def test_a_hung_call_withholds_only_the_values_of_its_gpu(
     wait_for(lambda: ("gpu_power_watts", "1") in series(fetch(f"{url}/metrics") or "") or None, "gpu 1")
     nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates", delay_s=600)
 
-    def is_withheld() -> bool:
-        start = time.monotonic()
+    def withheld() -> dict[tuple[str, str], float] | None:
+        """The values, once those of gpu 1 are withheld and no others are."""
         values = series(fetch(f"{url}/metrics") or "")
-        assert time.monotonic() - start < 2.0
-        return values["gpu_up", "1"] == 0 and ("gpu_power_watts", "1") not in values
+        return values if [values.get(("gpu_up", str(i))) for i in range(4)] == [1, 0, 1, 1] else None
 
-    wait_for(is_withheld, "gpu 1 to be withheld")
-    values = series(fetch(f"{url}/metrics") or "")
-    assert [values["gpu_up", str(i)] for i in range(4)] == [1, 0, 1, 1]
-    assert ("gpu_power_watts", "0") in values
+    values = wait_for(withheld, "gpu 1 to be withheld")
+    assert scrape_ms(url) < 10
+    assert [("gpu_power_watts", str(i)) in values for i in range(4)] == [True, False, True, True]
     assert values["gpu_driver_up", ""] == 1
     assert ("gpu_observed_seconds_total", "1") in values  # counters remain
     threads = len(os.listdir(f"/proc/{running.process.pid}/task"))
@@ -130,7 +129,7 @@ def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_works(
     wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_driver_up", "")) == 0, "gpu_driver_up 0")
     start = time.monotonic()
     assert running.stop(signal.SIGTERM) == 0
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < PROMPT_S
 
 
 def test_a_lost_gpu_does_not_affect_the_others_and_comes_back(
@@ -138,8 +137,13 @@ def test_a_lost_gpu_does_not_affect_the_others_and_comes_back(
 ) -> None:
     _, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
     nvml_table.set_call(3, "*", "NVML_ERROR_GPU_IS_LOST")
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 0, "gpu 3 to be lost")
-    values = series(fetch(f"{url}/metrics") or "")
+
+    def lost() -> dict[tuple[str, str], float] | None:
+        """The values, once gpu 3 is lost and no other is."""
+        values = series(fetch(f"{url}/metrics") or "")
+        return values if [values.get(("gpu_up", str(i))) for i in range(4)] == [1, 1, 1, 0] else None
+
+    values = wait_for(lost, "gpu 3 to be lost")
     assert ("gpu_power_watts", "3") not in values
     assert ("gpu_power_watts", "2") in values
     assert values["gpu_devices_visible", ""] == 3
@@ -159,7 +163,7 @@ def test_without_a_driver_the_daemon_keeps_running_and_finds_the_driver_later(
     page = fetch(f"{url}/") or ""
     assert "the NVIDIA kernel driver is not loaded" in page
     nvml_table.table.init_rc = 0
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found", 30)
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found")
     log = running.log()
     assert log.count("kernel driver is not loaded") == 1
 
@@ -237,6 +241,10 @@ def test_a_resident_textfile_stays_fresh_without_http(
 ) -> None:
     output = tmp_path / "gpu.prom"
     flags = ["--state.directory=", f"--textfile.output={output}", "--textfile.interval=200ms", fast]
+    # As often as this in the long run too: after a while, an exporter reads a GPU of a steady load less often.
+    Path(fast.partition("=")[2]).write_text(
+        FAST.replace("interval: 200ms,", "interval: 200ms, interval_max: 200ms,", 1)
+    )
     running = processes.start([*GPU_EXPORTER, *QUIET, *flags], nvml_environment)
     wait_for(
         lambda: output.exists() and ("gpu_busy_seconds_total", "0") in series(output.read_text("utf-8")), "a textfile"

@@ -88,6 +88,12 @@ class Site(NamedTuple):
         return read_hours(text, "held"), read_hours(text, "known"), text
 
 
+def are_read_for(seconds: float, page: str) -> bool:
+    """Whether every GPU has been read for longer than this time."""
+    observed = re.findall(r"^gpu_observed_seconds_total{.*} (\S+)$", page, re.MULTILINE)
+    return len(observed) == GPUS and min(map(float, observed)) > seconds
+
+
 def read_hours(page: str, counter: str) -> dict[str, float]:
     pattern = rf'^gpu_tenant_{counter}_gpu_seconds_total{{.*?account="(\w*)".*?}} (\S+)$'
     return {account: float(value) for account, value in re.findall(pattern, page, re.MULTILINE)}
@@ -119,6 +125,8 @@ def site(
         wait_for(
             lambda: 'gpu_exporter_attribution_complete{source="slurm"} 1' in (fetch(f"{url}/metrics") or ""), "Slurm"
         )
+        # Nothing is known before the first readings, and the start of a job is rounded down to a whole second.
+        wait_for(lambda: are_read_for(1.0, fetch(f"{url}/metrics") or ""), "a second of readings of every GPU")
         stop = threading.Event()
         holders: set[HolderKey] = set()
         watcher = threading.Thread(target=watch, args=(slurm, holders, stop))
@@ -152,6 +160,7 @@ def compare(here: Site, tasks: int, runs: int) -> None:
     assert truth.keys() == set(ACCOUNTS)
     assert (len({each.job for each in ran}), len(ran)) == (tasks, runs)
     held, known, page = here.hours()
+    wait_for(lambda: len(here.holders) >= runs, "the second source to have reported every run")
     assert len(here.holders) == runs, here.holders
     assert 'gpu_exporter_jobs_missed_total{source="slurm"} 0' in page
     # Slurm's dates are whole seconds. Prolog and epilog run a tenth of a second later, so one date in ten differs by a
@@ -193,7 +202,7 @@ def test_hours_are_correct_over_clock_skew_a_requeue_and_an_outage_of_slurmctld(
         running = ("squeue", "-h", "-t", "RUNNING", "-o", "%A")
         here.submit(10, 4, "--requeue")
         first = wait_for(lambda: here.slurm.run(*running).split() or None, "the first tasks", 60)
-        wait_for((here.slurm.root / "jobs" / first[0]).exists, "the prolog of a run that ends early", 30)
+        wait_for((here.slurm.root / "jobs" / first[0]).exists, "the prolog of a run that ends early")
         here.slurm.run("scontrol", "requeue", first[0])
         wait_for(lambda: len(here.list_runs()) > 4 and not here.slurm.run("squeue", "-h", "-t", "PD"), "the last", 120)
         left = set(here.slurm.run(*running).split())

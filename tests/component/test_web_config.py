@@ -48,16 +48,20 @@ def ask(url: str, authority: Authority, certificate: tuple[Path, Path] | None, p
         return 0
 
 
-def serial(port: int, authority: Authority, certificate: tuple[Path, Path]) -> str:
+def serial(port: int, authority: Authority, certificate: tuple[Path, Path]) -> str | None:
+    """The serial number of the server's certificate. None if the server ends the connection, as it does at a reload."""
     context = ssl.create_default_context(cafile=authority.certificate)
     context.load_cert_chain(*certificate)
-    with (
-        socket.create_connection(("127.0.0.1", port), 10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as tls,
-    ):
-        found = tls.getpeercert()
-        assert found
-        return str(found["serialNumber"])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as tls,
+        ):
+            found = tls.getpeercert()
+    except OSError:
+        return None
+    assert found
+    return str(found["serialNumber"])
 
 
 def test_a_port_requires_client_certificates_and_passwords(processes: Processes, tmp_path: Path) -> None:
@@ -113,13 +117,11 @@ def test_a_port_requires_client_certificates_and_passwords(processes: Processes,
     wait_for(lambda: len(prometheus.query("up == 1")) == 2 or None, "both ports to be scraped")
     wait_for(lambda: prometheus.query("gpu_reconciler_last_success_timestamp_seconds > 0") or None, "a whole cycle")
     assert PASSWORD.split()[0] not in dry_run.log()
-    before = serial(agent, authority, client)
+    before = wait_for(lambda: serial(agent, authority, client), "the certificate")
     authority.issue("server", "agent")
-    wait_for(lambda: serial(agent, authority, client) != before or None, "the new certificate", 20)
+    wait_for(lambda: serial(agent, authority, client) not in (before, None), "the new certificate")
     config.write_text("tls_server_config: {cert_file: nowhere, key_file: nowhere}\n")
-    wait_for(
-        lambda: "the previous certificates and passwords remain in use" in running.log() or None, "the complaint", 20
-    )
+    wait_for(lambda: "the previous certificates and passwords remain in use" in running.log() or None, "the complaint")
     assert ask(f"https://127.0.0.1:{agent}/metrics", authority, client) == 200
     now = time.time()
     wait_for(lambda: len(prometheus.query(f"timestamp(up == 1) > {now}")) == 2 or None, "scrapes after all that")
@@ -144,7 +146,7 @@ def test_the_reconciler_uses_a_rotated_password_without_a_restart(processes: Pro
     page, sample = f"http://127.0.0.1:{own}/metrics", "\ngpu_reconciler_last_success_timestamp_seconds "
     assert is_served(page, "\ngpu_reconciler_cycles_total ") and not is_served(page, sample)
     password.write_text(f"{PASSWORD}\n")
-    wait_for(lambda: is_served(page, sample), "a cycle with the new password", 20)
+    wait_for(lambda: is_served(page, sample), "a cycle with the new password")
     assert PASSWORD not in running.log()
 
 
@@ -165,5 +167,5 @@ def test_the_dry_run_reads_an_exporter_by_tls_and_reports_tls_errors(processes: 
         (stranger.certificate, 3, "certificate verify failed"),
     ):
         running = processes.start([*command, "--no-kubernetes", "--no-slurm", f"--source.tls.ca={ca}"])
-        assert running.process.wait(30) == code
+        assert running.process.wait(60) == code
         assert text in running.log()

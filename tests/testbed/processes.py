@@ -21,27 +21,35 @@ from tests.testbed.programs import DIE_WITH_PARENT
 
 T = TypeVar("T")
 PORTS = (10_000, 30_000)
-_given: set[int] = set()
+# "At once", on a machine whose cores are busy with other programs. A program that waits for what it must not wait for
+# takes longer: ten seconds is the shortest limit of the product.
+PROMPT_S = 8.0
+_given: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port that is free on every address, and that this process has not used before.
+    """A TCP port that is free on every address, and that no running process of the tests was given.
 
     It is outside the ranges that the kernel uses for connections and a cluster for Services: a port of the kernel's
     choice would be free now, but might be used by a connection a second later, also by tests that run in parallel.
     """
     while True:
         port = random.randrange(*PORTS)
+        mark = socket.socket(socket.AF_UNIX)  # the kernel removes it with this process
         with socket.socket() as probe, contextlib.suppress(OSError):
+            mark.bind(f"\0gpu-exporter-tests-{port}")
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
-            if port not in _given:
-                _given.add(port)
-                return port
+            _given.append(mark)
+            return port
+        mark.close()
 
 
-def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, each_s: float = 0.05) -> T:
-    """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`."""
+def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 60.0, each_s: float = 0.05) -> T:
+    """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`.
+
+    A test that passes never waits that long. The limit is long because a busy machine is no fault.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         answer = ask()
@@ -50,6 +58,17 @@ def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, ea
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
         time.sleep(each_s)
+
+
+def fastest(measure: Callable[[], float], enough: float, tries: int = 100) -> float:
+    """The smallest of several measurements: the program's own time, without the load of other programs.
+
+    The first one that is at most `enough` ends them.
+    """
+    best = measure()
+    while best > enough and tries > 1:
+        best, tries = min(best, measure()), tries - 1
+    return best
 
 
 def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> str | None:
@@ -61,6 +80,17 @@ def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float =
             return str(answer.read().decode())
     except (urllib.error.URLError, OSError):
         return None
+
+
+def converse(client: socket.socket, sent: bytes) -> bytes:
+    """Send, and read until the other side closes the connection, which it may do while this side still sends."""
+    whole = b""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        client.sendall(sent)
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := client.recv(1 << 20):
+            whole += chunk
+    return whole
 
 
 def cpu_s(pid: int) -> float:
@@ -79,7 +109,7 @@ class Running:
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
 
-    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 10.0) -> int:
+    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
         """End the program; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(with_signal)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.component.faults.fault_bench import COUNT, OTHERS, heal, lose
 from tests.testbed.faults import FaultTable, Rig, look, scrape_ms
-from tests.testbed.processes import fetch, wait_for
+from tests.testbed.processes import PROMPT_S, fetch, wait_for
 from tests.testbed.sysfs import add_function
 
 
@@ -50,7 +50,7 @@ def test_the_exporter_finds_a_driver_that_is_loaded_later(rig: Rig, matrix: Faul
     begin = time.monotonic()
     rig.table.table.init_rc = 0
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 5 + PROMPT_S
     matrix.add("driver is loaded later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, automatically")
 
 
@@ -87,7 +87,7 @@ def test_the_exporter_detects_a_replaced_driver_by_its_list(rig: Rig) -> None:
     running, url = rig.start("--driver.changed=exit")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.table.count_rc = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH, read every few seconds
-    assert running.process.wait(15) == 5
+    assert running.process.wait(60) == 5
 
 
 def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> None:
@@ -95,7 +95,7 @@ def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, 
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
-    assert running.process.wait(10) == 5
+    assert running.process.wait(60) == 5
     assert "the driver was replaced" in running.log()
     matrix.add(
         "driver replaced, in a container",
@@ -124,7 +124,7 @@ def test_the_exporter_restarts_itself_when_the_driver_is_replaced_on_a_host(rig:
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
     for index in range(COUNT):  # a second replacement soon after is left to the supervisor
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
-    assert running.process.wait(10) == 5
+    assert running.process.wait(60) == 5
     matrix.add(
         "driver replaced, on a host",
         "fresh after a moment",

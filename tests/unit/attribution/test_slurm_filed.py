@@ -110,6 +110,11 @@ def test_before_slurm_23_02_a_job_began_when_its_prolog_ran(filing: Filing) -> N
     filing.clock.advance(START)
     (grant,) = poll(filing).grants
     assert grant.holder.start_wall == START - 1, "slurmctld takes precedence"
+    assert grant.holder.key.incarnation == f"lab/7/0/{START}", "it is the same holder"
+    filing.job_start = START + 900
+    filing.clock.advance(START)
+    (grant,) = poll(filing).grants
+    assert grant.holder.key.incarnation == f"lab/7/0/{START + 900}", "the file is of an earlier job with that number"
     assert asked(filing)
 
 

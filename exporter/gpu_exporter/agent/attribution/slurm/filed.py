@@ -167,6 +167,18 @@ def read_job(job: str, file: JobFile) -> Job:
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
 
 
+def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
+    """The start that identifies a run, which is the same before and after slurmctld has reported the job.
+
+    Before 23.02, Slurm does not tell the prolog when the job started, so the prolog's date counts. slurmctld's date may
+    be an earlier second. A file from before this run is of an earlier job with that number. `ahead_s` as in start_here.
+    """
+    run = file.run
+    if job.start is None or run is None or run.start is not None or run.restarts != job.restarts:
+        return job.start
+    return file.start_wall if file.start_wall >= job.start + ahead_s - PROMPT_S else job.start
+
+
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
     """When a job started, by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.collected import Collected
 from gpu_exporter.agent.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
-from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here
+from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here, start_of_run
 from gpu_exporter.agent.attribution.slurm.grants import (
     list_witnesses,
     make_grant,
@@ -271,7 +271,7 @@ class SlurmSource:
         ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
         for job_id, known in look.jobs.items():
             gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
-            holder = self._holder(known.job, look.config, gpus)
+            holder = self._holder(known.job, look.config, gpus, start_of_run(known.job, file, ahead_s))
             if gpus.unnamed:
                 problems.append(
                     f"{holder.label} has {gpus.unnamed} GPUs without an index: "
@@ -325,7 +325,7 @@ class SlurmSource:
                 known = read_job(job.job_id, file)
                 start = start_here(known.start, file, ahead_s)
                 own = self._epochs.at(start, order)
-                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
+                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)), known.start)
                 grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
@@ -341,9 +341,9 @@ class SlurmSource:
         """A grant that only the controller proves: it is as old as the controller's answer."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
-    def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
+    def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:
         # Cluster, job id, restart count and start: a requeued job is a new holder.
-        start = "" if job.start is None else math.floor(job.start)
+        start = "" if began is None else math.floor(began)
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/{job.job_id}/{job.restarts}/{start}"),
             job_id=job.job_id,
