@@ -295,7 +295,7 @@ def test_only_deadlines_of_the_machine_read_its_clock() -> None:
 
 
 READS_OUTSIDE_TEXT = {
-    *(("agent", "attribution"), ("agent", "slurm_collector"), ("common", "slurm")),
+    *(("agent", "attribution"), ("agent", "slurm_collector"), ("common", "promql"), ("common", "slurm")),
     *(("reconciler", below) for below in ("", "evidence", "decision", "actions", "kubernetes", "slurm")),
 }
 # What takes more than is meant, or any length: `outside` has a bounded parser for each.

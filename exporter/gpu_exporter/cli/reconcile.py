@@ -27,9 +27,9 @@ from gpu_exporter.cli.reconciler_flags import (
 
 if TYPE_CHECKING:
     from gpu_exporter.common.config.load import Config
+    from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
-    from gpu_exporter.reconciler.evidence.client import Client
     from gpu_exporter.reconciler.evidence.records import ExplainingSource
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -286,7 +286,7 @@ def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, 
     """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if it is the same
     server.
     """
-    from gpu_exporter.reconciler.evidence.client import Client
+    from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.runtime.actions import is_same_server
 
     shares = is_same_server(options.prometheus, options.alertmanager)

@@ -63,7 +63,7 @@ class Judge:
         self._stages: dict[HolderName, str] = {}
 
     def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
-        """Read and decide. `marked`: holders that are always included. Raises EvidenceError.
+        """Read and decide. `marked`: holders that are always included. Raises AnswerError.
 
         Members of gangs are included too, since a list of idle holders does not contain a member that works.
         """
@@ -98,7 +98,7 @@ class Judge:
     def look_again(self, names: Collection[HolderName]) -> Mapping[HolderName, Decision]:
         """Decisions on these holders by new evidence and new surroundings, without the brakes.
 
-        Raises EvidenceError, and Refused while there is a pause.
+        Raises AnswerError, and Refused while there is a pause.
         """
         evidence = self._source.read_holders(names)
         for place in self._pauses:

@@ -12,6 +12,7 @@ from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.actor import NOT_DONE
@@ -25,7 +26,7 @@ from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.target import Held, Target
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.record import PolicyStanding
 
@@ -52,7 +53,7 @@ def test_a_source_that_fails_for_one_target_is_not_asked_about_the_next_targets(
 
     def fail(names: Collection[HolderName]) -> Any:
         asked.append(names)
-        raise EvidenceError("timed out")
+        raise AnswerError("timed out")
 
     works = bench.read_host_work
     bench.read_host_work = fail  # type: ignore[method-assign]

@@ -72,7 +72,7 @@ class Gates:
     def object_to_work(self, proposal: Proposal, target: Target) -> None:
         """Raise Refused for members without GPUs that work, and for holders that work on their host.
 
-        Raises EvidenceError.
+        Raises AnswerError.
         """
         settings = self._settings
         idle_s = self._clock.wall() - proposal.since_wall

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.agent.runtime.serve import repeat_aside, stop_on_signal
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.web.server import HttpServer, Site
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.evidence.records import EvidenceSource
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseSource
@@ -49,7 +50,7 @@ def reconcile_once(
     """One cycle that writes nothing; the exit code."""
     try:
         evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
-    except EvidenceError as exc:
+    except AnswerError as exc:
         complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
+from gpu_exporter.common.promql.client import Client
 from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.actions.journal import TextPlace
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.client import Client
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
