@@ -148,6 +148,13 @@ class Evidence(NamedTuple):
     sharing: Mapping[HolderName, str] = MappingProxyType({})
 
 
+class Demand(NamedTuple):
+    """GPUs that are waited for, by partition. `pending`: all of them. `counted`: those that count for actions."""
+
+    pending: Mapping[str, float]
+    counted: Mapping[str, float]
+
+
 # Seconds in the last policy.candidate_after with utilization 0 that were not idle, by (uuid, mig) and witness.
 OtherActivity: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]
 
