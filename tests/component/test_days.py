@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -27,7 +28,6 @@ from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SE
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.record import Record
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
 from tests.testbed.proven import Tally
 

@@ -8,6 +8,7 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.outcomes import RUNS
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -17,7 +18,6 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, H
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.pause import PauseSource
-from gpu_exporter.reconciler.record import Record
 
 POLICY = Policy()
 WALL = 1_000_000.0

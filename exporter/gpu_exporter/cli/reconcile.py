@@ -240,7 +240,7 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
     """The function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
-    from gpu_exporter.reconciler.record import Record
+    from gpu_exporter.reconciler.actions.record import Record
     from gpu_exporter.reconciler.runtime import loops
     from gpu_exporter.reconciler.runtime.actions import ActionPlan, ProofPlaces, check_actions
     from gpu_exporter.reconciler.runtime.targets import (

@@ -14,20 +14,15 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions import warnings as warnings_module
-from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.journal import (
-    KEY,
-    Entry,
-    Journal,
-    parse,
-)
+from gpu_exporter.reconciler.actions.journal import KEY, Journal, parse
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
 from gpu_exporter.reconciler.actions.runner import (
     ActionRunner,
     Parts,
 )
+from gpu_exporter.reconciler.actor import DONE, Entry
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.policy import Decision, Windows
 from gpu_exporter.reconciler.decision.surroundings import Member, Reference, Surroundings

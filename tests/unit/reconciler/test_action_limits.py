@@ -15,20 +15,20 @@ from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
-from gpu_exporter.reconciler.actions.actor import NOT_DONE
 from gpu_exporter.reconciler.actions.asking import PATIENCE_S
 from gpu_exporter.reconciler.actions.freed import FREED_S
 from gpu_exporter.reconciler.actions.journal import (
     CONFIRM_S,
 )
 from gpu_exporter.reconciler.actions.limits import FAILED_S, TARGETS_MAX, WITHIN_S
+from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
+from gpu_exporter.reconciler.actor import NOT_DONE
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.target import Held, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import PolicyStanding
 
 
 def test_targets_that_are_held_after_every_read_do_not_block_others() -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Actions as Settings
 from gpu_exporter.common.fetch import AnswerError
-from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus
@@ -20,6 +19,7 @@ from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.limits import ActionLimits
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
+from gpu_exporter.reconciler.actor import Actor
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName

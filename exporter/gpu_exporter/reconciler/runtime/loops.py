@@ -13,6 +13,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.web.server import HttpServer, Site
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
@@ -23,7 +24,6 @@ from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
-from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.runtime.actions import ActionPlan
 from gpu_exporter.reconciler.runtime.explain import complain
