@@ -183,7 +183,7 @@ def test_products_import_each_other_only_as_the_table_says() -> None:
         name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
         if name not in ("__init__", "__main__"):
             wrong += [f"{name} imports {each}" for each in find_forbidden(name, imports_of(path))]
-    assert len(wrong) <= 52  # the modules have moved; what breaks the table goes next
+    assert len(wrong) <= 36  # what remains is between agent and diagnosis
 
 
 @pytest.mark.parametrize(

@@ -273,13 +273,26 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     parts = loops.Reconciler(source, book, pauses, telemetry, record, demand, options.interval)
     telemetry.note_mode(applies=options.apply)
     if options.address:
-        loops.serve_telemetry(
-            options.address, telemetry, options.interval, options.web_config, collects=options.collector
-        )
+        _serve_telemetry(options, telemetry)
     if preview is not None:
         return partial(loops.reconcile_forever, parts, preview)
     plan = ActionPlan(config.settings, places, clients, lease or texts)
     return partial(loops.apply_forever, parts, loops.Writing(markers, lease, audit, plan))
+
+
+def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
+    """Serve metrics and probes, and what the Slurm collector serves if it runs too. Raises OSError, ValueError."""
+    from gpu_exporter.reconciler.site import ReconcilerSite
+
+    site = ReconcilerSite(telemetry, options.interval)
+    if options.collector:
+        from gpu_exporter.agent.runtime.collect import collect_beside
+
+        collect_beside(site, telemetry.registry, options.address, options.web_config)
+    else:
+        from gpu_exporter.common.web.server import HttpServer
+
+        HttpServer(options.address, site, web_config=options.web_config).start()
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:

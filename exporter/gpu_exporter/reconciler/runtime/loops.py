@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter.agent.runtime.serve import repeat_aside, stop_on_signal
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.fetch import AnswerError
-from gpu_exporter.common.web.server import HttpServer, Site
+from gpu_exporter.common.service import repeat_aside, stop_on_signal
 from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
@@ -27,7 +25,6 @@ from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.runtime.actions import ActionPlan
 from gpu_exporter.reconciler.runtime.explain import complain
-from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -59,25 +56,6 @@ def reconcile_once(
     render = decisions_json if form == "json" else render_decisions
     sys.stdout.write(render(decisions, evidence, outlooks))
     return Exit.PARTIAL if problems else Exit.DONE
-
-
-def serve_telemetry(
-    address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
-) -> None:
-    """Serve /metrics and probes at `[host]:port` from separate threads. `collects`: also serve what slurm-collector
-    serves. Raises OSError, ValueError.
-    """
-    site: Site = ReconcilerSite(telemetry, interval_s)
-    if not collects:
-        HttpServer(address, site, web_config=web_config).start()
-        return
-    from gpu_exporter.agent.runtime.collect import collect_beside, collect_on
-
-    site, run = collect_beside(site, telemetry.registry)
-    server = HttpServer(address, site, web_config=web_config)
-    run.is_open = server.is_open
-    server.start()
-    collect_on(run)
 
 
 class Reconciler(NamedTuple):
