@@ -166,13 +166,14 @@ def test_if_promql_has_two_rows_for_one_unit_the_later_start_and_the_larger_hold
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts(first: int) -> None:
-    """More careful means more held time, less observed time, a later start, a larger holder, a shorter idle run."""
+    """More careful means more held time, less observed time, a later start, a larger holder, a shorter run."""
     pairs = {
         "held_seconds_total": (9000.0, 8000.0),
         "observed_seconds_total": (6300.0, 8000.0),
         "start_timestamp_seconds": (NOW - 9000.0, NOW - 20_000.0),
         "holder_units": (3.0, 1.0),
         "idle_run_seconds": (7300.0, 8000.0),
+        "stalled_run_seconds": (900.0, 1200.0),
     }
     place = (PLACE, PLACE.replace('gpu="0"', 'gpu="9"'))
     text = f"gpu_exporter_last_sample_timestamp_seconds {NOW}\ngpu_allocation_info{{{PLACE}}} 1\n"
@@ -182,7 +183,7 @@ def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts
     (holder,) = ExporterSource(["n1:1"], 20_000.0, ManualClock(wall=NOW), lambda _url: text).read_evidence().holders
     (unit,) = holder.units
     assert unit.coverage == pytest.approx(6300 / 9000)
-    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
+    assert (unit.start_wall, unit.idle_run_s, unit.stalled_run_s, holder.held) == (NOW - 9000.0, 7300.0, 900.0, 3)
 
 
 def test_a_holder_with_a_gpu_without_an_idle_run_is_unknown_in_promql() -> None:

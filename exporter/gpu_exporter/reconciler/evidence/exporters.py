@@ -28,6 +28,7 @@ from gpu_exporter.reconciler.evidence.records import (
     CAUSES_MAX,
     EVIDENCE_S,
     HOST_KEEP_S,
+    MORE_CAREFUL,
     CauseTexts,
     Evidence,
     Gathered,
@@ -45,18 +46,6 @@ from gpu_exporter.reconciler.evidence.records import (
 MAX_EXPORTERS = 200
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
 Key: TypeAlias = tuple[str, ...]
-# If two rows describe one allocation, the more careful value counts: less idleness, less observed, a later start.
-MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
-    "gpu_allocation_idle_run_seconds": min,
-    "gpu_allocation_idle_run_witnesses": min,
-    "gpu_allocation_observed_seconds_total": min,
-    "gpu_allocation_held_seconds_total": max,
-    "gpu_allocation_start_timestamp_seconds": max,
-    "gpu_allocation_holder_units": max,
-    "gpu_allocation_idle_gap_longest_seconds": max,
-    "gpu_allocation_host_activity_ratio": max,
-    "gpu_allocation_host_io_bytes_per_second": max,
-}
 
 
 def complete_url(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.clock import Clock
@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.evidence.records import (
     ENFORCED,
     EVIDENCE_S,
     HOST_KEEP_S,
+    MORE_CAREFUL,
     CauseTexts,
     Evidence,
     Gathered,
@@ -175,11 +176,11 @@ class PromQLSource:
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth, host in self._read_batches(restrict(names)):
-            starts = _by_unit(facts["start_timestamp_seconds"], max)
-            runs = _by_unit(facts["idle_run_seconds"], min)
-            witnesses = _by_unit(facts["idle_run_witnesses"], min)
-            stalls = _by_unit(facts["stalled_run_seconds"], min)
-            gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
+            starts = _by_unit(facts, "start_timestamp_seconds")
+            runs = _by_unit(facts, "idle_run_seconds")
+            witnesses = _by_unit(facts, "idle_run_witnesses")
+            stalls = _by_unit(facts, "stalled_run_seconds")
+            gaps = _by_unit(facts, "idle_gap_longest_seconds")
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
             causes: dict[UnitKey, tuple[PublishedCause, ...]] = {}
@@ -187,8 +188,8 @@ class PromQLSource:
                 key = _unit_key(row.labels)
                 causes[key] = (*causes.get(key, ()), *cause_of(row.labels))[:CAUSES_MAX]
             # Some sources drop metric names. A row without a name counts as CPU work.
-            io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
-            cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
+            io = _more_careful(HOST_WORK[1], (row for row in host if row.labels.get("__name__") == HOST_WORK[1]))
+            cpu = _more_careful(HOST_WORK[0], (row for row in host if row.labels.get("__name__") != HOST_WORK[1]))
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
@@ -397,8 +398,13 @@ class PromQLSource:
         return rows
 
 
-def _by_unit(rows: Iterable[VectorRow], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
-    """The value of each unit. `worst`: chooses the more careful value if a unit has two series."""
+def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
+    return _more_careful(PREFIX + fact, facts[fact])
+
+
+def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
+    """The value of each unit, and the more careful value if a unit has two series."""
+    worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:
         key = _unit_key(row.labels)

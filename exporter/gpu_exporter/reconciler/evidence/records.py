@@ -27,6 +27,20 @@ CONFIDENCES = ("medium", "high")
 CAUSES_MAX = 8  # of one allocation; an exporter publishes two
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+# If two rows describe one allocation, the more careful value counts: less idleness, a shorter stall, less observed, a
+# later start.
+MORE_CAREFUL: Mapping[str, Callable[[float, float], float]] = {
+    "gpu_allocation_idle_run_seconds": min,
+    "gpu_allocation_idle_run_witnesses": min,
+    "gpu_allocation_stalled_run_seconds": min,
+    "gpu_allocation_observed_seconds_total": min,
+    "gpu_allocation_held_seconds_total": max,
+    "gpu_allocation_start_timestamp_seconds": max,
+    "gpu_allocation_holder_units": max,
+    "gpu_allocation_idle_gap_longest_seconds": max,
+    "gpu_allocation_host_activity_ratio": max,
+    "gpu_allocation_host_io_bytes_per_second": max,
+}
 
 
 class HolderName(NamedTuple):
