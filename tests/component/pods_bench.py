@@ -8,9 +8,10 @@ from typing import Any
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
@@ -50,7 +51,7 @@ class Source:
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         if not self.answers:
-            raise EvidenceError("Prometheus is down")
+            raise AnswerError("Prometheus is down")
         wall = self.clock.wall()
         holders = []
         for pod, (uid, run) in self.pods.items():

@@ -16,7 +16,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.actions.actor import DONE
+from gpu_exporter.reconciler.actor import DONE
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Reference

@@ -19,14 +19,15 @@ from urllib.parse import urlsplit
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.record import Record
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
 from tests.testbed.proven import Tally
 
@@ -91,7 +92,7 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
     def fetch(url: str) -> str:
         page = day.pages.get((int(urlsplit(url).port or 0), round(clock.wall() / 60)))
         if page is None:
-            raise EvidenceError(f"{url}: no answer")
+            raise AnswerError(f"{url}: no answer")
         return page
 
     source = ExporterSource([f"http://node:{node}" for node in range(NODES)], POLICY.underused_after, clock, fetch)
@@ -103,7 +104,7 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
         clock.advance(60.0)
         try:
             decisions = judge.judge().decisions
-        except EvidenceError:
+        except AnswerError:
             continue
         assert all(decision.reason for decision in decisions), "every decision says why"
         found[minute] = [decision for decision in decisions if decision.stage == UNDERUSED]

@@ -12,13 +12,13 @@ import pytest
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError, fetch_text
 from gpu_exporter.reconciler.decision.policy import Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, HostLimits
 from tests.testbed.processes import Processes, run_exporter
 from tests.testbed.servers import Prometheus, require
 
@@ -328,12 +328,12 @@ def test_witnesses_come_from_the_holders_own_gpus_in_the_last_hour(prometheus: P
 
 
 def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:
-    with pytest.raises(EvidenceError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
+    with pytest.raises(AnswerError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
         source(prometheus, 'job="renamed"').read_evidence()
 
 
 def test_an_enforced_namespace_is_refused_with_the_remedy(prometheus: Prometheus) -> None:
-    with pytest.raises(EvidenceError, match="nothing is decided; drop the label `namespace` of the targets"):
+    with pytest.raises(AnswerError, match="nothing is decided; drop the label `namespace` of the targets"):
         source(prometheus, 'job="enforced"').read_evidence()
 
 
@@ -407,7 +407,7 @@ def test_an_active_pause_is_reported_and_an_unreadable_pause_leaves_no_evidence(
 ) -> None:
     decision, evidence = paused(prometheus, "storage_up == 1")
     assert (decision.stage, evidence.paused) == ("unknown", "policy.pause_when has 2 series")
-    with pytest.raises(EvidenceError, match=r"^policy\.pause_when: .*parse error"):
+    with pytest.raises(AnswerError, match=r"^policy\.pause_when: .*parse error"):
         paused(prometheus, "storage_up ==")
 
 

@@ -14,10 +14,10 @@ from urllib.parse import unquote_plus
 import pytest
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.fetch import AnswerError, fetch_text
 from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
-from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
 
@@ -209,7 +209,7 @@ def test_an_owner_counts_as_warned_once_notified_and_while_the_alert_is_not_sile
     assert set(asks.read_warnings(ALL)) == {A}, (
         "if this site's alerts name no cluster, alerts with a cluster belong to another site"
     )
-    with pytest.raises(EvidenceError, match=r"alerts of several clusters \('a', 'b'\): select one with --alertmanager"):
+    with pytest.raises(AnswerError, match=r"alerts of several clusters \('a', 'b'\): select one with --alertmanager"):
         asks.read_warnings([B])
     assert set(proofs(servers, filters=('cluster="b"',)).read_warnings(ALL)) == {B}
 
@@ -225,9 +225,7 @@ def test_alerts_of_a_cluster_that_was_not_chosen_prove_nothing() -> None:
     def asks(matcher: str, *filters: str) -> Proofs:
         return Proofs("http://p", "http://a", filters, matcher, 60.0, answer, answer)
 
-    with pytest.raises(
-        EvidenceError, match="the alerts name cluster b: confirm this cluster with --alertmanager.filter"
-    ):
+    with pytest.raises(AnswerError, match="the alerts name cluster b: confirm this cluster with --alertmanager.filter"):
         asks('job="gpu-exporter"').read_warnings([A])
     assert set(asks("", 'cluster="b"').read_warnings([A])) == {A}
     assert set(asks('job="gpu-exporter",cluster="b"').read_warnings([A])) == {A}
@@ -243,7 +241,7 @@ def test_unavailable_servers_prove_nothing(servers: tuple[Prometheus, str, Webho
         lambda: asks.read_host_work([A]),
         lambda: asks.read_rest("ml", ["a"], 7200.0),
     ):
-        with pytest.raises(EvidenceError, match="refused"):
+        with pytest.raises(AnswerError, match="refused"):
             ask()
 
 

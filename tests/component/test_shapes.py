@@ -16,7 +16,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import NotFoundException
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.actions.actor import DONE
+from gpu_exporter.reconciler.actor import DONE
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName

@@ -13,13 +13,13 @@ from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.reconciler.actions.record import KEY, Record
 from gpu_exporter.reconciler.decision.outcomes import RIGHT, RUNS, Account
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import RECORD_SUFFIX, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from gpu_exporter.reconciler.record import KEY, Record
 from tests.component.test_proofs import DAY_S, alert, backfill, line, post
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane

@@ -90,12 +90,12 @@ def state(data: bytes) -> None:
 
 
 def promql(data: bytes) -> None:
-    from gpu_exporter.reconciler.evidence.records import EvidenceError
-    from gpu_exporter.reconciler.evidence.vector import parse_vector
+    from gpu_exporter.common.fetch import AnswerError
+    from gpu_exporter.common.promql.vector import parse_vector
 
     try:
         parse_vector(data.decode("utf-8", "replace"), "up")
-    except EvidenceError:
+    except AnswerError:
         return
 
 

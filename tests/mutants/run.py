@@ -34,7 +34,7 @@ ROOMS = (
     "reconciler/decision/brakes.py",
     "reconciler/decision/target.py",
     "reconciler/decision/outcomes.py",
-    "reconciler/record.py",
+    "reconciler/actions/record.py",
     "reconciler/actions/gates.py",
 )
 TESTS = (

@@ -24,16 +24,15 @@ from gpu_exporter.agent.exposition.series import Series, list_series
 from gpu_exporter.agent.exposition.text import TextRenderer, escape_label
 from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import ENDED
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Surroundings, Unreadable
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.evidence.records import Demand, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.preview import Preview
-from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.slurm.demand import Demand
 from gpu_exporter.reconciler.telemetry import Telemetry
 from tests.testbed.processes import fetch
 from tests.testbed.simulated_node import SimulatedNode

@@ -7,23 +7,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.outcomes import RUNS
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.records import (
-    Evidence,
-    EvidenceError,
-    HolderEvidence,
-    HolderName,
-    UnitEvidence,
-    nothing_usual,
-)
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, nothing_usual
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.pause import PauseSource
-from gpu_exporter.reconciler.record import Record
 
 POLICY = Policy()
 WALL = 1_000_000.0
@@ -178,7 +172,7 @@ class Bench:
         self.asked = marked
         self.reads += 1
         if self.error:
-            raise EvidenceError(self.error)
+            raise AnswerError(self.error)
         wall = self.clock.wall()
         shown = {
             name: runs

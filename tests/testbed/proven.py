@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
+from gpu_exporter.reconciler.actions.record import PolicyStanding
+from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.outcomes import Account, key_of
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import PolicyStanding
 
 AT_REST = Work(0.0, 0.0)
 

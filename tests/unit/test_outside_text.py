@@ -18,11 +18,11 @@ from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.load import ConfigError, load_settings
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql.vector import parse_vector
 from gpu_exporter.common.web.secure import Security, WebConfigError
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError
-from gpu_exporter.reconciler.evidence.vector import parse_vector
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 WORDS = (
@@ -53,7 +53,7 @@ def test_any_answer_of_a_promql_api_gives_a_result_or_the_parsers_error(answer: 
     text = json.dumps(answer)
     try:
         rows = parse_vector(text, "up")
-    except EvidenceError:
+    except AnswerError:
         rows = []
     assert all(isinstance(value, str) for row in rows for value in row.labels.values())
 
@@ -66,7 +66,7 @@ def test_any_answer_of_a_promql_api_gives_a_result_or_the_parsers_error(answer: 
             clock=ManualClock(wall=1e9),
             fetch=fetch,
         ).read_evidence()
-    except EvidenceError:
+    except AnswerError:
         return
 
 
@@ -92,7 +92,7 @@ def test_any_page_of_an_exporter_gives_a_result_or_the_parsers_error(text: str) 
     source = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=1e9), lambda _url: text)
     try:
         source.read_evidence()
-    except EvidenceError as exc:
+    except AnswerError as exc:
         assert "internal error" not in str(exc)
 
 

@@ -27,9 +27,9 @@ from gpu_exporter.cli.reconciler_flags import (
 
 if TYPE_CHECKING:
     from gpu_exporter.common.config.load import Config
+    from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
-    from gpu_exporter.reconciler.evidence.client import Client
     from gpu_exporter.reconciler.evidence.records import ExplainingSource
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -240,7 +240,7 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
     """The function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
-    from gpu_exporter.reconciler.record import Record
+    from gpu_exporter.reconciler.actions.record import Record
     from gpu_exporter.reconciler.runtime import loops
     from gpu_exporter.reconciler.runtime.actions import ActionPlan, ProofPlaces, check_actions
     from gpu_exporter.reconciler.runtime.targets import (
@@ -273,20 +273,33 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     parts = loops.Reconciler(source, book, pauses, telemetry, record, demand, options.interval)
     telemetry.note_mode(applies=options.apply)
     if options.address:
-        loops.serve_telemetry(
-            options.address, telemetry, options.interval, options.web_config, collects=options.collector
-        )
+        _serve_telemetry(options, telemetry)
     if preview is not None:
         return partial(loops.reconcile_forever, parts, preview)
     plan = ActionPlan(config.settings, places, clients, lease or texts)
     return partial(loops.apply_forever, parts, loops.Writing(markers, lease, audit, plan))
 
 
+def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
+    """Serve metrics and probes, and what the Slurm collector serves if it runs too. Raises OSError, ValueError."""
+    from gpu_exporter.reconciler.site import ReconcilerSite
+
+    site = ReconcilerSite(telemetry, options.interval)
+    if options.collector:
+        from gpu_exporter.agent.runtime.collect import collect_beside
+
+        collect_beside(site, telemetry.registry, options.address, options.web_config)
+    else:
+        from gpu_exporter.common.web.server import HttpServer
+
+        HttpServer(options.address, site, web_config=options.web_config).start()
+
+
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
     """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if it is the same
     server.
     """
-    from gpu_exporter.reconciler.evidence.client import Client
+    from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.runtime.actions import is_same_server
 
     shares = is_same_server(options.prometheus, options.alertmanager)

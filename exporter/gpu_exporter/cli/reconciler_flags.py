@@ -11,8 +11,8 @@ from gpu_exporter.cli.parser import Parser, add_resources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
-    from gpu_exporter.reconciler.evidence.client import Client
     from gpu_exporter.reconciler.evidence.records import ExplainingSource
     from gpu_exporter.reconciler.pause import PausePlace
     from gpu_exporter.reconciler.runtime.targets import Targets
@@ -127,7 +127,7 @@ def add_pause_places(parser: Parser) -> None:
 
 def build_client(options: argparse.Namespace, *addresses: str) -> Client:
     """The client for the source of evidence at these addresses. Raises ValueError, OSError."""
-    from gpu_exporter.reconciler.evidence.client import Client, Credentials
+    from gpu_exporter.common.promql.client import Client, Credentials
 
     credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
     for address in addresses:

@@ -16,12 +16,13 @@ from gpu_exporter.agent.devices.scenario import load_scenario
 from gpu_exporter.agent.exposition.publisher import Publisher
 from gpu_exporter.agent.exposition.site import ExporterSite
 from gpu_exporter.agent.runtime.agent import Agent
-from gpu_exporter.agent.runtime.serve import ProcessSeries, repeat, stop_on_signal
+from gpu_exporter.agent.runtime.serve import ProcessSeries
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.surroundings import Host, Publishing
 from gpu_exporter.common.clock import CompressedClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import AllocationView, View
+from gpu_exporter.common.service import repeat, stop_on_signal
 from gpu_exporter.common.web.server import HttpServer
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.dry_run import StageTracker

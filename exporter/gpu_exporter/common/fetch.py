@@ -28,8 +28,12 @@ MOST_BYTES = 64 * MIB
 REASON_MAX = 200  # characters of Prometheus's error text for a query; for any other error only the status is shown
 
 
-class FetchError(Exception):
-    """There is no usable answer. The text is the address and the reason."""
+class AnswerError(Exception):
+    """A server did not answer, or its answer is not usable. The text names the server and the reason."""
+
+
+class FetchError(AnswerError):
+    """There is no answer, or none within the limits. The text is the address and the reason."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         """`status`: the HTTP status, None if there was no HTTP answer."""

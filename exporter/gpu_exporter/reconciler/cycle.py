@@ -22,11 +22,12 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard, sum_odd
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
@@ -182,7 +183,7 @@ class ReconcileCycle:
             self.surveyed, self.unreadable = judged.surveyed, judged.unreadable
             self._had_evidence, self.decisions = True, decisions
             self._windows = {each.name: each.windows for each in decisions if each.windows is not None}
-        except EvidenceError as exc:
+        except AnswerError as exc:
             problems.append(str(exc))
             return []
         except Exception as exc:  # a fault of the reconciler must not leave marks in place

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.preview import Outlook, Preview
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -48,7 +49,7 @@ class DryRun:
             problem = self._run()
             if problem and problem != self._last_problem:
                 log.warning("dry run: the evidence is incomplete: %s", problem)
-        except EvidenceError as exc:
+        except AnswerError as exc:
             problem = str(exc)
             if problem != self._last_problem:
                 log.warning("dry run: the reconciler made no decisions in this cycle: %s", problem)

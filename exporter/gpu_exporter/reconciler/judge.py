@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.decision.brakes import Brakes, Freeze, hold
-from gpu_exporter.reconciler.decision.outcomes import LOST
+from gpu_exporter.reconciler.decision.outcomes import LOST, AskFate
 from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.settle import Around, members_of, settle
@@ -17,7 +17,6 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings, Surveyor
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Refused
 from gpu_exporter.reconciler.pause import PauseSource, pause
-from gpu_exporter.reconciler.record import Record
 
 PROBLEMS_MAX = 3  # problems of one kind in a log line
 
@@ -38,6 +37,16 @@ class Judgement(NamedTuple):
     unreadable: Sequence[tuple[str, str]] = ()
 
 
+class DecisionLog(Protocol):
+    """Keeps what came of the decisions. A Protocol, since the record that implements it is the proof of acts."""
+
+    def names(self) -> set[HolderName]:
+        """The holders to ask the source about."""
+
+    def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
+        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
+
+
 class Judge:
     """Reads and decides. Remembers from one cycle to the next the members of gangs and the stages of holders."""
 
@@ -48,7 +57,7 @@ class Judge:
         book: Rulebook,
         clock: Clock,
         pauses: Sequence[PauseSource] = (),
-        record: Record | None = None,
+        record: DecisionLog | None = None,
     ) -> None:
         """`find_surveyor`: the surveyor of a scheduler; None where its live objects cannot be reached. `pauses`: places
         where people ask for a pause. `record`: None where there is only one cycle.
@@ -63,7 +72,7 @@ class Judge:
         self._stages: dict[HolderName, str] = {}
 
     def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
-        """Read and decide. `marked`: holders that are always included. Raises EvidenceError.
+        """Read and decide. `marked`: holders that are always included. Raises AnswerError.
 
         Members of gangs are included too, since a list of idle holders does not contain a member that works.
         """
@@ -98,7 +107,7 @@ class Judge:
     def look_again(self, names: Collection[HolderName]) -> Mapping[HolderName, Decision]:
         """Decisions on these holders by new evidence and new surroundings, without the brakes.
 
-        Raises EvidenceError, and Refused while there is a pause.
+        Raises AnswerError, and Refused while there is a pause.
         """
         evidence = self._source.read_holders(names)
         for place in self._pauses:
@@ -147,7 +156,7 @@ def judge_of(
     book: Rulebook,
     clock: Clock,
     pauses: Sequence[PauseSource] = (),
-    record: Record | None = None,
+    record: DecisionLog | None = None,
 ) -> Judge:
     """A judge that uses these surveyors for their schedulers."""
     return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses, record)

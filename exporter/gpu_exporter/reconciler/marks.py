@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.plain import describe_bug, utc
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surveyor
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, title
+from gpu_exporter.reconciler.evidence.records import HolderName, title
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -127,7 +128,7 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
     """Call a function. An unforeseen exception becomes a MarkError, so that one object does not affect others."""
     try:
         return function(*arguments, **options)
-    except (MarkError, Refused, EvidenceError):
+    except (MarkError, Refused, AnswerError):
         raise
     except Exception as exc:
         log.exception("internal error in a step for one object; other objects are not affected")

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.decision.stalls import SPINNING, STALLED
-from gpu_exporter.reconciler.slurm.demand import Demand
+from gpu_exporter.reconciler.evidence.records import Demand
 
 STAGES_MAX = 30_000  # series; normally a tenth of 100,000 allocations is idle at a time, a bug could publish more
 

@@ -20,9 +20,8 @@ from gpu_exporter.reconciler.decision.outcomes import OUTCOMES, Account, tenant_
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.decision.spared import why_spared
 from gpu_exporter.reconciler.decision.surroundings import EXEMPT_BY
-from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.evidence.records import Demand, HolderName
 from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
-from gpu_exporter.reconciler.slurm.demand import Demand
 
 TENANTS_MAX = 50  # tenants with their own series; all others are counted as OTHER
 KINDS_MAX = 20  # pairs of reason and kind with their own series, likewise

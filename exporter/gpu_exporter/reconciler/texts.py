@@ -1,15 +1,26 @@
-"""Texts that outlive the process, in files of one directory, for reconcilers without a Lease."""
+"""Texts that outlive the process: in the Lease, or for reconcilers without a Lease in files of one directory."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from pathlib import Path
+from typing import Protocol
 
 from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
 from gpu_exporter.reconciler.marks import MarkError
 
 FILE_MAX = 1024 * 1024
+
+
+class TextPlace(Protocol):
+    """Keeps texts that outlive the process. Every call may raise MarkError."""
+
+    def read_text(self, key: str) -> str:
+        """The text under this key, "" if there is no text."""
+
+    def write_text(self, key: str, text: str) -> None:
+        """Replace the text under this key."""
 
 
 class TextFiles:

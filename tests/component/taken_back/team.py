@@ -13,11 +13,12 @@ from kubernetes import client
 from kubernetes.client.exceptions import NotFoundException
 
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import Journal
+from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
+from gpu_exporter.reconciler.actor import Actor
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -28,7 +29,6 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import Lease
-from gpu_exporter.reconciler.record import PolicyStanding
 from tests.component.test_shapes import Ground
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES

@@ -6,11 +6,11 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.reconciler.actions.proofs import Work
+from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from gpu_exporter.reconciler.record import PolicyStanding
 from tests.component.taken_back.team import ACT, PIPELINE, POOL, Team, gone, resume
 from tests.testbed.operators import OBJECTS
 from tests.testbed.processes import wait_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.reconciler.evidence.vector import VectorRow
+from gpu_exporter.common.promql.vector import VectorRow
 from gpu_exporter.reports.digest.oversized import find, would_do
 
 GB = 1e9

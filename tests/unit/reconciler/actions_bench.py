@@ -12,26 +12,22 @@ from tests.testbed.proven import SaidRecord, Texts
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions import warnings as warnings_module
-from gpu_exporter.reconciler.actions.actor import DONE
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.journal import (
-    KEY,
-    Entry,
-    Journal,
-    parse,
-)
+from gpu_exporter.reconciler.actions.journal import KEY, Journal, parse
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
 from gpu_exporter.reconciler.actions.runner import (
     ActionRunner,
     Parts,
 )
+from gpu_exporter.reconciler.actor import DONE, Entry
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.policy import Decision, Windows
 from gpu_exporter.reconciler.decision.surroundings import Member, Reference, Surroundings
 from gpu_exporter.reconciler.decision.target import Part, Target
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits, UnitEvidence
 from gpu_exporter.reconciler.marks import MarkError, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,7 +123,7 @@ class Bench:
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         self.asked += 1
         if self.trouble:
-            raise EvidenceError(self.trouble)
+            raise AnswerError(self.trouble)
         self.asked_about = len(names)
         if self.unwarned:
             return {}

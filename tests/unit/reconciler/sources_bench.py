@@ -8,11 +8,12 @@ from typing import Any
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS
 from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderName
-from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -48,7 +49,7 @@ def at_most_covered(on_s: int, off_s: int) -> float:
 
     def fetch(url: str) -> str:
         if clock.wall() % (on_s + off_s) >= on_s:
-            raise EvidenceError(f"{url}: connection refused")
+            raise AnswerError(f"{url}: connection refused")
         rounds, rest = divmod(clock.wall(), on_s + off_s)
         return page(10_000.0, clock.wall() + 1.0, rounds * on_s + rest + 1.0)
 
@@ -58,7 +59,7 @@ def at_most_covered(on_s: int, off_s: int) -> float:
         clock.advance(30.0)
         try:
             evidence = source.read_evidence()
-        except EvidenceError:
+        except AnswerError:
             continue
         shares.append(evidence.holders[0].units[0].coverage or 0.0)
     return max(shares[20:])

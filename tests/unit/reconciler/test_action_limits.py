@@ -12,22 +12,23 @@ from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
-from gpu_exporter.reconciler.actions.actor import NOT_DONE
 from gpu_exporter.reconciler.actions.asking import PATIENCE_S
 from gpu_exporter.reconciler.actions.freed import FREED_S
 from gpu_exporter.reconciler.actions.journal import (
     CONFIRM_S,
 )
 from gpu_exporter.reconciler.actions.limits import FAILED_S, TARGETS_MAX, WITHIN_S
+from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
+from gpu_exporter.reconciler.actor import NOT_DONE
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.target import Held, Target
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import PolicyStanding
 
 
 def test_targets_that_are_held_after_every_read_do_not_block_others() -> None:
@@ -52,7 +53,7 @@ def test_a_source_that_fails_for_one_target_is_not_asked_about_the_next_targets(
 
     def fail(names: Collection[HolderName]) -> Any:
         asked.append(names)
-        raise EvidenceError("timed out")
+        raise AnswerError("timed out")
 
     works = bench.read_host_work
     bench.read_host_work = fail  # type: ignore[method-assign]

@@ -9,11 +9,11 @@ import yaml
 from tests.unit.reconciler.actions_bench import ALL, ROOT, WALL, decision, job
 
 from gpu_exporter.common.config.defaults import Actions, Policy, Settings
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions.proofs import ALERT, parse_alerts
 from gpu_exporter.reconciler.actions.propose import propose, what_may_follow
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
-from gpu_exporter.reconciler.evidence.records import EvidenceError
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions, is_same_server
@@ -95,7 +95,7 @@ def test_a_text_that_is_no_answer_of_alertmanager_proves_nothing(text: str) -> N
     if text == "{}":
         assert parse_alerts(text, ()) == []
         return
-    with pytest.raises(EvidenceError, match="not an answer of Alertmanager"):
+    with pytest.raises(AnswerError, match="not an answer of Alertmanager"):
         parse_alerts(text, ())
 
 

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 from tests.testbed.proven import Texts
 from tests.unit.reconciler.actions_bench import JSON, LOST, REFUSED, Bench, decision, journal_entry, later
 
-from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.freed import FREED_S
-from gpu_exporter.reconciler.actions.journal import (
-    CONFIRM_S,
-    ENTRIES_MAX,
-    GIVE_UP_S,
-    KEY,
-    Entry,
-    Journal,
-    parse,
-    render,
-)
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, ENTRIES_MAX, GIVE_UP_S, KEY, Journal, parse, render
+from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, UNCLEAR, Entry
 from gpu_exporter.reconciler.marks import MarkError, Refused
 
 

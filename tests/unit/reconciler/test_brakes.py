@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.decision.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
 from gpu_exporter.reconciler.decision.policy import decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderEvidence, HolderName, pools_of
+from gpu_exporter.reconciler.evidence.records import HolderEvidence, HolderName, pools_of
 from gpu_exporter.reconciler.evidence.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
 
 PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
@@ -238,7 +239,7 @@ def test_the_usual_number_is_asked_for_once_per_hour_and_again_after_a_failure()
     def read_days(hour: float) -> list[float]:
         asked.append(hour)
         if not answer:
-            raise EvidenceError("too many samples")
+            raise AnswerError("too many samples")
         return answer
 
     usual = Usual(read_days, clock)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.reconciler.evidence import client as fetch
-from gpu_exporter.reconciler.evidence.client import Client, Credentials
-from gpu_exporter.reconciler.evidence.records import EvidenceError
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql import client as fetch
+from gpu_exporter.common.promql.client import Client, Credentials
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_an_unusable_token_is_an_error_at_the_start_and_later(
         Credentials(secret)
     assert str(caught.value) == f"--source.bearer-token-file {secret}: {complaint}"
     monkeypatch.setattr(fetch, "fetch_text", lambda *arguments: pytest.fail("asked without its token"))
-    with pytest.raises(EvidenceError, match=complaint):
+    with pytest.raises(AnswerError, match=complaint):
         client("http://127.0.0.1:1/")
 
 

@@ -11,13 +11,13 @@ import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence.records import (
     CauseTexts,
     Evidence,
-    EvidenceError,
     HolderEvidence,
     HolderName,
     OtherActivity,
@@ -56,7 +56,7 @@ class Source:
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
         if self.unreadable:
-            raise EvidenceError("Prometheus is slow")
+            raise AnswerError("Prometheus is slow")
         return {"h100": 3.0}
 
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
@@ -64,7 +64,7 @@ class Source:
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         if self.unreadable:
-            raise EvidenceError("Prometheus is slow")
+            raise AnswerError("Prometheus is slow")
         self.asked = sorted(uuids)
         return {(uuid, ""): {"power": 3.4, "pcie": 540.0} for uuid in uuids}
 
@@ -178,7 +178,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
     dry = DryRun(Judge(source, Preview({}).surveyor, Rulebook(POLICY), clock), POLICY, telemetry, Preview({}), clock)
-    for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
+    for error in (AnswerError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
         once = len(caplog.records)
@@ -196,7 +196,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert sum("would write" in line for line in lines) == 1
     assert sum("are not shown" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
-    source.error = EvidenceError("Prometheus is down")
+    source.error = AnswerError("Prometheus is down")
     clock.advance(POLICY.unsupported_max)
     dry.run()
     assert "would withdraw" not in caplog.messages[-1]

@@ -7,10 +7,9 @@ from tests.unit.reconciler.sources_bench import GOLDEN, NOW, PLACE, FakeApi, at_
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError, fetch_text
 from gpu_exporter.reconciler.decision.policy import decide
-from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 
 def test_evidence_from_exporters_contains_every_number_of_a_decision() -> None:
@@ -89,7 +88,7 @@ def test_samples_are_kept_while_an_exporter_does_not_answer_and_dropped_when_a_h
 
     def fetch(url: str) -> str:
         if not texts.get(url):
-            raise EvidenceError(f"{url}: connection refused")
+            raise AnswerError(f"{url}: connection refused")
         return texts[url]
 
     other = "gpu_exporter_build_info 1\n"
@@ -135,13 +134,13 @@ def test_the_demo_page_is_parsed_as_evidence() -> None:
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/", "/metrics"])
 def test_an_address_without_http_is_refused(url: str) -> None:
-    with pytest.raises(EvidenceError, match="expected http"):
+    with pytest.raises(AnswerError, match="expected http"):
         fetch_text(url)
 
 
 def test_a_page_that_contains_no_metrics_is_an_error() -> None:
     source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: "<html>login</html>")
-    with pytest.raises(EvidenceError, match="http://n1/metrics: not in the Prometheus text format"):
+    with pytest.raises(AnswerError, match="http://n1/metrics: not in the Prometheus text format"):
         source.read_evidence()
 
 

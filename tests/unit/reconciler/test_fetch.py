@@ -13,10 +13,9 @@ import pytest
 from tests.testbed.processes import PROMPT_S
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.common.fetch import AnswerError, fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 WITHIN_S = 0.4
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -85,7 +84,7 @@ def all_at_once(*parts: bytes) -> Answer:
 )
 def test_the_request_to_a_server_that_sends_single_bytes_is_ended(serve: Serve, head: bytes) -> None:
     began = time.monotonic()
-    with pytest.raises(EvidenceError, match="no whole answer within 0.4 s|HTTP status 500$"):
+    with pytest.raises(AnswerError, match="no whole answer within 0.4 s|HTTP status 500$"):
         fetch_text(serve(dribble(head)), within_s=WITHIN_S)
     assert time.monotonic() - began < PROMPT_S
 
@@ -93,7 +92,7 @@ def test_the_request_to_a_server_that_sends_single_bytes_is_ended(serve: Serve, 
 def test_the_request_to_a_server_that_never_completes_the_tls_handshake_is_ended(serve: Serve) -> None:
     url = serve(dribble(b"\x16\x03\x03\x40\x00")).replace("http:", "https:")
     began = time.monotonic()
-    with pytest.raises(EvidenceError, match="no whole answer within 0.4 s"):
+    with pytest.raises(AnswerError, match="no whole answer within 0.4 s"):
         fetch_text(url, within_s=WITHIN_S)
     assert time.monotonic() - began < PROMPT_S
 
@@ -104,7 +103,7 @@ def test_an_endless_answer_is_refused_at_its_limit(serve: Serve) -> None:
         while True:
             connection.sendall(b"x" * 65536)
 
-    with pytest.raises(EvidenceError, match="the answer is longer than 1 MiB"):
+    with pytest.raises(AnswerError, match="the answer is longer than 1 MiB"):
         fetch_text(serve(flood), most_bytes=1 << 20, within_s=20.0)
 
 
@@ -113,7 +112,7 @@ def test_an_endless_answer_is_refused_at_its_limit(serve: Serve) -> None:
     [(b"Content-Length: 9", b"half"), (b"Transfer-Encoding: chunked", b"9\r\nhalf")],
 )
 def test_an_incomplete_answer_is_an_error(serve: Serve, head: bytes, body: bytes) -> None:
-    with pytest.raises(EvidenceError, match="http://127"):
+    with pytest.raises(AnswerError, match="http://127"):
         fetch_text(serve(all_at_once(OK, head, b"\r\n\r\n", body)))
 
 
@@ -129,7 +128,7 @@ def test_a_complete_answer_is_read_by_get_and_post(serve: Serve, requests: list[
 )
 def test_a_redirect_to_another_server_is_not_followed(serve: Serve, place: str) -> None:
     url = serve(all_at_once(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: ", place.encode(), b"\r\n\r\n"))
-    with pytest.raises(EvidenceError, match="redirects to another server, and the redirect is not followed"):
+    with pytest.raises(AnswerError, match="redirects to another server, and the redirect is not followed"):
         fetch_text(url)
 
 
@@ -152,12 +151,12 @@ def test_a_redirect_within_the_server_is_followed(serve: Serve) -> None:
 )
 def test_an_error_text_repeats_only_the_reason_that_a_promql_api_gives(serve: Serve, body: bytes, said: str) -> None:
     head = b"HTTP/1.1 422 Unprocessable\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with pytest.raises(EvidenceError, match=said):
+    with pytest.raises(AnswerError, match=said):
         fetch_text(serve(all_at_once(head, body)))
 
 
 def test_an_error_text_does_not_contain_the_password_in_the_address() -> None:
-    with pytest.raises(EvidenceError) as caught:
+    with pytest.raises(AnswerError) as caught:
         fetch_text("http://ada:secret@127.0.0.1:1/metrics")
     assert "secret" not in str(caught.value)
 
@@ -197,7 +196,7 @@ def test_slow_answers_of_one_cycle_are_limited_in_time_together(monkeypatch: pyt
         clock=SYSTEM_CLOCK,
         fetch=fetch,
     )
-    with pytest.raises(EvidenceError, match="the evidence of a cycle took longer than 0.1 s"):
+    with pytest.raises(AnswerError, match="the evidence of a cycle took longer than 0.1 s"):
         source.read_evidence()
     assert len(left) == 2
     assert left[0] > left[1]

@@ -11,6 +11,7 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, 
 from tests.testbed.proven import Tally
 
 from gpu_exporter.common.config.rules import Match, PolicyRule
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import (
     ENDED,
     HOLDERS_MAX,
@@ -27,7 +28,6 @@ from gpu_exporter.reconciler.decision.outcomes import (
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.record import Record
 
 
 class Watched(Bench):

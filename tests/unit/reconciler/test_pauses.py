@@ -6,11 +6,11 @@ import pytest
 from tests.testbed.marker_book import UNDERUSED, WALL, A, Bench, Book
 
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.promql.vector import VectorRow
 from gpu_exporter.reconciler.decision.brakes import FREEZES, PAUSED, Brakes, Freeze
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
 from gpu_exporter.reconciler.evidence.records import Evidence
-from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 POLICY = Policy()._replace(pause_when="storage_up == 0")
 

@@ -7,12 +7,14 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, pag
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql.vector import parse_vector
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
+from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, restrict
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits
-from gpu_exporter.reconciler.evidence.vector import MATCHER_MAX, parse_vector, restrict
+from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 
 
 def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
@@ -40,7 +42,7 @@ def test_nothing_is_decided_while_the_clocks_of_reconciler_and_prometheus_differ
     api = FakeApi()
     api.values["vector(time())"] = NOW - ahead_s
     with pytest.raises(
-        EvidenceError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): synchronize both"
+        AnswerError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): synchronize both"
     ):
         read(api)
 
@@ -164,13 +166,14 @@ def test_if_promql_has_two_rows_for_one_unit_the_later_start_and_the_larger_hold
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts(first: int) -> None:
-    """More careful means more held time, less observed time, a later start, a larger holder, a shorter idle run."""
+    """More careful means more held time, less observed time, a later start, a larger holder, a shorter run."""
     pairs = {
         "held_seconds_total": (9000.0, 8000.0),
         "observed_seconds_total": (6300.0, 8000.0),
         "start_timestamp_seconds": (NOW - 9000.0, NOW - 20_000.0),
         "holder_units": (3.0, 1.0),
         "idle_run_seconds": (7300.0, 8000.0),
+        "stalled_run_seconds": (900.0, 1200.0),
     }
     place = (PLACE, PLACE.replace('gpu="0"', 'gpu="9"'))
     text = f"gpu_exporter_last_sample_timestamp_seconds {NOW}\ngpu_allocation_info{{{PLACE}}} 1\n"
@@ -180,7 +183,7 @@ def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts
     (holder,) = ExporterSource(["n1:1"], 20_000.0, ManualClock(wall=NOW), lambda _url: text).read_evidence().holders
     (unit,) = holder.units
     assert unit.coverage == pytest.approx(6300 / 9000)
-    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
+    assert (unit.start_wall, unit.idle_run_s, unit.stalled_run_s, holder.held) == (NOW - 9000.0, 7300.0, 900.0, 3)
 
 
 def test_a_holder_with_a_gpu_without_an_idle_run_is_unknown_in_promql() -> None:
@@ -215,11 +218,11 @@ def test_labels_that_prometheus_renamed_are_an_error_with_the_remedy(label: str)
     api = FakeApi()
     api.labels = {label: "train-0"}
     with pytest.raises(
-        EvidenceError, match=f"the series have {label}, so their labels pod and namespace .* set honorLabels: true"
+        AnswerError, match=f"the series have {label}, so their labels pod and namespace .* set honorLabels: true"
     ):
         read(api)
     text = page(8000.0, 9000.0, 8900.0).replace('job_id="42"', f'job_id="42",{label}="train-0"')
-    with pytest.raises(EvidenceError, match=f"http://n1:9836/metrics: the series have {label}.*honorLabels"):
+    with pytest.raises(AnswerError, match=f"http://n1:9836/metrics: the series have {label}.*honorLabels"):
         stage_of(text)
 
 
@@ -227,7 +230,7 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
     api = FakeApi()
     api.enforced = True
     with pytest.raises(
-        EvidenceError, match=r"gpu_up have the label `namespace`.*nothing is decided; .*enforcedNamespaceLabel"
+        AnswerError, match=r"gpu_up have the label `namespace`.*nothing is decided; .*enforcedNamespaceLabel"
     ):
         read(api)
     assert 'count(gpu_up{namespace!=""})' in api.queries
@@ -236,7 +239,7 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
 def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
     api = FakeApi()
     api.blind = True
-    with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: correct --source.matcher'):
+    with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: correct --source.matcher'):
         PromQLSource(
             PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'),
             clock=ManualClock(wall=NOW),
@@ -247,7 +250,7 @@ def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
 def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read() -> None:
     def fetch(url: str) -> str:
         if "n2" in url:
-            raise EvidenceError(f"{url}: connection refused")
+            raise AnswerError(f"{url}: connection refused")
         return page(8000.0, 9000.0, 8900.0, units=2)
 
     evidence = ExporterSource(
@@ -256,7 +259,7 @@ def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read
     assert evidence.problems == ("http://n2:9836/metrics: connection refused",)
     (decision,) = decide(evidence, Policy())
     assert decision.stage == "unknown"  # the job's other GPU is on the node that is not seen
-    with pytest.raises(EvidenceError, match="connection refused"):
+    with pytest.raises(AnswerError, match="connection refused"):
         ExporterSource(["http://n2:9836/metrics"], 7200.0, ManualClock(wall=NOW), fetch).read_evidence()
 
 
@@ -313,7 +316,7 @@ def test_rows_with_nan_are_ignored() -> None:
     ],
 )
 def test_an_answer_with_an_error_or_in_another_format_is_an_error(text: str, message: str) -> None:
-    with pytest.raises(EvidenceError, match=message):
+    with pytest.raises(AnswerError, match=message):
         parse_vector(text, "up")
 
 
@@ -374,7 +377,7 @@ def test_the_query_for_sharing_candidates_has_its_own_time_limit_after_the_evide
         def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
             if "bottomk" in form["query"]:
                 within["hint"] = within_s
-                raise EvidenceError("too many samples")
+                raise AnswerError("too many samples")
             now[0] += 2.9  # ten queries leave little of the thirty seconds
             return super().__call__(url, form, most_bytes, within_s)
 

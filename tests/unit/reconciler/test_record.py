@@ -16,14 +16,7 @@ from tests.testbed.proven import Tally, Texts
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.reconciler.actions.journal import Entry
-from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
-from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
-from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held
-from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.record import (
+from gpu_exporter.reconciler.actions.record import (
     ACT_KEEP_S,
     ACT_LOOK_S,
     ACTED,
@@ -38,6 +31,13 @@ from gpu_exporter.reconciler.record import (
     Record,
     _pool,
 )
+from gpu_exporter.reconciler.actor import Entry
+from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
+from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.decision.target import Held
+from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.marks import MarkError
 
 SETTINGS = Actions(shadow_for=14 * DAY_S)
 KEEP_S = SETTINGS.shadow_for

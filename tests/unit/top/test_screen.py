@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.agent.exposition.rows import Row
+from gpu_exporter.common.model.rows import Row
 from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow
 from gpu_exporter.reports.top.screen import DROPPED, ORDERS, REASON_MIN, ViewOptions, choose, draw, summary, table
 

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from gpu_exporter.agent.exposition.health import describe_recovery, judge_health, list_gaps
-from gpu_exporter.agent.exposition.rows import Row, list_rows
+from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.exposition.training import describe_training
+from gpu_exporter.common.model.rows import Row
 from gpu_exporter.common.model.totals import UnitTotals
 from gpu_exporter.common.model.views import AllocationView, GpuView, Spin, View
 

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 
 from gpu_exporter.agent.exposition.health import is_missed
-from gpu_exporter.agent.exposition.rows import Row, by_waste, format_ratio, list_rows
+from gpu_exporter.agent.exposition.rows import by_waste, list_rows
 from gpu_exporter.common.durations import format_age
+from gpu_exporter.common.model.rows import Row, format_ratio
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import History, View
 from gpu_exporter.common.plain import one_line

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_exporter.agent.exposition.rows import NAMES, NUMBERS, list_rows
+from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.common.model.rows import NAMES, NUMBERS
 from gpu_exporter.common.model.views import View
 from gpu_exporter.common.plain import layout, one_line
 

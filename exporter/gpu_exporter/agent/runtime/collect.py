@@ -10,13 +10,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
-from gpu_exporter.agent.runtime.serve import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.agent.slurm_collector.collector import MAX_ANSWER, CollectorRun, SlurmCollector, Slurmctld
 from gpu_exporter.agent.slurm_collector.command_line import CommandLine
 from gpu_exporter.agent.slurm_collector.rest import Rest
 from gpu_exporter.agent.slurm_collector.site import CollectorMetrics, CollectorSite
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.service import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.web.server import HttpServer, Site
 
@@ -54,15 +54,15 @@ def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: 
     return CollectorRun(SlurmCollector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
 
 
-def collect_beside(host: Site, registry: CollectorRegistry) -> tuple[CollectorSite, CollectorRun]:
-    """The pages to serve, and the collector run to start when the server knows who may read them."""
+def collect_beside(host: Site, registry: CollectorRegistry, address: str, web_config: Path | None) -> None:
+    """Serve `host` and the answers of a collector at `[host]:port`, and collect in a separate thread until the process
+    ends. `registry`: gets the collector's own metrics. Raises OSError, ValueError.
+    """
     run = _build(None, None, EACH_S)
     registry.register(CollectorMetrics(run))
-    return CollectorSite(run, host), run
-
-
-def collect_on(run: CollectorRun) -> None:
-    """Collect in a separate thread until the process ends. Raises NoThread."""
+    server = HttpServer(address, CollectorSite(run, host), web_config=web_config)
+    run.is_open = server.is_open
+    server.start()
 
     def tick() -> None:
         try:

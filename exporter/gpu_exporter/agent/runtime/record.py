@@ -15,13 +15,13 @@ from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
 from gpu_exporter.agent.devices.nvml.library import LiveLibrary
 from gpu_exporter.agent.devices.nvml.recording import Recorder, summarize
-from gpu_exporter.agent.runtime.serve import stop_on_signal
 from gpu_exporter.agent.runtime.wiring import activity_rules
 from gpu_exporter.agent.sampling.tap import EVENT_WAIT_S, Tap, listen
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.plain import layout
+from gpu_exporter.common.service import stop_on_signal
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.version import VERSION
 

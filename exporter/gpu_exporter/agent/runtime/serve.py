@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 
@@ -20,13 +20,13 @@ from gpu_exporter.agent.exposition.site import ExporterSite
 from gpu_exporter.agent.runtime.agent import Agent
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.model.metrics import Family, MetricType
+from gpu_exporter.common.service import repeat, stop_on_signal
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.web.server import HttpServer
 
 log = logging.getLogger(__name__)
 PROCESS_REFRESH_S = 5.0
 FIRST_CYCLE_S = 10.0  # if the driver hangs at the start, the file is still written and contains the error
-LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick ends with the process
 SOCKET_NAME = "gpu-exporter.sock"
 
 
@@ -56,14 +56,6 @@ class Ended(Enum):
     CLEAN = "clean"
     HUNG = "a driver call hangs, so the process must end by force"
     CHANGED = "the driver was replaced, so a new process must take over"
-
-
-def stop_on_signal() -> threading.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def hold_signals() -> None:
@@ -114,36 +106,6 @@ def _end(agent: Agent, stop: threading.Event) -> Ended:
     if agent.driver.replaced.is_set() and not stop.is_set():
         return Ended.CHANGED
     return Ended.CLEAN if clean else Ended.HUNG
-
-
-def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
-    """Call `tick` every `each_s` until `stop`."""
-    while not stop.is_set():
-        tick()
-        stop.wait(each_s)
-
-
-def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
-    """Call `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
-    something.
-
-    Raises the exception that ended the ticks.
-    """
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            repeat(tick, each_s, stop)
-        except BaseException as exc:
-            faults.append(exc)
-            stop.set()
-
-    thread = threading.Thread(target=run, name="cycle", daemon=True)
-    start(thread)
-    stop.wait()
-    thread.join(LAST_TICK_S)
-    if faults:
-        raise faults[0]
 
 
 def serve(

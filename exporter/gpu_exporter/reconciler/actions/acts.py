@@ -14,17 +14,17 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.plain import utc
-from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, Actor
-from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Entry, Journal, begun_within
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Journal, begun_within
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
+from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
+from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, Actor, Entry
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.outcomes import account_of
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
-from gpu_exporter.reconciler.record import PolicyStanding, Record
 
 log = logging.getLogger(__name__)
 LOST = "lost"  # the answer to an act did not arrive, so its effect is unknown

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions.proofs import Proofs, Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.warnings import SeenWarnings
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Refused
 
 PATIENCE_S = 120.0  # after a source of proofs failed: a slow source must not make every cycle slow
@@ -50,7 +51,7 @@ class ProofAsker:
         self._trouble = None
         try:
             return self._ask(proposals)
-        except EvidenceError as exc:
+        except AnswerError as exc:
             raise self.note_trouble(exc) from exc
 
     def object_to_trouble(self) -> None:
@@ -58,7 +59,7 @@ class ProofAsker:
         if self._trouble is not None:
             raise Refused("proof", self._trouble[1])
 
-    def note_trouble(self, trouble: EvidenceError) -> Refused:
+    def note_trouble(self, trouble: AnswerError) -> Refused:
         """Leave the source alone for PATIENCE_S; the reason for what is not done meanwhile."""
         self._trouble = self._clock.monotonic() + PATIENCE_S, str(trouble)
         return Refused("proof", str(trouble))

@@ -9,12 +9,12 @@ from gpu_exporter.common.config.defaults import Actions as Settings
 from gpu_exporter.common.durations import describe_duration, format_duration
 from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs, Warned, Work
 from gpu_exporter.reconciler.actions.propose import Proposal
+from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held, Target
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
-from gpu_exporter.reconciler.record import PolicyStanding, Record
 
 ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun to work
 
@@ -72,7 +72,7 @@ class Gates:
     def object_to_work(self, proposal: Proposal, target: Target) -> None:
         """Raise Refused for members without GPUs that work, and for holders that work on their host.
 
-        Raises EvidenceError.
+        Raises AnswerError.
         """
         settings = self._settings
         idle_s = self._clock.wall() - proposal.since_wall

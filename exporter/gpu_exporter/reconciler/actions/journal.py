@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from gpu_exporter.common.config.values import ACTIONS
 from gpu_exporter.common.outside import need_real
+from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import place
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.texts import TextPlace
 
 KEY = "journal"  # key of the text in its TextPlace
 ENTRIES_MAX = 16
@@ -25,47 +26,6 @@ CONFIRM_S = 120.0  # how long a request without an answer may still reach the se
 GIVE_UP_S = HOUR_S  # a result that is still unclear after this time is `unconfirmed`
 TEXT_MAX = 64 * 1024
 VERSION = 1
-
-
-class Entry(NamedTuple):
-    """One act.
-
-    `wall`: when it began (Unix seconds). `target`: the object that it ends. `lever`: the object that it changes, which
-    is the target or Kueue's Workload. `note`: the text that it writes on both. `since_wall`: since when the GPUs were
-    idle (Unix seconds). `record`: policy, class and tenant, as in Account. `holders`: names of the holders that it
-    ends, up to a limit. `waited_for`: GPUs that were waited for, by pool. `told`: the result, "" while it is unknown.
-    """
-
-    ident: str
-    wall: float
-    scheduler: str
-    namespace: str
-    verb: str
-    target: Reference
-    lever: Reference
-    note: str
-    gpus: int = 0
-    since_wall: float = 0.0
-    undo: str = ""
-    record: tuple[str, str, str] = ("", "", "")
-    holders: tuple[str, ...] = ()
-    waited_for: tuple[tuple[str, float], ...] = ()
-    told: str = ""
-
-    @property
-    def title(self) -> str:
-        """The target with its namespace, for people."""
-        return place(self.target, self.namespace)
-
-
-class TextPlace(Protocol):
-    """Keeps texts that outlive the process. Every call may raise MarkError."""
-
-    def read_text(self, key: str) -> str:
-        """The text under this key, "" if there is no text."""
-
-    def write_text(self, key: str, text: str) -> None:
-        """Replace the text under this key."""
 
 
 class Journal:

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from gpu_exporter.common.fetch import MIB
+from gpu_exporter.common.fetch import MIB, AnswerError
 from gpu_exporter.common.outside import load_json, parse_timestamp
-from gpu_exporter.reconciler.evidence.client import Fetch
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
-from gpu_exporter.reconciler.evidence.vector import VectorRow, cluster_matchers, literal, parse_vector, quote, restrict
+from gpu_exporter.common.promql.client import Fetch
+from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote
+from gpu_exporter.reconciler.evidence.matchers import restrict
+from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, refuse_several
 
 ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
 FILTER_MAX = 4000  # characters: the whole URL stays below 8 kB, which proxies allow
@@ -63,7 +64,7 @@ NOT_KNOWN = Work(None, None)
 
 
 class Proofs:
-    """Reads the proofs. Every call may raise EvidenceError."""
+    """Reads the proofs. Every call may raise AnswerError."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Proofs:
         else:
             refuse_several(clusters, "Alertmanager returned alerts", "--alertmanager.filter")
             if clusters and not self._is_pinned:  # several clusters may have a holder of that name
-                raise EvidenceError(
+                raise AnswerError(
                     f"the alerts name cluster {min(clusters)}: confirm this cluster with --alertmanager.filter"
                 )
         found: dict[HolderName, Warned] = {}
@@ -178,7 +179,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """The rows. Raises EvidenceError where they and `clusters` together name several clusters."""
+        """The rows. Raises AnswerError where they and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(f"{self._prometheus}/api/v1/query", {"query": query}, ANSWER_MAX, WITHIN_S), query
         )
@@ -187,7 +188,7 @@ class Proofs:
 
 
 def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
-    """The alerts on these holders in an answer of /api/v2/alerts. Raises EvidenceError.
+    """The alerts on these holders in an answer of /api/v2/alerts. Raises AnswerError.
 
     The filters match a pod name in all namespaces, so the answer may contain alerts on other holders.
     """
@@ -195,9 +196,9 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
         rows: list[Any] = load_json(text)
         alerts = [_parse_alert(row) for row in rows]
     except (ValueError, TypeError, RecursionError) as exc:
-        raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
+        raise AnswerError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
     if rows and not any(alerts):
-        raise EvidenceError(
+        raise AnswerError(
             f"not an answer of Alertmanager's /api/v2/alerts (none of the {len(rows)} entries is a valid alert)"
         )
     return [alert for alert in alerts if alert is not None and alert.name in names]

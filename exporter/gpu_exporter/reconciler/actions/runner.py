@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Actions as Settings
-from gpu_exporter.reconciler.actions.actor import Actor
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus
@@ -19,9 +19,10 @@ from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.limits import ActionLimits
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
+from gpu_exporter.reconciler.actor import Actor
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held, Target, why_not
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Parts(NamedTuple):
     """What a runner is made of.
 
     `acts`: None in mode shadow, where nothing is done. `actors`, `markers`: by scheduler. `look_again`: decisions on
-    these holders by evidence and surroundings of now; raises EvidenceError, and Refused while there is a pause.
+    these holders by evidence and surroundings of now; raises AnswerError, and Refused while there is a pause.
     `may_write`: asked before each action.
     """
 
@@ -93,7 +94,7 @@ class ActionRunner:
             try:
                 self._asker.object_to_trouble()
                 guard(self._consider, proposal, proven, freed)
-            except EvidenceError as exc:
+            except AnswerError as exc:
                 refused = self._asker.note_trouble(exc)
                 self._hold(proposal.title, Held(refused.reason, str(refused)), proposal.decisions)
             except Refused as exc:
@@ -117,7 +118,7 @@ class ActionRunner:
         return self._freed
 
     def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
-        """Go through the gates, and act if all are open. Raises Refused, MarkError, EvidenceError."""
+        """Go through the gates, and act if all are open. Raises Refused, MarkError, AnswerError."""
         gates, acts, actor = self._parts.gates, self._parts.acts, self._find_actor(proposal)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
@@ -182,7 +183,7 @@ class ActionRunner:
             raise Refused(*held)
 
     def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
-        """Decisions as of now on all that the target would end. Raises Refused if they differ, EvidenceError."""
+        """Decisions as of now on all that the target would end. Raises Refused if they differ, AnswerError."""
         holding = {part.name for part in target.ends if part.units != 0}
         found = self._parts.look_again(holding | proposal.members)
         then = {decision.name: decision for decision in proposal.decisions}

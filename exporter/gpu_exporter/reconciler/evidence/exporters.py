@@ -19,19 +19,18 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import shorten
+from gpu_exporter.common.fetch import AnswerError, fetch_text, shorten
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
 from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url
-from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
     CAUSES_MAX,
     EVIDENCE_S,
     HOST_KEEP_S,
+    MORE_CAREFUL,
     CauseTexts,
     Evidence,
-    EvidenceError,
     Gathered,
     HolderName,
     OtherActivity,
@@ -47,18 +46,6 @@ from gpu_exporter.reconciler.evidence.records import (
 MAX_EXPORTERS = 200
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
 Key: TypeAlias = tuple[str, ...]
-# If two rows describe one allocation, the more careful value counts: less idleness, less observed, a later start.
-MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
-    "gpu_allocation_idle_run_seconds": min,
-    "gpu_allocation_idle_run_witnesses": min,
-    "gpu_allocation_observed_seconds_total": min,
-    "gpu_allocation_held_seconds_total": max,
-    "gpu_allocation_start_timestamp_seconds": max,
-    "gpu_allocation_holder_units": max,
-    "gpu_allocation_idle_gap_longest_seconds": max,
-    "gpu_allocation_host_activity_ratio": max,
-    "gpu_allocation_host_io_bytes_per_second": max,
-}
 
 
 def complete_url(text: str) -> str:
@@ -103,7 +90,7 @@ class ExporterSource:
             else:  # its units are missing, so holders with other units elsewhere become `unknown`
                 problems.append(str(page))
         if not pages:
-            raise EvidenceError("; ".join(problems[:3]))
+            raise AnswerError("; ".join(problems[:3]))
         self._forget(pages, wall)
         holders: dict[HolderName, Gathered] = {}
         hidden: set[tuple[str, str]] = set()
@@ -154,7 +141,7 @@ class ExporterSource:
         urls = [url for url in self._urls if urlsplit(url).netloc in nodes]
 
         def read(url: str) -> CauseTexts:
-            with contextlib.suppress(EvidenceError):
+            with contextlib.suppress(AnswerError):
                 return parse_causes(self._fetch(status_url(url)), name, uuids)
             return {}
 
@@ -164,7 +151,7 @@ class ExporterSource:
                 found |= texts
         return found
 
-    def _read_pages(self) -> dict[str, _Page | EvidenceError]:
+    def _read_pages(self) -> dict[str, _Page | AnswerError]:
         """The answer of each exporter, in the order of the exporters.
 
         The threads are daemons: a thread that waits for a slow exporter ends with its request. Nothing waits for it.
@@ -172,7 +159,7 @@ class ExporterSource:
         urls: queue.SimpleQueue[str] = queue.SimpleQueue()
         for url in self._urls:
             urls.put(url)
-        answers: queue.SimpleQueue[tuple[str, _Page | EvidenceError]] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[tuple[str, _Page | AnswerError]] = queue.SimpleQueue()
         is_over = threading.Event()
 
         def work() -> None:
@@ -188,8 +175,8 @@ class ExporterSource:
             try:
                 start(threading.Thread(target=work, name="fetch", daemon=True))
             except NoThread as exc:
-                raise EvidenceError(str(exc)) from exc
-        found: dict[str, _Page | EvidenceError] = {}
+                raise AnswerError(str(exc)) from exc
+        found: dict[str, _Page | AnswerError] = {}
         while len(found) < len(self._urls):
             try:
                 url, page = answers.get(timeout=max(0.0, until - time.monotonic()))
@@ -198,15 +185,15 @@ class ExporterSource:
             found[url] = page
         is_over.set()
         reason = f"no answer within the {self._within_s:g} s of a cycle"
-        return {url: found.get(url) or EvidenceError(f"{shorten(url)}: {reason}") for url in self._urls}
+        return {url: found.get(url) or AnswerError(f"{shorten(url)}: {reason}") for url in self._urls}
 
-    def _read_page(self, url: str) -> _Page | EvidenceError:
+    def _read_page(self, url: str) -> _Page | AnswerError:
         try:
             return _Page(url, self._fetch(url), self._clock.wall())
-        except EvidenceError as exc:
+        except AnswerError as exc:
             return exc
         except Exception as exc:  # an unexpected page must not cost the evidence of other exporters
-            return EvidenceError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
+            return AnswerError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
 
     def _unit(self, page: _Page, key: Key, series: _AllocationSeries, wall: float) -> UnitEvidence:
         values = series.values
@@ -285,7 +272,7 @@ class _Page:
                     if math.isfinite(sample.value):
                         self._take(sample.name, dict(sample.labels), sample.value)
         except (ValueError, LookupError, RecursionError) as exc:
-            raise EvidenceError(f"{shorten(url)}: not in the Prometheus text format") from exc  # quotes nothing of it
+            raise AnswerError(f"{shorten(url)}: not in the Prometheus text format") from exc  # quotes nothing of it
 
     def _take(self, name: str, labels: dict[str, str], value: float) -> None:
         if name == "gpu_exporter_last_sample_timestamp_seconds":

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.reconciler.evidence.records import EvidenceError
-from gpu_exporter.reconciler.evidence.vector import VectorRow
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql.vector import VectorRow
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed
 OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
@@ -38,7 +38,7 @@ class Pauses:
         self._until: float | None = None
 
     def read(self, query: Callable[[str], Sequence[VectorRow]], wall: float) -> Pause:
-        """The pause at `wall` (Unix seconds). Raises EvidenceError, as `query` does."""
+        """The pause at `wall` (Unix seconds). Raises AnswerError, as `query` does."""
         if not self._expression:
             return Pause()
         past_s = self._longest_s if self._asked is None else wall - self._asked + OVERLAP_S
@@ -46,8 +46,8 @@ class Pauses:
         try:
             matched = query(f"count({self._expression})")
             before = query(f"max_over_time(timestamp(count({self._expression}))[{past_s:.0f}s:{STEP_S:.0f}s])")
-        except EvidenceError as exc:
-            raise EvidenceError(f"policy.pause_when: {exc}") from exc
+        except AnswerError as exc:
+            raise AnswerError(f"policy.pause_when: {exc}") from exc
         self._asked = wall
         ends = [min(row.value + STEP_S, wall) for row in before] + [wall for _ in matched]
         self._until = max((end for end in [self._until, *ends] if end is not None), default=None)

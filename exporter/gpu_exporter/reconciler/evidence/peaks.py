@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, refuse_several
-from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Asked, restrict
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, Asked, restrict
+from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, refuse_several
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
@@ -45,7 +46,7 @@ class Peaks:
             self._asked = now
             try:
                 self.known = self._ask(api)
-            except EvidenceError as exc:
+            except AnswerError as exc:
                 self.known = {}
                 log.warning("the servers that could share their GPUs are not known: %s", exc)
 

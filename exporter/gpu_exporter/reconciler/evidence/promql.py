@@ -9,26 +9,29 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, clean
+from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, AnswerError, clean, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
 from gpu_exporter.common.outside import WHOLE_MAX, whole
+from gpu_exporter.common.promql.client import Fetch
+from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote
 from gpu_exporter.common.threads import NoThread, run_ahead
-from gpu_exporter.reconciler.evidence.client import Fetch, fetch_text
 from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
 from gpu_exporter.reconciler.evidence.coverage import coverage
+from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, restrict
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.records import (
     CAUSES_MAX,
+    ENFORCED,
     EVIDENCE_S,
     HOST_KEEP_S,
+    MORE_CAREFUL,
     CauseTexts,
     Evidence,
-    EvidenceError,
     Gathered,
     HolderEvidence,
     HolderName,
@@ -44,15 +47,6 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_several,
 )
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
-from gpu_exporter.reconciler.evidence.vector import (
-    HOLDER_LABELS,
-    VectorRow,
-    cluster_matchers,
-    literal,
-    parse_vector,
-    quote,
-    restrict,
-)
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
 WORKERS = 3  # parallel queries: the server works on some while another answer is parsed (docs/benchmarks.md)
@@ -79,11 +73,6 @@ WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
-ENFORCED = (
-    "the series gpu_up have the label `namespace`, so this label may also be wrong on the holders' series; nothing is "
-    "decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the chart's PodMonitor "
-    "do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
-)
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
@@ -152,9 +141,9 @@ class PromQLSource:
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
-            raise EvidenceError(f"no gpu-exporter series match {matcher}: correct --source.matcher")
+            raise AnswerError(f"no gpu-exporter series match {matcher}: correct --source.matcher")
         if self._count("gpu_up", 'namespace!=""'):
-            raise EvidenceError(ENFORCED)
+            raise AnswerError(ENFORCED)
         self._compare_clocks()
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
@@ -187,11 +176,11 @@ class PromQLSource:
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth, host in self._read_batches(restrict(names)):
-            starts = _by_unit(facts["start_timestamp_seconds"], max)
-            runs = _by_unit(facts["idle_run_seconds"], min)
-            witnesses = _by_unit(facts["idle_run_witnesses"], min)
-            stalls = _by_unit(facts["stalled_run_seconds"], min)
-            gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
+            starts = _by_unit(facts, "start_timestamp_seconds")
+            runs = _by_unit(facts, "idle_run_seconds")
+            witnesses = _by_unit(facts, "idle_run_witnesses")
+            stalls = _by_unit(facts, "stalled_run_seconds")
+            gaps = _by_unit(facts, "idle_gap_longest_seconds")
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
             causes: dict[UnitKey, tuple[PublishedCause, ...]] = {}
@@ -199,8 +188,8 @@ class PromQLSource:
                 key = _unit_key(row.labels)
                 causes[key] = (*causes.get(key, ()), *cause_of(row.labels))[:CAUSES_MAX]
             # Some sources drop metric names. A row without a name counts as CPU work.
-            io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
-            cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
+            io = _more_careful(HOST_WORK[1], (row for row in host if row.labels.get("__name__") == HOST_WORK[1]))
+            cpu = _more_careful(HOST_WORK[0], (row for row in host if row.labels.get("__name__") != HOST_WORK[1]))
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
@@ -302,12 +291,12 @@ class PromQLSource:
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
         """Reads several batches in parallel: the server works on one while another one is parsed.
 
-        Raises EvidenceError.
+        Raises AnswerError.
         """
         try:
             yield from run_ahead(self._read_batch, batches, WORKERS, "evidence")
         except NoThread as exc:
-            raise EvidenceError(str(exc)) from exc
+            raise AnswerError(str(exc)) from exc
 
     def _read_batch(self, wanted: str) -> Batch:
         facts = self._facts(wanted)
@@ -386,20 +375,20 @@ class PromQLSource:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
-        """Raise EvidenceError where the clocks of the reconciler and of Prometheus disagree."""
+        """Raise AnswerError where the clocks of the reconciler and of Prometheus disagree."""
         if self._at is not None:  # for a past time there is no clock to compare
             return
         asked = self._clock.wall()
         for row in self.query("vector(time())"):
             ahead_s = ahead_of(row.value, asked, self._clock.wall())
             if fault := describe_disagreement(ahead_s, f"Prometheus ({self._url})", LATENT_MAX_S):
-                raise EvidenceError(fault)
+                raise AnswerError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[VectorRow]:
         """As Asked, within the time of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
-            raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
+            raise AnswerError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
         at = self._at if at is None else at
         form = {"query": query} if at is None else {"query": query, "time": f"{at:.3f}"}
         text = self._fetch(f"{self._url}/api/v1/query", form, most_bytes, min(ANSWER_S, left_s))
@@ -409,8 +398,13 @@ class PromQLSource:
         return rows
 
 
-def _by_unit(rows: Iterable[VectorRow], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
-    """The value of each unit. `worst`: chooses the more careful value if a unit has two series."""
+def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
+    return _more_careful(PREFIX + fact, facts[fact])
+
+
+def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
+    """The value of each unit, and the more careful value if a unit has two series."""
+    worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:
         key = _unit_key(row.labels)

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
+from gpu_exporter.common.fetch import AnswerError
+
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must be withdrawn in any case
 # Prometheus renames labels of the exporter to these when it keeps its own labels of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
@@ -25,6 +27,20 @@ CONFIDENCES = ("medium", "high")
 CAUSES_MAX = 8  # of one allocation; an exporter publishes two
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
+# If two rows describe one allocation, the more careful value counts: less idleness, a shorter stall, less observed, a
+# later start.
+MORE_CAREFUL: Mapping[str, Callable[[float, float], float]] = {
+    "gpu_allocation_idle_run_seconds": min,
+    "gpu_allocation_idle_run_witnesses": min,
+    "gpu_allocation_stalled_run_seconds": min,
+    "gpu_allocation_observed_seconds_total": min,
+    "gpu_allocation_held_seconds_total": max,
+    "gpu_allocation_start_timestamp_seconds": max,
+    "gpu_allocation_holder_units": max,
+    "gpu_allocation_idle_gap_longest_seconds": max,
+    "gpu_allocation_host_activity_ratio": max,
+    "gpu_allocation_host_io_bytes_per_second": max,
+}
 
 
 class HolderName(NamedTuple):
@@ -146,8 +162,11 @@ class Evidence(NamedTuple):
     sharing: Mapping[HolderName, str] = MappingProxyType({})
 
 
-class EvidenceError(Exception):
-    """The source did not answer, or its answer is not usable. The text names the source and the reason."""
+class Demand(NamedTuple):
+    """GPUs that are waited for, by partition. `pending`: all of them. `counted`: those that count for actions."""
+
+    pending: Mapping[str, float]
+    counted: Mapping[str, float]
 
 
 # Seconds in the last policy.candidate_after with utilization 0 that were not idle, by (uuid, mig) and witness.
@@ -158,13 +177,13 @@ class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """The present evidence. Raises EvidenceError.
+        """The present evidence. Raises AnswerError.
 
         `marked`: holders that are always included. A job may be named there as its users write it.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """The present evidence on these holders only, without other queries. Raises EvidenceError."""
+        """The present evidence on these holders only, without other queries. Raises AnswerError."""
 
 
 CauseTexts: TypeAlias = Mapping[tuple[str, str], Sequence[PublishedCause]]
@@ -175,18 +194,18 @@ class ExplainingSource(EvidenceSource, Protocol):
     """A source that can explain a single holder."""
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
-        """The holders of the GPU or MIG instance with this UUID. Raises EvidenceError."""
+        """The holders of the GPU or MIG instance with this UUID. Raises AnswerError."""
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """The witnesses that kept these GPUs from being idle; empty where the past is not known.
 
-        Raises EvidenceError.
+        Raises AnswerError.
         """
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
         """GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty where it is not known.
 
-        Raises EvidenceError.
+        Raises AnswerError.
         """
 
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
@@ -302,25 +321,32 @@ def named_holder(text: str) -> HolderName | None:
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
-    """Raises EvidenceError if an answer is about several clusters: one pod name may exist in each of them.
+    """Raises AnswerError if an answer is about several clusters: one pod name may exist in each of them.
 
     `clusters`: values of the label, "" for none. `what`: the start of the error, such as "the source returned series".
     """
     if len(clusters) > 1:
         names = ", ".join(repr(each) if each else "no label cluster" for each in sorted(clusters))
-        raise EvidenceError(f"{what} of several clusters ({names}): select one with {setting}")
+        raise AnswerError(f"{what} of several clusters ({names}): select one with {setting}")
 
 
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
-    """Raise EvidenceError when Prometheus has replaced the exporter's pod labels by its own.
+    """Raise AnswerError when Prometheus has replaced the exporter's pod labels by its own.
 
     On every series `pod` is then the exporter's pod, so all evidence would seem to be about that one pod.
     """
     found = sorted(set(RENAMED_LABELS).intersection(labels))
     if found:
-        raise EvidenceError(
+        raise AnswerError(
             f"{where}: the series have {' and '.join(found)}, so their labels pod and namespace name the exporter's "
             "pod, not the holder. The reconciler makes no decisions: set honorLabels: true in the PodMonitor "
             "(honor_labels in the scrape configuration), and use a Prometheus that does not override it "
             "(overrideHonorLabels, enforcedNamespaceLabel)"
         )
+
+
+ENFORCED = (
+    "the series gpu_up have the label `namespace`, so this label may also be wrong on the holders' series; nothing is "
+    "decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the chart's PodMonitor "
+    "do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
+)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.reconciler.evidence.records import EvidenceError
-from gpu_exporter.reconciler.evidence.vector import Asked
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.reconciler.evidence.matchers import Asked
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
@@ -25,7 +25,7 @@ class Usual:
 
     def __init__(self, read_days: Callable[[float], Sequence[float]], clock: Clock) -> None:
         """`read_days`: takes the start of an hour (Unix seconds). Returns for this hour on each known day of the DAYS
-        before it the highest number of GPUs that became idle within TOGETHER_S. Raises EvidenceError.
+        before it the highest number of GPUs that became idle within TOGETHER_S. Raises AnswerError.
         """
         self._read_days = read_days
         self._clock = clock
@@ -38,7 +38,7 @@ class Usual:
         if hour not in self._known and self._clock.monotonic() - self._failed.get(hour, -math.inf) >= AGAIN_S:
             try:
                 days = self._read_days(hour)
-            except EvidenceError as exc:
+            except AnswerError as exc:
                 self._failed[hour] = self._clock.monotonic()
                 log.warning("the number of GPUs that usually become idle at this hour is not known: %s", exc)
                 return None

@@ -13,8 +13,7 @@ from typing import Any
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE
-from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.kubernetes.checks import Resources

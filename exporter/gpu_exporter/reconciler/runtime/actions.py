@@ -8,22 +8,23 @@ from urllib.parse import urlsplit
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy, Settings
-from gpu_exporter.reconciler.actions.actor import Actor
+from gpu_exporter.common.promql.client import Client
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.journal import Journal, TextPlace
+from gpu_exporter.reconciler.actions.journal import Journal
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import allowed_kinds
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
+from gpu_exporter.reconciler.actor import Actor
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.evidence.client import Client
 from gpu_exporter.reconciler.evidence.records import HostLimits
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Marker
-from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker
 from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.reconciler.texts import TextPlace
 
 NONE, ACT = "none", "act"
 

@@ -10,18 +10,12 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.records import (
-    FORMS,
-    EvidenceError,
-    ExplainingSource,
-    HolderName,
-    OtherActivity,
-    named_holder,
-)
+from gpu_exporter.reconciler.evidence.records import FORMS, ExplainingSource, HolderName, OtherActivity, named_holder
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
@@ -67,7 +61,7 @@ def explain_once(
         names = list(source.find_holders(gpu)) if gpu else [asked] if asked is not None else []
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
-    except EvidenceError as exc:
+    except AnswerError as exc:
         complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     for problem in problems:
@@ -113,7 +107,7 @@ def _read_past(audit: Path | None, names: Collection[HolderName], until_wall: fl
 def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivity:
     try:
         return source.read_other_activity({unit.uuid for unit in decision.units})
-    except EvidenceError as exc:
+    except AnswerError as exc:
         complain(f"it is unknown which witnesses were active: {exc}")
         return {}
 
@@ -124,7 +118,7 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
         return {}
     try:
         return source.read_waiting(decision.name)
-    except EvidenceError as exc:
+    except AnswerError as exc:
         complain(f"it is unknown how many GPUs are waited for: {exc}")
         return {}
 

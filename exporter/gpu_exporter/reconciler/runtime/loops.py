@@ -5,28 +5,26 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter.agent.runtime.serve import repeat_aside, stop_on_signal
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.web.server import HttpServer, Site
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.service import repeat_aside, stop_on_signal
+from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.evidence.records import EvidenceSource
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
-from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.runtime.actions import ActionPlan
 from gpu_exporter.reconciler.runtime.explain import complain
-from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -49,7 +47,7 @@ def reconcile_once(
     """One cycle that writes nothing; the exit code."""
     try:
         evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
-    except EvidenceError as exc:
+    except AnswerError as exc:
         complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())
@@ -58,25 +56,6 @@ def reconcile_once(
     render = decisions_json if form == "json" else render_decisions
     sys.stdout.write(render(decisions, evidence, outlooks))
     return Exit.PARTIAL if problems else Exit.DONE
-
-
-def serve_telemetry(
-    address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
-) -> None:
-    """Serve /metrics and probes at `[host]:port` from separate threads. `collects`: also serve what slurm-collector
-    serves. Raises OSError, ValueError.
-    """
-    site: Site = ReconcilerSite(telemetry, interval_s)
-    if not collects:
-        HttpServer(address, site, web_config=web_config).start()
-        return
-    from gpu_exporter.agent.runtime.collect import collect_beside, collect_on
-
-    site, run = collect_beside(site, telemetry.registry)
-    server = HttpServer(address, site, web_config=web_config)
-    run.is_open = server.is_open
-    server.start()
-    collect_on(run)
 
 
 class Reconciler(NamedTuple):

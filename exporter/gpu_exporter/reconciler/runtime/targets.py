@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
+from gpu_exporter.common.promql.client import Client
 from gpu_exporter.common.vendor import NVIDIA
-from gpu_exporter.reconciler.actions.journal import TextPlace
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.client import Client
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
@@ -22,7 +21,7 @@ from gpu_exporter.reconciler.pause import PauseFile, PausePlace
 from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
-from gpu_exporter.reconciler.texts import TextFiles
+from gpu_exporter.reconciler.texts import TextFiles, TextPlace
 
 if TYPE_CHECKING:
     from gpu_exporter.reconciler.kubernetes.client.lease import Lease

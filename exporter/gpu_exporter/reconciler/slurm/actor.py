@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.outside import need_whole
-from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
-from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, UNCLEAR, Entry
 from gpu_exporter.reconciler.decision.policy import UNDERUSED
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held, Part, Target

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 from gpu_exporter.common.outside import need_whole
+from gpu_exporter.reconciler.evidence.records import Demand
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,6 @@ COLUMNS = {
 FORMAT = ",".join(f"{column}:{width}|" for column, width in COLUMNS.items())
 WAITING = ("Resources", "Priority")  # reasons that mean waiting for the scheduler; the first in line has Resources
 GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,()]*)?(?:[:=](\d+))?(?=,|\(|$)")
-
-
-class Demand(NamedTuple):
-    """GPUs that are waited for, by partition. `pending`: all of them. `counted`: those that count for actions."""
-
-    pending: Mapping[str, float]
-    counted: Mapping[str, float]
 
 
 def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from gpu_exporter.common.promql.vector import VectorRow
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.evidence.vector import VectorRow
 
 HOURS_MIN = 24.0  # GPU-hours of known utilization
 MEAN_MAX = 0.2

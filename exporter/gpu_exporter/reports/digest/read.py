@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql.client import Fetch
+from gpu_exporter.common.promql.vector import VectorRow, parse_vector
 from gpu_exporter.common.threads import NoThread, run_ahead
-from gpu_exporter.reconciler.evidence.client import Fetch
-from gpu_exporter.reconciler.evidence.promql import ENFORCED
-from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.evidence.vector import VectorRow, parse_vector
+from gpu_exporter.reconciler.evidence.records import ENFORCED, HolderName, holder_name, title, users_id_of
 from gpu_exporter.reports.digest import oversized, targets
 from gpu_exporter.reports.digest.oversized import Oversized
 
@@ -130,7 +130,7 @@ class _PeriodPart(NamedTuple):
 
 
 class DigestReader:
-    """Queries one PromQL API. Every method may raise EvidenceError."""
+    """Queries one PromQL API. Every method may raise AnswerError."""
 
     def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
         """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
@@ -147,7 +147,7 @@ class DigestReader:
         first = [(whole, ("enforced", enforced)), (whole, ("nameless", nameless))]
         known = self._ask_all([*first, *((part, ("twice", query)) for part, query in twice.items())], end)
         if known[whole, "enforced"]:
-            raise EvidenceError(f"{self._url}: {ENFORCED}")
+            raise AnswerError(f"{self._url}: {ENFORCED}")
         queries = [
             (part, query)
             for part in parts
@@ -176,7 +176,7 @@ class DigestReader:
         digest.causes = sorted(found, key=lambda each: (-each.hours, each.tenant, each.cause))
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
-            raise EvidenceError(
+            raise AnswerError(
                 f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
                 "--source.matcher"
             )
@@ -195,7 +195,7 @@ class DigestReader:
             answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
             return {(part, name): rows for part, name, rows in answers}
         except NoThread as exc:
-            raise EvidenceError(str(exc)) from exc
+            raise AnswerError(str(exc)) from exc
 
     def _queries(self, part: _PeriodPart, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
         """Name and expression. For the period before only the hours. `twice`: PromQL for nodes with several targets."""

@@ -6,8 +6,8 @@ import sys
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.reconciler.evidence.client import Fetch
-from gpu_exporter.reconciler.evidence.records import EvidenceError
+from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.reports.digest.read import DigestReader
 from gpu_exporter.reports.digest.render import render_html, render_json, render_text
 
@@ -18,7 +18,7 @@ def print_digest(url: str, matcher: str, interval_s: float, fetch: Fetch, since_
     """Print the digest up to now on standard output. Returns the exit code, NO_DATA if there is no data."""
     try:
         digest = DigestReader(url, matcher, interval_s, fetch).read(since_s, SYSTEM_CLOCK.wall())
-    except EvidenceError as exc:
+    except AnswerError as exc:
         print(f"gpu-exporter digest: {exc}", file=sys.stderr)  # noqa: T201
         return Exit.NO_DATA
     print(RENDER[form](digest), end="")  # noqa: T201

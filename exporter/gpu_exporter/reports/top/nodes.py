@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gpu_exporter.agent.exposition.rows import Row
 from gpu_exporter.common.fetch import MIB, FetchError, fetch_text, shorten
+from gpu_exporter.common.model.rows import Row
 from gpu_exporter.common.outside import need_real
 from gpu_exporter.common.plain import shorten as shorten_text
 from gpu_exporter.common.threads import run_ahead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.agent.exposition.rows import NAMES, NUMBERS, Row
+from gpu_exporter.common.model.rows import NAMES, NUMBERS, Row
 from gpu_exporter.common.plain import layout, one_line
 from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow
 

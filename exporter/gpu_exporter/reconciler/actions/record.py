@@ -21,7 +21,8 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.durations import format_duration
 from gpu_exporter.common.outside import need_real, need_wholes
-from gpu_exporter.reconciler.actions.journal import Entry, TextPlace, parse, render
+from gpu_exporter.reconciler.actions.journal import parse, render
+from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.outcomes import (
     OUTCOMES,
     REGRET,
@@ -38,6 +39,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Held
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.texts import TextPlace
 
 log = logging.getLogger(__name__)
 KEY = "record"  # key of the text in its TextPlace
@@ -107,12 +109,12 @@ class Record:
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
     def names(self) -> set[HolderName]:
-        """The holders to ask the source about."""
+        """As DecisionLog."""
         self._load()
         return self.watches.names()
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
+        """As DecisionLog."""
         self._load()
         if not self._is_loaded:
             return  # an existing record that could not be read must not be overwritten

@@ -7,13 +7,43 @@ owner is told last, and only what the check found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Target
+from gpu_exporter.reconciler.decision.target import Target, place
 
 DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
+
+
+class Entry(NamedTuple):
+    """One act.
+
+    `wall`: when it began (Unix seconds). `target`: the object that it ends. `lever`: the object that it changes, which
+    is the target or Kueue's Workload. `note`: the text that it writes on both. `since_wall`: since when the GPUs were
+    idle (Unix seconds). `record`: policy, class and tenant, as in Account. `holders`: names of the holders that it
+    ends, up to a limit. `waited_for`: GPUs that were waited for, by pool. `told`: the result, "" while it is unknown.
+    """
+
+    ident: str
+    wall: float
+    scheduler: str
+    namespace: str
+    verb: str
+    target: Reference
+    lever: Reference
+    note: str
+    gpus: int = 0
+    since_wall: float = 0.0
+    undo: str = ""
+    record: tuple[str, str, str] = ("", "", "")
+    holders: tuple[str, ...] = ()
+    waited_for: tuple[tuple[str, float], ...] = ()
+    told: str = ""
+
+    @property
+    def title(self) -> str:
+        """The target with its namespace, for people."""
+        return place(self.target, self.namespace)
 
 
 class Actor(Protocol):

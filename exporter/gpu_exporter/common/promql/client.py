@@ -1,4 +1,4 @@
-"""Requests to a source of evidence over HTTP, with the certificates and the credentials of the site."""
+"""Requests to a PromQL API over HTTP, with the certificates and the credentials of the site."""
 
 from __future__ import annotations
 
@@ -10,33 +10,16 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from gpu_exporter.common import fetch
-from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES
-from gpu_exporter.reconciler.evidence.records import EvidenceError
+from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, AnswerError, fetch_text
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
 
 
 class Fetch(Protocol):
-    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises EvidenceError."""
+    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises AnswerError."""
 
     def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
-
-
-def fetch_text(
-    url: str,
-    form: Mapping[str, str] | None = None,
-    most_bytes: int = MOST_BYTES,
-    within_s: float = ANSWER_S,
-    context: ssl.SSLContext | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> str:
-    """As `fetch.fetch_text`. Raises EvidenceError."""
-    try:
-        return fetch.fetch_text(url, form, most_bytes, within_s, context, headers)
-    except fetch.FetchError as exc:
-        raise EvidenceError(str(exc)) from exc
 
 
 class Credentials:
@@ -158,9 +141,9 @@ class Client:
             if stamp != self._stamp:
                 self._stamp, self._context = stamp, self._build()
         except OSError as exc:  # includes ssl.SSLError
-            raise EvidenceError(f"--source.tls: {exc}") from exc
+            raise AnswerError(f"--source.tls: {exc}") from exc
         try:
             headers = self._credentials.headers()
         except ValueError as exc:
-            raise EvidenceError(str(exc)) from exc
+            raise AnswerError(str(exc)) from exc
         return fetch_text(url, form, most_bytes, within_s, self._context, headers)

@@ -1,0 +1,61 @@
+"""Parses answers of a PromQL API, and builds the matchers of queries."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.common.fetch import AnswerError, clean
+from gpu_exporter.common.outside import need_sample
+
+STRINGS = frozenset({str})
+CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
+
+
+class VectorRow(NamedTuple):
+    """One element of an instant vector."""
+
+    labels: dict[str, str]
+    value: float
+
+
+def parse_vector(text: str, query: str) -> list[VectorRow]:
+    """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query."""
+    try:
+        answer: Any = json.loads(text)
+        if answer.get("status") != "success":
+            raise AnswerError(f"query failed: {clean(str(answer.get('error', 'no reason given')))}: {query}")
+        data = answer["data"]
+        if data["resultType"] != "vector":
+            kind = clean(str(data["resultType"]))
+            raise AnswerError(f"the source returned a {kind} instead of a vector for the query: {query}")
+        rows = [VectorRow(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
+        rows = [row for row in rows if math.isfinite(row.value)]  # NaN and infinity are not evidence
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise AnswerError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
+    if answer.get("warnings") or answer.get("isPartial"):
+        raise AnswerError(f"the answer is partial, so nothing is decided on it: {query}")
+    return rows
+
+
+def _labels(metric: Any) -> dict[str, str]:
+    labels = dict(metric)
+    if not STRINGS.issuperset(map(type, labels.values())):  # JSON keys are strings; fast, since there are 300,000 rows
+        raise TypeError
+    return labels
+
+
+def cluster_matchers(matcher: str) -> list[str]:
+    """Those of the site's matchers that are on `cluster`: recorded series keep this label, and not `job`."""
+    return [each[0] for each in CLUSTER.finditer(matcher)]
+
+
+def literal(value: str) -> str:
+    """An RE2 expression that matches exactly this value, escaped for a PromQL string."""
+    return quote(re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value))
+
+
+def quote(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

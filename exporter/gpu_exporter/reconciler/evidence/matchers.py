@@ -1,0 +1,40 @@
+"""Matchers of queries for the series of holders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from gpu_exporter.common.promql.vector import VectorRow, literal
+from gpu_exporter.reconciler.evidence.records import RENAMED_LABELS, HolderName
+
+MATCHER_MAX = 12_000  # characters; VictoriaMetrics accepts queries of up to 16 KiB
+HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
+
+
+class Asked(Protocol):
+    """A PromQL API that is queried during a cycle. A Protocol, since PromQLSource imports those who ask."""
+
+    def select(self, metric: str, *wanted: str) -> str:
+        """A selector for the series of this metric, with these matchers and with the matchers of the site."""
+
+    def query(self, query: str, *, at: float | None = None) -> Sequence[VectorRow]:
+        """The rows now, or at another time (Unix seconds). Raises AnswerError."""
+
+
+def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
+    """Matchers for the series of these holders, in batches of at most `most` characters.
+
+    They match pods by name only, so the caller must compare the rows with the holders.
+    """
+    for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
+        batch: list[str] = []
+        length = 0
+        for value in sorted({literal(name.name) for name in names if name.scheduler == scheduler}):
+            if batch and length + len(value) > most:
+                yield f'{label}=~"{"|".join(batch)}"'
+                batch, length = [], 0
+            batch.append(value)
+            length += len(value) + 1
+        if batch:
+            yield f'{label}=~"{"|".join(batch)}"'
