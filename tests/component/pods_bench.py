@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence

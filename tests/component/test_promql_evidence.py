@@ -12,7 +12,8 @@ import pytest
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.fetch import AnswerError, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.reconciler.decision.policy import Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses

@@ -14,7 +14,8 @@ from urllib.parse import unquote_plus
 import pytest
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.common.fetch import AnswerError, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import HolderName

@@ -90,7 +90,7 @@ def state(data: bytes) -> None:
 
 
 def promql(data: bytes) -> None:
-    from gpu_exporter.common.fetch import AnswerError
+    from gpu_exporter.common.errors import AnswerError
     from gpu_exporter.common.promql.vector import parse_vector
 
     try:

@@ -18,7 +18,7 @@ from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.load import ConfigError, load_settings
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import parse_vector
 from gpu_exporter.common.web.secure import Security, WebConfigError
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource

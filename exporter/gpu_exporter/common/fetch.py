@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.threads import start
 
@@ -26,10 +27,6 @@ MIB = 1024 * 1024
 # For answers of unknown size: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
 MOST_BYTES = 64 * MIB
 REASON_MAX = 200  # characters of Prometheus's error text for a query; for any other error only the status is shown
-
-
-class AnswerError(Exception):
-    """A server did not answer, or its answer is not usable. The text names the server and the reason."""
 
 
 class FetchError(AnswerError):

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze

@@ -12,7 +12,7 @@ from tests.testbed.proven import SaidRecord, Texts
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.acts import Acts
 from gpu_exporter.reconciler.actions.gates import Gates

@@ -12,7 +12,7 @@ from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.asking import PATIENCE_S

@@ -9,7 +9,7 @@ import yaml
 from tests.unit.reconciler.actions_bench import ALL, ROOT, WALL, decision, job
 
 from gpu_exporter.common.config.defaults import Actions, Policy, Settings
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions.proofs import ALERT, parse_alerts
 from gpu_exporter.reconciler.actions.propose import propose, what_may_follow
 from gpu_exporter.reconciler.decision.policy import Decision

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
 from gpu_exporter.common.clock import ManualClock
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.decision.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
 from gpu_exporter.reconciler.decision.policy import decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Surroundings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql import client as fetch
 from gpu_exporter.common.promql.client import Client, Credentials
 

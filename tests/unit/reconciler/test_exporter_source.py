@@ -7,7 +7,8 @@ from tests.unit.reconciler.sources_bench import GOLDEN, NOW, PLACE, FakeApi, at_
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.fetch import AnswerError, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 

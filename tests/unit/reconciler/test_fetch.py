@@ -13,7 +13,8 @@ import pytest
 from tests.testbed.processes import PROMPT_S
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.common.fetch import AnswerError, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 

@@ -7,7 +7,7 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, pag
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import parse_vector
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url

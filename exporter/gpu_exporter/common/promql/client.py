@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, AnswerError, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, fetch_text
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1

@@ -7,7 +7,8 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from gpu_exporter.common.fetch import AnswerError, clean
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import clean
 from gpu_exporter.common.outside import need_sample
 
 STRINGS = frozenset({str})

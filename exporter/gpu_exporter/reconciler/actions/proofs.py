@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from gpu_exporter.common.fetch import MIB, AnswerError
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import MIB
 from gpu_exporter.common.outside import load_json, parse_timestamp
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote

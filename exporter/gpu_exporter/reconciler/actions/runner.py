@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Actions as Settings
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus

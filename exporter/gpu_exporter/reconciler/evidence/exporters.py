@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import AnswerError, fetch_text, shorten
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import fetch_text, shorten
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
 from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url

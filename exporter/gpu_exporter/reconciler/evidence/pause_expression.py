@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import VectorRow
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, Asked, restrict
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, refuse_several
 

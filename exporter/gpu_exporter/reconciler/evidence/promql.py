@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, AnswerError, clean, fetch_text
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, clean, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 from gpu_exporter.common.promql.client import Fetch

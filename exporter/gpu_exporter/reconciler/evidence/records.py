@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must be withdrawn in any case
 # Prometheus renames labels of the exporter to these when it keeps its own labels of that name (honor_labels: false).

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.evidence.matchers import Asked
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision

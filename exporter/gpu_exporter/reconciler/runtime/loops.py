@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.service import repeat_aside, stop_on_signal
 from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpu_exporter.common.fetch import AnswerError
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import VectorRow, parse_vector
 from gpu_exporter.common.threads import NoThread, run_ahead

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
+from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.fetch import AnswerError
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.reports.digest.read import DigestReader
 from gpu_exporter.reports.digest.render import render_html, render_json, render_text
