@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.limits import AtLimit
+from tests.limits import Advice
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every other warning is an error (pyproject.toml)."""
-    config.addinivalue_line("filterwarnings", f"always::{AtLimit.__module__}.{AtLimit.__name__}")
+    config.addinivalue_line("filterwarnings", f"always::{Advice.__module__}.{Advice.__name__}")
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import warnings
 SLACK = 1.2  # times the limit
 
 
-class AtLimit(UserWarning):
-    """A size that has arrived at its limit. conftest.py lets this warning pass."""
+class Advice(UserWarning):
+    """Something to look at that fails no test. conftest.py lets this warning pass."""
 
 
 def advise(what: str, size: float, limit: float, *, so: str = "divide it") -> None:
@@ -21,4 +21,4 @@ def advise(what: str, size: float, limit: float, *, so: str = "divide it") -> No
         return
     said = f"{what}: {size:,g} of {limit:,g}; {so}"
     assert size <= SLACK * limit, f"{said}, or raise the limit and write the reason beside it"
-    warnings.warn(said, AtLimit, stacklevel=2)
+    warnings.warn(said, Advice, stacklevel=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from tests.limits import AtLimit, advise
+from tests.limits import Advice, advise
 
 
-def test_below_the_limit_nothing_is_said() -> None:
+def test_below_the_limit_nothing_is_printed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         advise("lines", 99, 100)
@@ -16,7 +16,7 @@ def test_below_the_limit_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("size", [100, 120])
 def test_at_the_limit_and_a_fifth_above_it_a_line_is_printed(size: int) -> None:
-    with pytest.warns(AtLimit, match=rf"^lines: {size} of 100; divide it$"):
+    with pytest.warns(Advice, match=rf"^lines: {size} of 100; divide it$"):
         advise("lines", size, 100)
 
 
