@@ -14,6 +14,7 @@ from tests.limits import advise
 from tools.packages import draw_packages
 
 from gpu_exporter.agent.collectors.contract import Collector, Cycle
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.collectors.registry import ALL
 from gpu_exporter.agent.devices.products import PRODUCTS
 from gpu_exporter.agent.devices.scenario import parse_scenario
@@ -102,6 +103,7 @@ def test_what_a_witness_looks_at_is_read_in_each_cycle_and_missed_where_it_fails
 
 def test_every_collector_is_in_the_list_and_declares_what_it_publishes() -> None:
     """What is not declared has no line in docs/metrics.md, and no range that it is held against."""
+    assert [collector.name for collector in ALL] == list(COLLECTORS) and list(COLLECTORS)[-1] == "mig"
     modules = [path.stem for path in (PACKAGE / "agent" / "collectors").glob("[a-z]*.py")]
     found = [
         value

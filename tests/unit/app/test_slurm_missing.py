@@ -12,13 +12,13 @@ from gpu_exporter.agent.attribution import registry
 from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.attribution.registry import is_slurm_node
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health
 from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.runtime.once import EXITS
 from gpu_exporter.agent.runtime.one_view import make_readers, take_one_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
-from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.common import commands
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Settings
