@@ -48,6 +48,7 @@ ACME = Vendor(
     autodetect=frozenset(("acme",)),
     pci_vendor="0xacce",
     kernel_driver="acmenpu",
+    visible_variable="ACME_VISIBLE_DEVICES",
 )
 ADDRESS = "0000:{:02x}:00.0"
 

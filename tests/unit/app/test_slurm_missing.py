@@ -23,6 +23,7 @@ from gpu_exporter.common import commands
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.vendor import NVIDIA
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_reading_is_partial_and_reports_no_gpu_as_free(without_slurm: None) -> None:
     backend, *_ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
     readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
-    view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK, 10.0)
+    view = take_one_view(
+        Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"), vendor=NVIDIA)], SYSTEM_CLOCK, 10.0
+    )
     assert EXITS[judge_health(view)] == Exit.PARTIAL
     assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
     assert [row.state for row in list_rows(view)] == ["unknown"]
@@ -45,7 +48,7 @@ def test_one_reading_is_partial_and_reports_no_gpu_as_free(without_slurm: None) 
 def test_missing_slurm_commands_are_logged_once_and_not_at_every_poll(
     without_slurm: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    poller = Poller([SlurmSource(SlurmOptions(node="n0"))], ManualClock(), 300.0)
+    poller = Poller([SlurmSource(SlurmOptions(node="n0"), vendor=NVIDIA)], ManualClock(), 300.0)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             poller.poll()
