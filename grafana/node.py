@@ -101,7 +101,7 @@ def build(settings: Settings) -> models.Dashboard:
     ]
     memory = [
         (queries.gauge("gpu_dram_active_ratio"), f"GPM {GPU}"),
-        (queries.gauge("gpu_memory_busy_ratio"), f"NVML {GPU}"),
+        (queries.gauge("gpu_memory_busy_ratio"), f"driver {GPU}"),
     ]
     video = [
         (queries.gauge("gpu_encoder_utilization_ratio"), f"encoder {GPU}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.limits import Advice
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
@@ -24,6 +25,11 @@ FAILED = pytest.StashKey[bool]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every other warning is an error (pyproject.toml)."""
+    config.addinivalue_line("filterwarnings", f"always::{Advice.__module__}.{Advice.__name__}")
 
 
 @pytest.fixture

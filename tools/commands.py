@@ -92,7 +92,7 @@ def _spell(action: argparse.Action) -> str:
 
 
 def _collector(action: argparse.Action) -> str:
-    from gpu_exporter.cli.agent_flags import COLLECTORS
+    from gpu_exporter.agent.collectors.names import COLLECTORS
 
     name = action.dest.removeprefix("collector_")
     if action.dest == name or name not in COLLECTORS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
 from gpu_exporter.common.model.metrics import Family
 
@@ -50,7 +51,7 @@ def render_reference() -> str:
     groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
     for collector in registry.ALL:
         notes = []
-        if not collector.default:
+        if not COLLECTORS[collector.name][0]:
             notes.append(f"Off by default: `--collector.{collector.name}`.")
         if collector.every_s:
             notes.append(f"Read every {collector.every_s:g} s.")

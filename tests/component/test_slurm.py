@@ -18,6 +18,7 @@ from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable
@@ -138,7 +139,7 @@ def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
 
     def poll(user: str) -> Answer:
         return SlurmSource(
-            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm, user)
+            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm, user), vendor=NVIDIA
         ).poll()
 
     seen = poll("")
@@ -167,7 +168,10 @@ def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
     source = SlurmSource(
-        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm), clock=clock
+        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"),
+        run=run_as(slurm),
+        clock=clock,
+        vendor=NVIDIA,
     )
     assert {grant.holder.units for grant in source.poll().grants} == {4}
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
@@ -185,7 +189,11 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     clock = ManualClock()
     pace = Pace(60.0, lambda: 0.0)
     source = SlurmSource(
-        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm), clock=clock, pace=pace
+        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"),
+        run=run_as(slurm),
+        clock=clock,
+        pace=pace,
+        vendor=NVIDIA,
     )
     assert [grant.holder.job_id for grant in source.poll().grants] == [working]
     before = requests(slurm)
@@ -289,6 +297,7 @@ def test_nodes_whose_prolog_writes_files_send_no_request(
                 SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=files),
                 run=run_as(slurm),
                 clock=clock,
+                vendor=NVIDIA,
             )
             for _ in range(200 if release == "22.05" else 5)
         ]
@@ -335,7 +344,9 @@ def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processe
 
         def source(ask: Callable[[Sequence[str], float], str]) -> SlurmSource:
             gres_conf, files = slurm.root / "etc" / "gres.conf", slurm.root / "jobs"
-            return SlurmSource(SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, job_files=files), run=ask)
+            return SlurmSource(
+                SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, job_files=files), run=ask, vendor=NVIDIA
+            )
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
             """The facts of every grant that a prolog gets. Before 23.02 a prolog gets no start time."""
@@ -412,7 +423,9 @@ def test_jobs_have_their_mig_devices_beside_whole_gpus(release: str, processes: 
     with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
         source = SlurmSource(
-            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path), run=run_as(slurm)
+            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path),
+            run=run_as(slurm),
+            vendor=NVIDIA,
         )
         answer = source.poll()
         files = re.findall(r"gpu device number \d+\([^)]*/(nvidia[^/)]+)\):", slurm.node.log())[:8]

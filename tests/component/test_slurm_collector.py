@@ -19,6 +19,7 @@ from gpu_exporter.agent.slurm_collector.command_line import CommandLine
 from gpu_exporter.agent.slurm_collector.rest import Rest
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.holders import Grant
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.slurm_host import requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
@@ -57,9 +58,12 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
 
     def answers(node: str) -> list[list[tuple[object, ...]]]:
         collect()
-        asking = SlurmSource(SlurmOptions(node=node, gres_conf=gres_conf), run=ask, clock=clock).poll()
+        asking = SlurmSource(SlurmOptions(node=node, gres_conf=gres_conf), run=ask, clock=clock, vendor=NVIDIA).poll()
         reading = SlurmSource(
-            SlurmOptions(node=node, gres_conf=gres_conf, collected=str(tmp_path / "shared")), run=ask, clock=clock
+            SlurmOptions(node=node, gres_conf=gres_conf, collected=str(tmp_path / "shared")),
+            run=ask,
+            clock=clock,
+            vendor=NVIDIA,
         ).poll()
         assert (asking.problem, reading.problem) == ("", "")
         return [facts(list(answer.grants)) for answer in (asking, reading)]
@@ -82,7 +86,7 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
         processes.start(collector, environment=slurm.environment)
         wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round")
         overheard = SlurmSource(
-            SlurmOptions(node="n0", gres_conf=gres_conf, collected=f"{url}/"), run=ask, clock=clock
+            SlurmOptions(node="n0", gres_conf=gres_conf, collected=f"{url}/"), run=ask, clock=clock, vendor=NVIDIA
         ).poll()
         assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
         metrics = fetch(f"{url}/metrics") or ""
@@ -91,13 +95,15 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
     with pytest.raises(
         SourceError, match=r"/nodes/n7: HTTP status 404; check that `gpu-exporter slurm-collector` runs"
     ):
-        SlurmSource(SlurmOptions(node="n7", collected=url), run=ask, clock=clock).poll()
+        SlurmSource(SlurmOptions(node="n7", collected=url), run=ask, clock=clock, vendor=NVIDIA).poll()
 
     name = tmp_path / "shared" / "n0.json"
     assert '"jobs":[{"job_id":1' not in name.read_text()
     assert len(json.loads(name.read_text())["jobs"]) == 4
     with pytest.raises(SourceError, match=r"n7\.json: no such file; check that `gpu-exporter slurm-collector"):
-        SlurmSource(SlurmOptions(node="n7", collected=str(tmp_path / "shared")), run=ask, clock=clock).poll()
+        SlurmSource(
+            SlurmOptions(node="n7", collected=str(tmp_path / "shared")), run=ask, clock=clock, vendor=NVIDIA
+        ).poll()
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
@@ -145,6 +151,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
             SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", collected=str(tmp_path)),
             run=ask,
             clock=clock,
+            vendor=NVIDIA,
         )
         for _ in range(NODES)
     ]
@@ -162,7 +169,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
             held.append(slurm.submit("--gres=gpu:1", "-w", "n0", "-N1"))
             steps.append(
                 SlurmSource(
-                    SlurmOptions(node="n0", collected=str(tmp_path)), run=ask, clock=clock
+                    SlurmOptions(node="n0", collected=str(tmp_path)), run=ask, clock=clock, vendor=NVIDIA
                 )._presence._steps.read()
             )
             before = requests(slurm)

@@ -18,6 +18,7 @@ import pytest
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.model.holders import HolderKey
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.slurm_host import FLAGS, PROLOG, SCENARIO, plug, run_as
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
@@ -144,6 +145,7 @@ def watch(slurm: Slurm, holders: set[HolderKey], stop: threading.Event) -> None:
     source = SlurmSource(
         SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"),
         run=run_as(slurm),
+        vendor=NVIDIA,
     )
     while not stop.wait(5.0):
         with contextlib.suppress(SourceError):  # slurmctld is unavailable

@@ -15,6 +15,7 @@ from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.slurm.steps import StepReader
 from gpu_exporter.common.procfs import Procfs
+from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.slurm_host import run_as
 from tests.testbed.clocks import StoppableClock
@@ -64,6 +65,7 @@ class Jobs:
             run=run_as(self.slurm),
             clock=self._clock,
             pace=Pace(5.0),
+            vendor=NVIDIA,
         )
 
     def submit(self, *flags: str, steps: int = 1, groups: str = "") -> str:

@@ -15,6 +15,7 @@ from gpu_exporter.agent.attribution.slurm.gres.epochs import BEFORE, SKEW_S
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.slurm_host import run_as
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
@@ -39,6 +40,7 @@ class Node:
             SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state),
             run=run_as(self.slurm),
             pace=Pace(1.0),
+            vendor=NVIDIA,
         )
 
     def edit(self, text: str) -> Answer:

@@ -9,6 +9,7 @@ from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners, UnitOwners
 from gpu_exporter.agent.attribution.source import Source
 from gpu_exporter.agent.collectors import registry
+from gpu_exporter.agent.devices.protocol import Backend
 from gpu_exporter.agent.devices.scenario import Scenario
 from gpu_exporter.agent.inventory.inventory import Inventory
 from gpu_exporter.agent.ledger.state import StateFile
@@ -45,12 +46,15 @@ class SimulatedNode:
         asks_slurm: bool = False,
         host: HostWorks | None = None,
         make_source: Callable[[Clock], Source] | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        """`make_source`: creates the source of holders, if it is not the scenario."""
+        """`make_source`: creates the source of holders, if it is not the scenario. `backend`: has other GPUs."""
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
+        self._backend: Backend
         self._backend, self._source, self.host = build_simulation(scenario, self.clock, sample_period_s)
+        self._backend = backend or self._backend
         if make_source is not None:
             self._source = make_source(self.clock)
         self._make_state = partial(NodeState, self.settings, self.clock, processes=processes, asks_slurm=asks_slurm)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.agent.collectors import registry
-from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.config.load import Config, ConfigError, load_settings, render_config
 from gpu_exporter.common.durations import parse_duration
@@ -116,12 +114,6 @@ def test_generated_files_are_up_to_date() -> None:
     command = [sys.executable, "-m", "tools.generate", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_every_collector_has_a_flag() -> None:
-    assert {collector.name: collector.default for collector in registry.ALL} == {
-        name: on for name, (on, _) in COLLECTORS.items()
-    }
 
 
 def test_every_setting_has_its_source_or_reason() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.cli.arguments import duration, file_mode
 from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_resources, add_web_config
 
@@ -12,28 +13,6 @@ DEFAULT_PORT = ":9836"
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 DEFAULT_LOGS = "/var/log/pods"
 DEFAULT_STATE = "/var/lib/gpu-exporter"
-# By name: whether it is on by default, and what it collects. A test compares this with collectors.registry.ALL, which
-# no parser loads.
-COLLECTORS = {
-    "utilization": (True, "share of time in which kernels ran, and memory was read or written"),
-    "video": (True, "encoder and decoder utilization"),
-    "gpm": (True, "graphics, SM, tensor and DRAM activity, from Hopper on"),
-    "memory": (True, "memory used, free, reserved, total"),
-    "power": (True, "power, its limit, energy"),
-    "thermal": (True, "temperatures, their limits and margin"),
-    "clocks": (True, "clocks, their maximum, performance state"),
-    "throttle": (True, "time throttled, by reason"),
-    "throttle-active": (False, "reasons that throttle at this moment"),
-    "pcie": (True, "PCIe traffic and replays"),
-    "pcie-link": (True, "bandwidth of the PCIe link now, and at most"),
-    "nvlink": (True, "NVLink traffic"),
-    "ecc": (True, "ECC errors"),
-    "remap": (True, "remapped rows and retired pages"),
-    "recovery": (True, "whether the driver asks for a reset"),
-    "xid": (True, "XID errors, by code"),
-    "processes": (True, "numbers of processes, and what each holder's processes use"),
-    "mig": (True, "MIG instances, with their own activity, memory and power"),
-}
 
 
 def add_agent_flags(parser: Parser) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from gpu_exporter.cli.agent_flags import COLLECTORS
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.cli.agent_parts import build_backend, build_processes, build_sources
 from gpu_exporter.cli.parser import Parser, read_config
 

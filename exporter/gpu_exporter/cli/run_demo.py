@@ -36,7 +36,7 @@ ALONE = (
     "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks get a "
     "mark only after four hours (docs/reconciler.md, Surroundings)."
 )
-FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since 300 s
+FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since second 300
 # As demo.yaml: a GPU whose job hangs, one that works at low power, one with an uncertain cause, the job that is fixed.
 HANGS, WORKS, EXPLAINED, FIXED = 8, 0, 3, "48121"
 FIX_S = 2400.0

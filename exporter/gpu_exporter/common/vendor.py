@@ -1,7 +1,8 @@
 """How GPU vendors are identified outside of their drivers: by Kubernetes, by Slurm and on the PCI bus.
 
-A backend defines whose GPUs it reads; the sources of holders and the inventory take the vendor from the backend. Only
-hints still name NVIDIA directly: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
+A backend defines whose GPUs it reads; the sources of holders and the inventory take the vendor from the backend. The
+reconciler has no backend: pods that ask for resources of any vendor in VENDORS hold GPUs. Only hints still name NVIDIA
+directly: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Vendor(NamedTuple):
     identifies a link of any name. `device_file_name`: the path as shown to people. `capability_file`: path of a file
     that opens a part of a GPU. `autodetect`: the AutoDetect values of Slurm's gres.conf that list GPUs in the driver's
     order. `pci_vendor`: the vendor id as in sysfs. `kernel_driver`: the kernel module that the driver uses.
+    `visible_variable`: the variable that tells a container which GPUs it got.
     """
 
     name: str
@@ -48,16 +50,22 @@ class Vendor(NamedTuple):
     autodetect: frozenset[str]
     pci_vendor: str
     kernel_driver: str
+    visible_variable: str
 
     def resources(self, further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-        """The vendor's resources and those of the site; `further` has regular expressions. Raises ValueError."""
-        compiled = []
-        for pattern in further:
-            try:
-                compiled.append(re.compile(pattern))
-            except re.error as exc:
-                raise ValueError(f"--attribution.resource: not a regular expression: {pattern!r}: {exc}") from exc
-        return self.resource, *compiled
+        """The vendor's resources and those of the site, as regular expressions. Raises ValueError."""
+        return self.resource, *compile_resources(further)
+
+
+def compile_resources(patterns: Sequence[str]) -> list[re.Pattern[str]]:
+    """The regular expressions of --attribution.resource. Raises ValueError."""
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(re.compile(pattern))
+        except re.error as exc:
+            raise ValueError(f"--attribution.resource: not a regular expression: {pattern!r}: {exc}") from exc
+    return compiled
 
 
 NVIDIA = Vendor(
@@ -98,4 +106,11 @@ NVIDIA = Vendor(
     autodetect=frozenset(("nvml",)),
     pci_vendor="0x10de",
     kernel_driver="nvidia",
+    visible_variable="NVIDIA_VISIBLE_DEVICES",
 )
+VENDORS = (NVIDIA,)
+
+
+def gpu_resources(further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
+    """The resources of every vendor, and those of the site: a cluster may have nodes of several. Raises ValueError."""
+    return (*(vendor.resource for vendor in VENDORS), *compile_resources(further))

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 from tests.testbed.podresources import Kubelet
 
 
@@ -29,5 +30,7 @@ def clock() -> ManualClock:
 def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSource:
     (tmp_path / "pods").mkdir()
     return KubeletSource(
-        clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0)
+        clock,
+        KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0),
+        vendor=NVIDIA,
     )

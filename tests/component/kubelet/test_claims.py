@@ -113,7 +113,7 @@ def test_claimed_mig_instances_are_found_by_their_placement(
     held = {allocation["pod"]: allocation["mig_uuid"] for allocation in status["allocations"]}
     assert held == ({} if refused else {"a": second, "b": last})
     if not refused:
-        assert status["allocations"][0]["basis"] == f"{claimed['a']} of claim ml/claim: MIG instance of /dev/nvidia0"
+        assert status["allocations"][0]["basis"] == f"{claimed['a']} of claim ml/claim: MIG instance of device file 0"
     (kubelet_says,) = [source for source in status["attribution"] if source["source"] == "kubelet"]
     wanted = (
         "several MIG instances"

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpu_exporter.agent.attribution.kubelet.alive import LOOK_S, PodLives
 from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from tests.component.kubelet.kubelet_bench import UUID, begin
 from tests.testbed.podresources import Kubelet, begin_container
@@ -80,7 +81,9 @@ def test_a_pod_whose_cgroup_is_gone_has_ended(kubelet: Kubelet, clock: ManualClo
         (pods / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice").mkdir(parents=True)
     (cgroups / "cgroup.controllers").touch()
     lives_of = PodLives(Cgroups(cgroups).list_pods, own)
-    source = KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=logs, timeout_s=10.0), lives=lives_of)
+    source = KubeletSource(
+        clock, KubeletOptions(socket=kubelet.socket, logs=logs, timeout_s=10.0), lives=lives_of, vendor=NVIDIA
+    )
 
     def ended() -> list[str]:
         return [grant.holder.pod for grant in source.poll().grants if grant.ended]

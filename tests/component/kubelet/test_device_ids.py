@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.agent.attribution.source import Answer
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.kubelet.kubelet_bench import MIG, UUID
 from tests.testbed.podresources import Kubelet
 
@@ -68,11 +69,11 @@ def test_devices_of_other_resources_are_ignored(
 def test_resources_that_the_site_names_are_gpus(kubelet: Kubelet, tmp_path: Path, clock: ManualClock) -> None:
     kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
     named = KubeletSource(
-        clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=[r"example\.com/gpu-.*"])
+        clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=[r"example\.com/gpu-.*"]), vendor=NVIDIA
     )
     assert [(grant.kind, grant.device, grant.number) for grant in named.poll().grants] == [("index", "1", "")]
     with pytest.raises(ValueError, match=r"--attribution\.resource: not a regular expression"):
-        KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]))
+        KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]), vendor=NVIDIA)
 
 
 HAMI = "its scheduler writes the chosen device on the pod, and the kubelet may report another one"

@@ -10,6 +10,7 @@ from gpu_exporter.agent.attribution.kubelet.alive import PodLives
 from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 from tests.component.kubelet.kubelet_bench import UUID
 from tests.testbed.podresources import Kubelet
 
@@ -66,6 +67,7 @@ def test_pods_remain_if_a_kubelet_without_an_api_server_does_not_list_them(
         clock,
         KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0),
         lives=PodLives(lambda uids: uids & there, "own"),
+        vendor=NVIDIA,
     )
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     (tmp_path / "pods" / f"kube-system_etcd_{'f' * 32}").mkdir()

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.testbed.nvml.layout import render_header
+from tests.testbed.nvml.layout import NUMBERS, render_header
 from tests.testbed.programs import cache_root
 
 SOURCE = Path(__file__).resolve().parent / "libnvidia_ml.c"
@@ -39,7 +39,7 @@ MISSING: dict[str, tuple[str, ...]] = {"580": (), "535": _AFTER_535, "470": _AFT
 def render_symbols(driver: str) -> str:
     """The linker's list of functions that this driver exports."""
     functions = re.findall(r"^(?:ret_t|const char \*)\s*(nvml\w+)\(", SOURCE.read_text("utf-8"), re.MULTILINE)
-    exported = "".join(f"{name}; " for name in functions if name not in MISSING[driver])
+    exported = "".join(f"{name}; " for name in (*NUMBERS, *functions) if name not in MISSING[driver])
     return f"{{ global: {exported}local: *; }};\n"
 
 

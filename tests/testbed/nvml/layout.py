@@ -7,11 +7,10 @@ the C header that the library is compiled with. A change of layout changes VERSI
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 9
+VERSION = 10
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
@@ -22,13 +21,21 @@ MAX_GPM = 28
 MAX_EVENTS = 64
 THRESHOLDS = 4
 
+# Calls that answer one unsigned number of a GPU, and the field of Device that has it. The library's function for each
+# follows from this line.
+NUMBERS = {
+    "nvmlDeviceGetMinorNumber": "minor",
+    "nvmlDeviceGetPersistenceMode": "persistence",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_mw",
+    "nvmlDeviceGetPowerManagementDefaultLimit": "default_limit_mw",
+}
 # Calls that can fail or be slow on their own, by NVML's name without version suffix.
 CALLS = (
+    *NUMBERS,
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
     "nvmlDeviceGetPciInfo",
-    "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetSamples",
@@ -38,13 +45,10 @@ CALLS = (
     "nvmlDeviceGetOfaUtilization",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetPowerManagementDefaultLimit",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetTemperatureThreshold",
     "nvmlDeviceGetMarginTemperature",
-    "nvmlDeviceGetPersistenceMode",
     "nvmlDeviceGetCpuAffinity",
     "nvmlDeviceGetCurrPcieLinkGeneration",
     "nvmlDeviceGetMaxPcieLinkGeneration",
@@ -147,7 +151,7 @@ class Device(ctypes.Structure):
 
     _fields_ = (
         ("sequence", u32),
-        ("minor", u32),
+        *((field, u32) for field in NUMBERS.values()),
         ("uuid", ctypes.c_char * 96),
         ("name", ctypes.c_char * 96),
         ("bus_id", ctypes.c_char * 32),
@@ -161,7 +165,6 @@ class Device(ctypes.Structure):
         ("temperature", u32),
         ("margin", i32),
         ("thresholds", u32 * THRESHOLDS),  # 0: not supported
-        ("persistence", u32),
         ("link", u32 * 4),  # generation, its maximum, width, its maximum; 0: not supported
         ("cpus", u64 * 2),  # one bit for each CPU near the GPU; 0: not supported
         ("gpm_supported", u32),
@@ -176,8 +179,6 @@ class Device(ctypes.Structure):
         ("sm_clock_max_mhz", u32),
         ("performance_state", u32),
         ("power_mw", u32),
-        ("power_limit_mw", u32),
-        ("default_limit_mw", u32),
         ("energy_mj", u64),
         ("memory_total", u64),
         ("memory_used", u64),
@@ -255,9 +256,10 @@ def render_header() -> str:
     }
     out += [f"#define {name} {value}u" for name, value in constants.items()]
     out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]
+    out.append(" ".join(("#define NUMBERS(X)", *(f"X({name}, {field})" for name, field in NUMBERS.items()))))
     for structure, name in STRUCTS:
         out.append("typedef struct {")
-        fields: Sequence[tuple[str, Any]] = structure._fields_  # no structure has bit fields
+        fields: Any = structure._fields_  # no structure has bit fields
         for field, kind in fields:
             if kind in names:
                 out.append(f"    {names[kind]} {field};")

@@ -154,7 +154,9 @@ ret_t nvmlDeviceGetPciInfo_v3(dev_t_ handle, pci_t *out) {
     copy_text(out->legacy, sizeof out->legacy, d.bus_id);
     return OK;
 }
-ret_t nvmlDeviceGetMinorNumber(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetMinorNumber); *out = d.minor; return OK; }
+/* Calls of one number (layout.py). */
+#define NUMBER(name, field) ret_t name(dev_t_ handle, unsigned *out) { ENTER(name); *out = d.field; return OK; }
+NUMBERS(NUMBER)
 
 ret_t nvmlDeviceGetMigMode(dev_t_ handle, unsigned *current, unsigned *pending) {
     ENTER(nvmlDeviceGetMigMode);
@@ -313,8 +315,6 @@ ret_t nvmlDeviceGetMemoryInfo(dev_t_ handle, memory_t *out) {
 }
 
 ret_t nvmlDeviceGetPowerUsage(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetPowerUsage); WHOLE_ONLY(); *out = d.power_mw; return OK; }
-ret_t nvmlDeviceGetEnforcedPowerLimit(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetEnforcedPowerLimit); *out = d.power_limit_mw; return OK; }
-ret_t nvmlDeviceGetPowerManagementDefaultLimit(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetPowerManagementDefaultLimit); *out = d.default_limit_mw; return OK; }
 ret_t nvmlDeviceGetPowerManagementLimit(dev_t_ handle, unsigned *out) { return nvmlDeviceGetEnforcedPowerLimit(handle, out); }
 ret_t nvmlDeviceGetTotalEnergyConsumption(dev_t_ handle, unsigned long long *out) {
     ENTER(nvmlDeviceGetTotalEnergyConsumption);
@@ -361,11 +361,6 @@ ret_t nvmlDeviceGetMarginTemperature(dev_t_ handle, margin_t *out) {
     ENTER(nvmlDeviceGetMarginTemperature);
     if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
     out->celsius = d.margin;
-    return OK;
-}
-ret_t nvmlDeviceGetPersistenceMode(dev_t_ handle, unsigned *out) {
-    ENTER(nvmlDeviceGetPersistenceMode);
-    *out = d.persistence;
     return OK;
 }
 static ret_t link_value(const device_t *d, int position, unsigned *out) {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.agent.attribution.source import Answer, Source
+from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.devices.simulated import SimulatedBackend
@@ -22,7 +23,6 @@ from gpu_exporter.agent.ledger.state import read_boot_id
 from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.surroundings import Host
-from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import View

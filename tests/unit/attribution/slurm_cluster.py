@@ -11,6 +11,7 @@ from gpu_exporter.agent.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQ
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import CommandFailed, SlowSource, SourceError
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 
 
 class Cluster:
@@ -46,7 +47,11 @@ class Cluster:
 
     def new_source(self, pace: Pace) -> SlurmSource:
         return SlurmSource(
-            SlurmOptions(node="n0", procfs=self.directory / "proc"), run=self.run, clock=self.clock, pace=pace
+            SlurmOptions(node="n0", procfs=self.directory / "proc"),
+            run=self.run,
+            clock=self.clock,
+            pace=pace,
+            vendor=NVIDIA,
         )
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:

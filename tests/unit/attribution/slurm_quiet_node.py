@@ -9,6 +9,7 @@ from tests.unit.attribution.slurm_cluster import Cluster
 
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.common.vendor import NVIDIA
 
 ONE = "gpu:h100:1(IDX:0)"
 KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
@@ -61,6 +62,7 @@ class Filing(Node):
             run=self.run,
             clock=self.clock,
             pace=Pace(60.0, lambda: 0.0),
+            vendor=NVIDIA,
         )
 
     def file(self, job: str, text: str, written_s_ago: float = 0.0) -> None:

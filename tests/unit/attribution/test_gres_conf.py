@@ -22,12 +22,13 @@ from gpu_exporter.agent.attribution.slurm.gres.epochs import GresContent
 from gpu_exporter.agent.attribution.slurm.gres.files import MAX_CONF, REMEDY, ConfPlace, list_places, read_order
 from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.common.slurm.gres import Gres
+from gpu_exporter.common.vendor import NVIDIA
 
 H100 = (("h100", 4),)
 
 
 def order(text: str, configured: tuple[tuple[str, int], ...] = H100, node: str = "n0") -> GpuOrder:
-    return order_of(parse_gres_conf(text, "gres.conf"), node, configured)
+    return order_of(parse_gres_conf(text, "gres.conf"), node, configured, vendor=NVIDIA)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_included_lines_count_at_the_place_of_the_include() -> None:
     lines = parse_gres_conf(
         "Name=gpu File=/dev/nvidia1\nInclude more.conf\nName=gpu File=/dev/nvidia0", "g", files.__getitem__
     )
-    assert order_of(lines, "n0", (("", 3),)).minors == ("1", "2", "0")
+    assert order_of(lines, "n0", (("", 3),), vendor=NVIDIA).minors == ("1", "2", "0")
     with pytest.raises(
         GresConfError, match=r"loop\.conf:1: this Include is not read: too many Includes inside each other"
     ):
@@ -203,7 +204,7 @@ def test_included_files_may_include_others_and_errors_name_the_inner_line() -> N
         "b.conf": "\n# a comment\nName=gpu \\\n  File=/dev/nvidia1\nName=gpu Fiel=x\n",
     }
     with pytest.raises(GresConfError) as caught:
-        order_of(parse_gres_conf("Include a.conf", "g", files.__getitem__), "n0", (("", 1),))
+        order_of(parse_gres_conf("Include a.conf", "g", files.__getitem__), "n0", (("", 1),), vendor=NVIDIA)
     assert str(caught.value) == "b.conf:5: unknown key 'fiel'"
     files["b.conf"] = files["b.conf"].rpartition("Name")[0]
     assert [line.place for line in parse_gres_conf("Include a.conf", "g", files.__getitem__)] == ["b.conf:3"]
@@ -307,7 +308,7 @@ def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeR
     for number, text in enumerate(texts):
         (folder / f"{number}.conf").write_bytes(text)
     places = [ConfPlace(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))]
-    return read_order(places, "n0", record).order
+    return read_order(places, "n0", record, vendor=NVIDIA).order
 
 
 def test_files_that_agree_count_as_one_and_missing_files_are_ignored(tmp_path: Path) -> None:
@@ -349,14 +350,14 @@ def test_slurmd_uses_a_file_that_was_last_changed_before_or_in_the_second_of_its
     for date, changed in ((4_000_000_000.75, False), (4_000_000_001.0, True)):
         os.utime(path, (date, date))
         expected = GresContent(order, None, date, str(path)) if changed else GresContent(order, start, path=str(path))
-        assert read_order([ConfPlace(path)], "n0", NODE) == expected
+        assert read_order([ConfPlace(path)], "n0", NODE, vendor=NVIDIA) == expected
     # slurmd wrote its own copy, at its start or when it was told to read its configuration again.
-    assert read_order([ConfPlace(path, fetched=True)], "n0", NODE) == GresContent(
+    assert read_order([ConfPlace(path, fetched=True)], "n0", NODE, vendor=NVIDIA) == GresContent(
         order, 4_000_000_001.0, path=str(path)
     )
     os.utime(path, (1.0, 1.0))
     before = NODE._replace(slurmd_start=path.stat().st_ctime + 100.0)
-    assert read_order([ConfPlace(path, fetched=True)], "n0", before).since == before.slurmd_start
+    assert read_order([ConfPlace(path, fetched=True)], "n0", before, vendor=NVIDIA).since == before.slurmd_start
 
 
 def test_links_and_names_of_a_site_mean_the_device_that_they_lead_to(

@@ -70,6 +70,7 @@ class Cluster:
             KubeletOptions(socket=Path("/none"), logs=self.logs, boot_wall=booted),
             consumers=Consumers(monitors),
             lives=lives,
+            vendor=NVIDIA,
         )
 
     def _find(self, wanted: set[str]) -> set[str] | None:

@@ -18,6 +18,7 @@ from gpu_exporter.agent.attribution.slurm.controller import (
 from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.vendor import NVIDIA
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_a_look_at_a_slow_slurm_has_one_deadline_for_any_number_of_jobs(cluster:
         cluster.clock.advance(slow)
         return cluster.run(command, timeout_s)
 
-    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(0.0))
+    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(0.0), vendor=NVIDIA)
     assert [grant.holder.identity for grant in source.poll().grants] == ["hidden"]
     assert given == [5.0, 5.0, 5.0, 2.0]  # steps; configuration, node and jobs together
     slow = 11.0
@@ -242,5 +243,5 @@ def test_one_slow_answer_does_not_leave_a_job_without_its_gpus_for_long(cluster:
             cluster.clock.advance(5.02)
         return answer
 
-    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(60.0))
+    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(60.0), vendor=NVIDIA)
     assert sorted(grant.holder.job_id for grant in source.poll().grants) == ["7", "8"]

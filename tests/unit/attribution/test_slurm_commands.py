@@ -15,6 +15,7 @@ from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.common import commands as programs
+from gpu_exporter.common.vendor import NVIDIA
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_child_gets_no_variable_that_filters_or_formats_the_output(
 
 def test_the_error_names_a_missing_command_with_the_remedy(commands: Path) -> None:
     with pytest.raises(SourceError) as caught:
-        SlurmSource(SlurmOptions(node="n0")).poll()
+        SlurmSource(SlurmOptions(node="n0"), vendor=NVIDIA).poll()
     assert str(caught.value).startswith("scontrol is neither on PATH nor in ")
     assert str(caught.value).endswith("add its directory to PATH, or pass --no-attribution.slurm")
 

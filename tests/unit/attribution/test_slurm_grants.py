@@ -21,6 +21,7 @@ from gpu_exporter.agent.attribution.slurm.controller import (
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.model.holders import Holder, HolderKey
+from gpu_exporter.common.vendor import NVIDIA
 
 
 @pytest.fixture
@@ -119,12 +120,12 @@ def test_the_node_name_comes_from_the_flag_else_slurmd_else_the_short_host_name(
         monkeypatch.setenv("SLURMD_NODENAME", slurmd)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu-12.cluster.example"))
     with contextlib.suppress(AssertionError):  # the cluster knows only n0
-        SlurmSource(SlurmOptions(node=given), run=cluster.run, clock=cluster.clock).poll()
+        SlurmSource(SlurmOptions(node=given), run=cluster.run, clock=cluster.clock, vendor=NVIDIA).poll()
     assert cluster.asked == [f"scontrol listpids * {asked}"]
 
 
 def test_every_command_gets_the_configured_timeout(cluster: Cluster) -> None:
-    SlurmSource(SlurmOptions(node="n0", timeout_s=2.5), run=cluster.run, clock=cluster.clock).poll()
+    SlurmSource(SlurmOptions(node="n0", timeout_s=2.5), run=cluster.run, clock=cluster.clock, vendor=NVIDIA).poll()
     assert cluster.limits == {2.5}
 
 

@@ -13,6 +13,7 @@ from gpu_exporter.agent.attribution.slurm.memory import FILE, SAVE_EACH_S
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.vendor import NVIDIA
 
 AWAY = "Unable to contact slurm controller"
 BOTH = {"j1": "gpu:h100:1(IDX:0)", "j2": "gpu:h100:1(IDX:1)"}
@@ -31,6 +32,7 @@ def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None, e
         run=cluster.run,
         clock=cluster.clock,
         pace=Pace(each_s, lambda: 0.0),
+        vendor=NVIDIA,
     )
 
 

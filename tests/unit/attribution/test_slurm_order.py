@@ -14,6 +14,7 @@ from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.vendor import NVIDIA
 
 
 @pytest.fixture
@@ -94,7 +95,9 @@ def test_two_files_that_disagree_prove_no_order(cluster: Cluster) -> None:
     answer = cluster.source.poll()
     assert answer.grants[0].kind == "unproven"
     assert "give the GPUs different orders" in answer.problem
-    named = SlurmSource(SlurmOptions(node="n0", gres_conf=cached / "gres.conf"), run=cluster.run, clock=cluster.clock)
+    named = SlurmSource(
+        SlurmOptions(node="n0", gres_conf=cached / "gres.conf"), run=cluster.run, clock=cluster.clock, vendor=NVIDIA
+    )
     assert [(c.kind, c.device) for c in named.poll().grants] == [("minor", "0")]
 
 

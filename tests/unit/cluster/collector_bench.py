@@ -19,6 +19,7 @@ from gpu_exporter.agent.slurm_collector.collector import CollectorRun, SlurmColl
 from gpu_exporter.agent.slurm_collector.command_line import CommandLine
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.slurm.gres import Gres
+from gpu_exporter.common.vendor import NVIDIA
 
 NODE = "NodeName={name} Arch=x86_64\n   Gres={gres}\n   GresUsed={used}\n   BootTime=1 SlurmdStartTime=4000000000\n\n"
 
@@ -62,6 +63,7 @@ class Cluster:
             run=self.run,
             clock=self.clock,
             pace=Pace(each_s, lambda: 0.0),
+            vendor=NVIDIA,
         )
 
     def begin(self, job: int, **fields: Any) -> None:

@@ -1,6 +1,6 @@
 """A collector to copy: into exporter/gpu_exporter/agent/collectors/NAME.py. test_template.py is its test.
 
-Then add it to `collectors/registry.py` and to `COLLECTORS` of `cli/agent_flags.py`.
+Then add its name to `collectors/names.py`.
 """
 
 from __future__ import annotations

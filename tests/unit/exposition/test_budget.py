@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.limits import advise
 from tests.testbed.nvml.scenarios import GENERATIONS
 from tests.testbed.simulated_node import SimulatedNode
 
@@ -40,12 +41,14 @@ def count(series: list[Series]) -> Counter[str]:
 def test_a_gpu_stays_within_its_budget_of_series(name: str) -> None:
     counted = count(publish(name))
     series = counted.pop("gpu")
-    assert 30 <= series <= GPU_BUDGET, (
-        f"{series} series of {GPU_BUDGET}: drop one, or have the collector off by default"
-    )
-    assert 10 <= counted.pop("allocation") <= ALLOCATION_BUDGET
+    assert series >= 30
+    advise(f"series of {name}", series, GPU_BUDGET, so="drop one, or have the collector off by default")
+    of_holder = counted.pop("allocation")
+    assert of_holder >= 10
+    advise(f"series of a holder on {name}", of_holder, ALLOCATION_BUDGET, so="drop one")
     assert bool(counted) == ("mig" in name)
-    assert all(number <= INSTANCE_BUDGET for number in counted.values())
+    for instance, number in counted.items():
+        advise(f"series of {instance} of {name}", number, INSTANCE_BUDGET, so="drop one")
 
 
 def test_board_and_instance_never_share_a_family() -> None:

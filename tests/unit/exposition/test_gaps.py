@@ -73,7 +73,7 @@ def test_a_gpu_that_the_driver_does_not_list_has_a_row_a_series_and_a_message(
     node: SimulatedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tuple(PciFunction(sampler.device.identity.pci_bus_id, "nvidia") for sampler in node.samplers)
-    node.inventory = Inventory(functions=(*listed, PciFunction("10000:01:00.0", "nvidia")))
+    node.inventory = Inventory(functions=(*listed, PciFunction("10000:01:00.0", "nvidia")), managed="nvidia")
     view = node.view()
     row = list_rows(view)[-1]
     assert (row.gpu, row.state) == ("10000:01:00.0", "missing")

@@ -32,7 +32,7 @@ def lines(view: View) -> list[str]:
 @pytest.mark.parametrize(
     ("grant", "basis"),
     [
-        (Grant("minor", "{minor}", JOB, number="IDX 0"), "IDX 0: /dev/nvidia{minor}"),
+        (Grant("minor", "{minor}", JOB, number="IDX 0"), "IDX 0: device file {minor}"),
         (Grant("index", "0", JOB, number="IDX 0"), "IDX 0: position 0 of the driver's list"),
         (Grant("uuid", "{uuid}", JOB, number="IDX 0"), "IDX 0: UUID"),
         (Grant("uuid", "{uuid}::2", JOB), "UUID"),
@@ -62,11 +62,11 @@ def test_a_line_shows_the_holder_the_evidence_and_the_doubt(node: SimulatedNode)
     view = node.view()
     (held,) = view.allocations
     shared = held.allocation._replace(
-        share="shard", share_ratio=0.5, contradiction="processes of job 8 run here", basis="IDX 0: /dev/nvidia0"
+        share="shard", share_ratio=0.5, contradiction="processes of job 8 run here", basis="IDX 0: device file 0"
     )
     view = view._replace(allocations=(held._replace(allocation=shared, unconfirmed_s=65.0),))
     first = lines(view)[1]
-    for cell in ("job 7", "ada", "shard 50%", "IDX 0: /dev/nvidia0", "1m ago", "processes of job 8 run here"):
+    for cell in ("job 7", "ada", "shard 50%", "IDX 0: device file 0", "1m ago", "processes of job 8 run here"):
         assert cell in first
     assert lines(view)[2].split()[2] == "(free)"
 

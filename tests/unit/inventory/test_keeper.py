@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.agent.inventory.expected import ExpectedDevices, forget
 from gpu_exporter.agent.inventory.inventory import InventoryKeeper
 from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.vendor import NVIDIA
 
 A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
 B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)
@@ -30,19 +31,19 @@ def put_on_bus(sysfs: Path, address: str, driver: str) -> None:
 
 
 def test_a_gpu_that_answers_is_also_expected_by_the_next_process(tmp_path: Path) -> None:
-    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None, vendor=NVIDIA)
     keeper.look()
     before = keeper.value
     keeper.note([A, B])
     assert (uuids(keeper), before.devices) == (["GPU-a", "GPU-b"], ())  # a value that was read before does not change
-    again = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    again = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None, vendor=NVIDIA)
     assert uuids(again) == []
     again.look()
     assert uuids(again) == ["GPU-a", "GPU-b"]
 
 
 def test_forget_removes_a_gpu_until_it_answers_again(tmp_path: Path) -> None:
-    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None, vendor=NVIDIA)
     keeper.note([A, B])
     keeper.look()
     assert forget(tmp_path, "GPU-a")
@@ -59,7 +60,7 @@ def test_forget_removes_a_gpu_until_it_answers_again(tmp_path: Path) -> None:
 def test_the_bus_is_read_again_on_request(tmp_path: Path) -> None:
     put_on_bus(tmp_path, "0000:10:00.0", "nvidia")
     put_on_bus(tmp_path, "0000:11:00.0", "nvidia")
-    keeper = InventoryKeeper(ExpectedDevices(None, "boot"), tmp_path)
+    keeper = InventoryKeeper(ExpectedDevices(None, "boot"), tmp_path, vendor=NVIDIA)
     keeper.look()
     assert keeper.value.given_away(A.pci_bus_id) == ""
     put_on_bus(tmp_path, "0000:10:00.0", "vfio-pci")
@@ -72,7 +73,7 @@ def test_the_bus_is_read_again_on_request(tmp_path: Path) -> None:
 
 def test_a_list_that_cannot_be_saved_is_still_published(tmp_path: Path) -> None:
     (tmp_path / "devices.json").mkdir()
-    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None, vendor=NVIDIA)
     with pytest.raises(OSError):
         keeper.note([A])
     assert uuids(keeper) == ["GPU-a"]

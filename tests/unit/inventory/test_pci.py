@@ -8,6 +8,7 @@ from tests.testbed.sysfs import add_function
 
 from gpu_exporter.agent.inventory.pci import PciFunction, list_functions
 from gpu_exporter.common.model.units import normalize_pci
+from gpu_exporter.common.vendor import NVIDIA
 
 
 def test_gpus_on_the_bus_are_listed_with_their_kernel_driver(tmp_path: Path) -> None:
@@ -16,7 +17,7 @@ def test_gpus_on_the_bus_are_listed_with_their_kernel_driver(tmp_path: Path) -> 
     add_function(tmp_path, "0000:12:00.0", "")
     add_function(tmp_path, "0000:10:00.1", "snd_hda_intel", kind="0x040300")  # the audio function of a board
     add_function(tmp_path, "0000:00:1f.0", "igc", vendor="0x8086")
-    assert list_functions(tmp_path) == [
+    assert list_functions(tmp_path, vendor=NVIDIA) == [
         PciFunction("0000:10:00.0", "nvidia", "0x26b9"),
         PciFunction("0000:11:00.0", "vfio-pci", "0x26b9"),
         PciFunction("0000:12:00.0", "none", "0x26b9"),
@@ -24,7 +25,7 @@ def test_gpus_on_the_bus_are_listed_with_their_kernel_driver(tmp_path: Path) -> 
 
 
 def test_an_unreadable_bus_is_unknown_and_not_empty(tmp_path: Path) -> None:
-    assert list_functions(tmp_path / "nowhere") is None
+    assert list_functions(tmp_path / "nowhere", vendor=NVIDIA) is None
 
 
 def test_pci_addresses_have_one_notation() -> None:

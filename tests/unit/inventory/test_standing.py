@@ -14,6 +14,7 @@ from gpu_exporter.agent.inventory.inventory import FELL_OFF, Inventory, Inventor
 from gpu_exporter.agent.inventory.pci import UNBOUND, PciFunction, is_subset
 from gpu_exporter.agent.inventory.standing import PROVEN_S, TABLE, Case, judge
 from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity
+from gpu_exporter.common.vendor import NVIDIA
 
 ADDRESSES = [f"0000:{0x10 + number:02x}:00.0" for number in range(8)]
 
@@ -32,7 +33,9 @@ class Host:
 
     def start(self) -> None:
         expected = ExpectedDevices(self.state, self.boot)
-        self.keeper = InventoryKeeper(expected, self.sysfs, boot_id=self.boot, subset=lambda bound: self.subset)
+        self.keeper = InventoryKeeper(
+            expected, self.sysfs, boot_id=self.boot, subset=lambda bound: self.subset, vendor=NVIDIA
+        )
         self.keeper.look()
 
     def put(self, number: int, driver: str, **more: str) -> None:
@@ -215,7 +218,7 @@ def test_a_container_or_job_with_a_part_of_the_gpus_is_detected(
     environ: dict[str, str], files: list[str], cgroup: str, given: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "cgroup").write_text(cgroup)
-    assert is_subset(2, environ, files, tmp_path / "cgroup") is given
+    assert is_subset(2, NVIDIA, environ, files, tmp_path / "cgroup") is given
 
 
 DRIVERS = ("nvidia", "nouveau", "vfio-pci", UNBOUND)
@@ -348,6 +351,6 @@ def test_a_virtual_function_is_not_a_separate_gpu(host: Host) -> None:
 
 def test_a_list_position_without_a_name_may_be_any_bound_card() -> None:
     functions = tuple(PciFunction(address, "nvidia") for address in ADDRESSES[:3])
-    inventory = Inventory((ExpectedDevice("GPU-0", ADDRESSES[0], 0, "L4"),), functions)
+    inventory = Inventory((ExpectedDevice("GPU-0", ADDRESSES[0], 0, "L4"),), functions, managed="nvidia")
     missing = inventory.missing({"GPU-0"}, {1: "handle: UNKNOWN"}, "", [ADDRESSES[0]])
     assert len(missing) == 1, "one of the two cards has the row with the error"

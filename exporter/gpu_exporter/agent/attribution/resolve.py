@@ -199,9 +199,9 @@ def _describe_basis(grant: Grant) -> str:
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
-        return f"{name}/dev/nvidia{device}"
+        return f"{name}device file {device}"
     if grant.kind in ("instance", "placement"):
-        return f"{name}MIG instance of /dev/nvidia{device.partition('/')[0]}"
+        return f"{name}MIG instance of device file {device.partition('/')[0]}"
     return f"{name}position {device} of the driver's list" if grant.kind == "index" else f"{name}UUID"
 
 

@@ -205,8 +205,8 @@ class Collector(NamedTuple):
     """A named group of families that can be switched off.
 
     `collect` fills the cycle every `every_s` seconds (0: in every cycle). Between two calls its samples remain. None
-    if the families do not come from a cycle. `default`: on, unless switched off. `witness`: idleness depends on it, so
-    a failed call that was answered before makes the moment unknown.
+    if the families do not come from a cycle. `witness`: idleness depends on it, so a failed call that was answered
+    before makes the moment unknown.
     """
 
     name: str
@@ -214,5 +214,4 @@ class Collector(NamedTuple):
     collect: Callable[[Cycle], None] | None
     instance_families: tuple[Family, ...] = ()
     every_s: float = 0.0
-    default: bool = True
     witness: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.agent.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
-from gpu_exporter.agent.collectors.plausible import SECONDS, SWITCH
+from gpu_exporter.agent.collectors.plausible import SECONDS
 from gpu_exporter.common.model.metrics import Family
 
 GPU_THROTTLE_SECONDS = Family(
@@ -14,14 +14,6 @@ GPU_THROTTLE_SECONDS = Family(
     source="nvmlDeviceGetFieldValues 74-79, 269-271",
     plausible=SECONDS,
 )
-GPU_THROTTLE_ACTIVE = Family(
-    "gpu_throttle_active",
-    "gauge",
-    "State of the throttle reason at the time of reading: 1 if active, 0 if not. Reasons overlap",
-    ("reason",),
-    source="nvmlDeviceGetCurrentClocksEventReasons, else nvmlDeviceGetCurrentClocksThrottleReasons",
-    plausible=SWITCH,
-)
 
 
 def collect_throttle(cycle: Cycle) -> None:
@@ -29,13 +21,4 @@ def collect_throttle(cycle: Cycle) -> None:
         cycle.add(GPU_THROTTLE_SECONDS, seconds, reason)
 
 
-def collect_throttle_active(cycle: Cycle) -> None:
-    for reason, active in (cycle.read(cycle.device.read_throttle_active) or {}).items():
-        cycle.add(GPU_THROTTLE_ACTIVE, float(active), reason)
-
-
 THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=SLOW_INTERVAL_S)
-# Off by default: eight series per GPU with less information than the counters.
-THROTTLE_ACTIVE = Collector(
-    "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=SLOW_INTERVAL_S, default=False
-)

@@ -12,7 +12,7 @@ from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevice
 from gpu_exporter.agent.inventory.pci import PciFunction, is_loaded, is_subset, list_functions
 from gpu_exporter.agent.inventory.standing import PROVEN_S, Case, Standing, judge
 from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity, normalize_pci
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 FELL_OFF = "seen here before, but no longer in the driver's list"
 
@@ -38,7 +38,7 @@ class Inventory(NamedTuple):
     devices: tuple[ExpectedDevice, ...] = ()
     functions: tuple[PciFunction, ...] = ()
     forgotten: frozenset[str] = frozenset()
-    managed: str = NVIDIA.kernel_driver
+    managed: str = ""
     seen: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
@@ -136,15 +136,15 @@ class InventoryKeeper:
         self,
         expected: ExpectedDevices,
         sysfs: Path | None,
-        vendor: Vendor = NVIDIA,
+        vendor: Vendor,
         boot_id: str = "",
-        subset: Callable[[int], bool] = is_subset,
+        subset: Callable[[int], bool] | None = None,
     ) -> None:
         """`sysfs`: path of the bus, None for a backend without a bus. `boot_id`: of this boot, "" if unknown.
-        `subset`: whether this container or job got only a part of the given number of GPUs.
+        `subset`: whether this container or job got only a part of the given number of GPUs; in place of is_subset.
         """
         self._boot_id = boot_id
-        self._subset = subset
+        self._subset = subset or (lambda bound: is_subset(bound, vendor))
         self._answered: dict[str, float] = {}  # by address, since when the GPU has answered (monotonic seconds)
         self.value = Inventory(managed=vendor.kernel_driver)
         self._vendor = vendor

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.common.model.units import normalize_pci
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have other classes
 UNBOUND = "none"
 NO_OVERRIDE = ("", "(null)")
-EVERYTHING = ("", "all", "void", "none")  # of NVIDIA_VISIBLE_DEVICES; other values are lists. CDI and plugins set void.
+EVERYTHING = ("", "all", "void", "none")  # of the visible GPUs; other values are lists. CDI and plugins set void.
 JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # a Slurm job in the path of a cgroup
-NODE = re.compile(r"nvidia[0-9]+")  # a device file
 
 
 class PciFunction(NamedTuple):
@@ -37,7 +36,7 @@ class PciFunction(NamedTuple):
     asleep: bool = False
 
 
-def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[PciFunction] | None:
+def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
     """All GPUs of the vendor on the bus, None if the bus cannot be read."""
     found: list[PciFunction] = []
     try:
@@ -65,13 +64,14 @@ def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[
     return found
 
 
-def is_loaded(sysfs: Path, vendor: Vendor = NVIDIA) -> bool:
+def is_loaded(sysfs: Path, vendor: Vendor) -> bool:
     """Whether the vendor's kernel module is loaded."""
     return (sysfs / "module" / vendor.kernel_driver).is_dir()
 
 
 def is_subset(
     bound: int,
+    vendor: Vendor,
     environ: Mapping[str, str] = os.environ,
     device_files: Iterable[str] | None = None,
     own_cgroup: Path = Path("/proc/self/cgroup"),
@@ -81,13 +81,13 @@ def is_subset(
     `bound`: how many GPUs of the host have the vendor's driver. `device_files`: names in /dev, None to list them. A
     container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the driver.
     """
-    if environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() not in EVERYTHING:
+    if environ.get(vendor.visible_variable, "").strip().lower() not in EVERYTHING:
         return True
     try:
         names = os.listdir("/dev") if device_files is None else device_files  # noqa: PTH208 - hundreds of names
     except OSError:
         names = ()
-    there = sum(NODE.fullmatch(name) is not None for name in names)
+    there = sum(vendor.device_file.fullmatch(f"/dev/{name}") is not None for name in names)
     return 0 < there < bound or JOB.search(_text(own_cgroup)) is not None
 
 

@@ -112,7 +112,7 @@ def why_not(
     if target.above:
         return Held("above", f"{target.above}")
     if target.verb not in verbs:
-        return Held("kind", f"actions.kinds does not allow to {target.verb} it")
+        return Held("kind", f"actions.kinds does not list {target.verb}")
     return _membership(target) or _idleness(target, decisions) or _care(target, decisions)
 
 

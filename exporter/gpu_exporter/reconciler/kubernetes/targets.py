@@ -54,7 +54,7 @@ SCHEDULER = "kubernetes"
 ACTED = PREFIX + "acted"
 WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # label of Kueue's Workload: the UID of the object that it was created for
 KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
-NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not allow to deactivate it"
+NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not list deactivate"
 WITHIN_S = 10.0  # for the list and the owners
 LIST_MAX = 256 * 1024 * 1024  # bytes: 40,000 pods of 6 kB
 # Values of `managedBy` that mean the object's own controller.

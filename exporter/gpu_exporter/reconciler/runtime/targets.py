@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
 from gpu_exporter.common.promql.client import Client
-from gpu_exporter.common.vendor import NVIDIA
+from gpu_exporter.common.vendor import gpu_resources
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
@@ -73,7 +73,7 @@ class Targets(NamedTuple):
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
     """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is unavailable."""
-    known = NVIDIA.resources(targets.resources)
+    known = gpu_resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if targets.kubernetes is not False:
         try:

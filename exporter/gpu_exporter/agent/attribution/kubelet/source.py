@@ -35,7 +35,7 @@ from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError
 from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
 SETTLED_S = 900.0  # after this time since the start of the node, every pod has its cgroup, or has lost it
@@ -65,7 +65,7 @@ class KubeletSource:
         self,
         clock: Clock,
         options: KubeletOptions,
-        vendor: Vendor = NVIDIA,
+        vendor: Vendor,
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:

@@ -40,7 +40,7 @@ from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.common.procfs import NewestProcess, Procfs
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 """Jobs that are here, and the stopped jobs among them."""
@@ -80,7 +80,8 @@ class SlurmSource:
         options: SlurmOptions = DEFAULTS,
         run: Run = slurm_commands.run,
         clock: Clock = SYSTEM_CLOCK,
-        vendor: Vendor = NVIDIA,
+        *,
+        vendor: Vendor,
         pace: Pace | None = None,
     ) -> None:
         """`pace`: when the controller is asked, every 60 s by default. Raises ValueError for an impossible NodeName."""

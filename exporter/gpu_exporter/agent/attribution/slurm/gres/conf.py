@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.common.outside import need_whole
 from gpu_exporter.common.slurm.hostlist import parse_names
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 MAX_INCLUDES = 16
 _COMMENT = re.compile(r"(?<!\\)#.*")
@@ -140,7 +140,7 @@ def order_of(
     lines: Iterable[GresLine],
     node: str,
     configured: Sequence[tuple[str, int]],
-    vendor: Vendor = NVIDIA,
+    vendor: Vendor,
     minor_of: MinorOf = _nobody,
 ) -> GpuOrder:
     """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.

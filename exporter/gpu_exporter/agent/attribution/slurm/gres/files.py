@@ -17,7 +17,7 @@ from gpu_exporter.agent.attribution.slurm.gres.conf import (
 )
 from gpu_exporter.agent.attribution.slurm.gres.epochs import GresContent
 from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
-from gpu_exporter.common.vendor import NVIDIA, Vendor
+from gpu_exporter.common.vendor import Vendor
 
 FETCHED = Path("/run/slurm/conf")  # where slurmd keeps its fetched configuration for commands
 SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within that second
@@ -42,7 +42,7 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Conf
     return [ConfPlace(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
 
 
-def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> GresContent:
+def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor) -> GresContent:
     """The present meaning of IDX on this node, by gres.conf. If several files exist, they must agree, because it is
     unknown which file slurmd read.
     """
