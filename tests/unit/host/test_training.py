@@ -279,7 +279,7 @@ def test_any_bytes_are_a_report_or_a_value_error(data: bytes) -> None:
 
 
 def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None:
-    from gpu_exporter.torch import observe
+    from gpu_exporter_torch import observe
 
     with observe(range(60), phases=True, directory=tmp_path, summary=False) as observed:
         for _ in observed:
@@ -295,7 +295,7 @@ def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None
 def test_the_hook_and_the_exporter_name_the_same_format_and_phases() -> None:
     """The hook imports nothing of the exporter, so both have these names."""
     from gpu_exporter.diagnosis.training import reports as training_report
-    from gpu_exporter.torch import phases, report
+    from gpu_exporter_torch import phases, report
 
     assert phases.NAMES == PHASES
     assert report.FORMAT == training_report.FORMAT

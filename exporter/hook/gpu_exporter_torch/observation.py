@@ -15,18 +15,18 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
-from gpu_exporter.torch.facts import Fact, LoopFacts, is_autocast, is_profiled
-from gpu_exporter.torch.file import ReportFile, find_directory
-from gpu_exporter.torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
-from gpu_exporter.torch.loaders import observe_loader
-from gpu_exporter.torch.phases import NAMES, Phase, PhaseClock
-from gpu_exporter.torch.ranks import find_rank
-from gpu_exporter.torch.report import make_report
-from gpu_exporter.torch.siblings import read_siblings
-from gpu_exporter.torch.steps import StepCounter
-from gpu_exporter.torch.summary import render_summary
+from gpu_exporter_torch.facts import Fact, LoopFacts, is_autocast, is_profiled
+from gpu_exporter_torch.file import ReportFile, find_directory
+from gpu_exporter_torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
+from gpu_exporter_torch.loaders import observe_loader
+from gpu_exporter_torch.phases import NAMES, Phase, PhaseClock
+from gpu_exporter_torch.ranks import find_rank
+from gpu_exporter_torch.report import make_report
+from gpu_exporter_torch.siblings import read_siblings
+from gpu_exporter_torch.steps import StepCounter
+from gpu_exporter_torch.summary import render_summary
 
-log = logging.getLogger("gpu_exporter.torch")
+log = logging.getLogger("gpu_exporter_torch")
 SAMPLES_MAX = 2**31
 
 
@@ -106,7 +106,7 @@ class TrainingObservation:
 
     def _set_up(self, options: _Options) -> None:
         optimizer, model, phases, samples, directory, registry, summary = options
-        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        optimizers: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         self._samples, self._prints = samples, summary
         self._counter.marked = bool(optimizers)
         self._settings = LoopFacts(self._plain, optimizers, model)
@@ -126,7 +126,7 @@ class TrainingObservation:
         for each in optimizers:
             self._hooks.append(each.register_step_post_hook(self._after_step))
         if registry is not None:
-            from gpu_exporter.torch.prometheus import TrainingCollector
+            from gpu_exporter_torch.prometheus import TrainingCollector
 
             collector = TrainingCollector(self.report)
             registry.register(collector)
@@ -371,7 +371,7 @@ class TrainingObservation:
             self._phases,
             rank,
             self._settings.read() | self._facts,
-            writer="gpu_exporter.torch" if torch is None else f"gpu_exporter.torch (torch {torch.__version__})",
+            writer="gpu_exporter_torch" if torch is None else f"gpu_exporter_torch (torch {torch.__version__})",
             run=self._run,
             state=state,
             local_world_size=rank.local_world_size,

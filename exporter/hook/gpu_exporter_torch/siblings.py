@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.torch.file import read_plain
-from gpu_exporter.torch.report import FORMAT
+from gpu_exporter_torch.file import read_plain
+from gpu_exporter_torch.report import FORMAT
 
 SIZE_MAX = 65_536
 RANKS_MAX = 64

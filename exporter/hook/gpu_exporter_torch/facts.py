@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Union
 
-from gpu_exporter.torch.gpu_time import find_cuda
+from gpu_exporter_torch.gpu_time import find_cuda
 
-Fact: TypeAlias = int | float | bool | str
+Fact = Union[int, float, bool, str]
 DTYPES = {"torch.float32": "float32", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 WHOLE_LOADER = ("num_workers", "prefetch_factor", "batch_size")
