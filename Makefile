@@ -51,8 +51,8 @@ cluster: $(VENV)/dev testbed programs ## component tests with a real API server,
 slurm: $(VENV)/dev testbed ## component tests with real Slurm 22.05, 24.11 and 26.05
 	$(PYTEST) tests/component -m slurm
 
-hook: $(VENV)/dev ## the hook in loops of a real torch, in an environment of its own (5 GB, once); SET=old or frameworks
-	@packages="$$($(BIN)/python -m tests.testbed.torch_env $(or $(SET),ci))" && PYTHONPATH="$$packages:exporter:." \
+hook: ## the hook in loops of a real torch, in an environment of its own (5 GB, once); SET=old (PYTHON=python3.9) or frameworks
+	@packages="$$($(PYTHON) -m tests.testbed.torch_env $(or $(SET),ci))" && PYTHONPATH="$$packages:exporter/hook:." \
 	  $(PYTHON) -m pytest -p no:cacheprovider -c tests/hook/pytest.ini --confcutdir=tests/hook $(if $(filter frameworks,$(SET)),tests/hook/frameworks,tests/hook/loops)
 
 rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; every alert in 120 simulated situations
@@ -71,8 +71,8 @@ e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the
 bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
 	$(BIN)/python -m tests.bench.peers
 
-bench-hook: $(VENV)/dev ## what the hook costs a training loop, in pairs with and without it
-	@packages="$$($(BIN)/python -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter:." $(PYTHON) -m tests.bench.hook
+bench-hook: ## what the hook costs a training loop, in pairs with and without it
+	@packages="$$($(PYTHON) -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter/hook:." $(PYTHON) -m tests.bench.hook
 
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden

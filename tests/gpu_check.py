@@ -299,7 +299,7 @@ def check_hook(*, makes: bool) -> dict[str, Any] | str:
     `makes`: whether an environment with torch may be made in the cache (5 GB).
     """
     code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    python, path = sys.executable, "exporter:."
+    python, path = sys.executable, "exporter/hook:."
     if subprocess.run([python, "-c", code], capture_output=True, check=False).returncode:
         if not makes:
             return "not measured: this Python has no torch with CUDA, and --no-loads makes no environment"

@@ -1,10 +1,10 @@
 """Everything of a release except its publication: `make release-dry-run`. The release workflow calls the same parts.
 
     python -m tools.release download     tools and dependencies, the only part that needs the network
-    python -m tools.release dist         wheel and sdist; the wheel is built twice and must be the same bytes
+    python -m tools.release dist         wheels and sdists; each wheel is built twice and must be the same bytes
     python -m tools.release chart        the package of the chart
     python -m tools.release sbom         CycloneDX of what the agent and the reconciler install, and their licences
-    python -m tools.release use          installs and uses the wheel and the chart, from an empty folder
+    python -m tools.release use          installs and uses the wheels and the chart, from an empty folder
     python -m tools.release images       both images, built twice and started; needs buildah and mmdebstrap as root
     python -m tools.release sums         SHA256SUMS
 
@@ -46,6 +46,17 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 if (error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(pathlib.Path(sys.argv[1]).read_text())) is not None:
     raise SystemExit(str(error))
+"""
+# What is built where, by the name of its files: the exporter, and the hook for trainings.
+DISTRIBUTIONS = {
+    "gpu_exporter": "exporter/gpu_exporter/common/version.py",
+    "gpu_exporter_torch": "exporter/hook/pyproject.toml",
+}
+TRAIN = """
+from gpu_exporter_torch import observe
+with observe(range(60), directory=".") as batches:
+    for _ in batches:
+        pass
 """
 PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, and the extras that they install
 
@@ -102,8 +113,14 @@ def for_image(machine: str) -> list[str]:
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *kinds, *platforms]
 
 
+def find_wheel(name: str, folder: Path = OUT / "dist") -> Path:
+    """The wheel of a distribution."""
+    (wheel,) = folder.glob(f"{name}-*.whl")
+    return wheel
+
+
 def dist() -> None:
-    """The wheel and the sdist of the commit, dated by the commit."""
+    """The wheels and the sdists of the commit, dated by the commit."""
     date = run(["git", "log", "-1", "--format=%ct"]).strip()
     folders = [OUT / "dist", OUT / "dist-again"]
     for folder in folders:
@@ -111,14 +128,16 @@ def dist() -> None:
         with tempfile.TemporaryDirectory() as source:  # a clone: nothing that git does not know gets into a release
             run(["git", "clone", "--quiet", ROOT, source])
             command = [TOOLS / "bin" / "python", "-m", "build", "--no-isolation", "--outdir", folder]
-            run(command, Path(source), SOURCE_DATE_EPOCH=date)
-    (wheel,), (again,) = ([*folder.glob("*.whl")] for folder in folders)
-    if wheel.read_bytes() != again.read_bytes():
-        raise ReleaseError(f"{wheel.name}: two builds of one commit differ")
-    if f"-{VERSION}-" not in wheel.name:
-        raise ReleaseError(f"{wheel.name}: exporter/gpu_exporter/common/version.py has {VERSION}")
+            for place in ("", "exporter/hook"):
+                run(command, Path(source, place), SOURCE_DATE_EPOCH=date)
+    for name, place in DISTRIBUTIONS.items():
+        wheel, again = (find_wheel(name, folder) for folder in folders)
+        if wheel.read_bytes() != again.read_bytes():
+            raise ReleaseError(f"{wheel.name}: two builds of one commit differ")
+        if f"-{VERSION}-" not in wheel.name:
+            raise ReleaseError(f"{wheel.name}: {place} must have {VERSION}")
+        say(f"dist: {wheel.name} built twice, the same {wheel.stat().st_size} bytes; sdist")
     shutil.rmtree(folders[1])
-    say(f"dist: {wheel.name} built twice, the same {wheel.stat().st_size} bytes; sdist")
 
 
 def chart() -> None:
@@ -134,7 +153,7 @@ def chart() -> None:
 
 def sbom() -> None:
     """For each image, what it installs in Python, with its licences. A component without a licence is an error."""
-    (wheel,) = (OUT / "dist").glob("*.whl")
+    wheel = find_wheel("gpu_exporter")
     for part, extras in PARTS.items():
         with tempfile.TemporaryDirectory() as folder:
             python = make_venv(Path(folder))
@@ -151,8 +170,8 @@ def sbom() -> None:
 
 
 def use() -> None:
-    """Install the wheel and render the packaged chart, with nothing else of the checkout."""
-    (wheel,), (package,) = (OUT / "dist").glob("*.whl"), (OUT / "dist").glob("*.tgz")
+    """Install the wheels and render the packaged chart, with nothing else of the checkout."""
+    wheel, (package,) = find_wheel("gpu_exporter"), (OUT / "dist").glob("*.tgz")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "scenario.yaml").write_text(json.dumps(SCENARIO), encoding="utf-8")
@@ -170,6 +189,7 @@ def use() -> None:
             raise ReleaseError(f"{wheel.name}: --version prints {version.strip()}, expected {VERSION}")
         network = "without a network" if alone else "with a network, since this user cannot take it away"
         say(f"use: {wheel.name} installed without an index, {network}; --once prints {len(metrics.splitlines())} lines")
+        use_hook(find_wheel("gpu_exporter_torch"), home, alone)
         helm = find_helm()
         run(["tar", "xzf", package], home)
         for preset in ("", *sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))):
@@ -179,6 +199,18 @@ def use() -> None:
             if f"/agent:{VERSION}" not in text:
                 raise ReleaseError(f"{package.name}: the agent's image has not the tag {VERSION}")
         say(f"use: {package.name} linted and rendered with every preset")
+
+
+def use_hook(wheel: Path, home: Path, alone: list[str]) -> None:
+    """Observe a loop in an environment that has nothing else."""
+    python = make_venv(home / "training")
+    run([*alone, python, "-m", "pip", "install", "--quiet", "--no-index", wheel], home)
+    run([*alone, python, "-c", TRAIN], home)
+    (report,) = home.glob("run-*.json")
+    steps = json.loads(report.read_text("utf-8"))["steps"]
+    if steps != 60:
+        raise ReleaseError(f"{wheel.name}: the report of a loop of 60 steps has {steps}")
+    say(f"use: {wheel.name} installed alone; a loop of {steps} steps writes its report")
 
 
 def images() -> None:

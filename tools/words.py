@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tools.files import ROOT
 
-FOLDERS = ("exporter/gpu_exporter", "docs", "alerts", "grafana", "helm", "tests", "tools", ".")
+FOLDERS = ("exporter/gpu_exporter", "exporter/hook", "docs", "alerts", "grafana", "helm", "tests", "tools", ".")
 SUFFIXES = {".py", ".md", ".yaml", ".tpl", ".sh"}
 LEFT_OUT = ("tests/fixtures/", "tests/unit/test_words.py", "tools/words.py")  # text of others; lists of the very words
 GENERATED = re.compile(r"\b(Generated|Made) from .* by (tools/|`make generate`)")  # in the first lines of a file

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpu_exporter.torch import observe
+from gpu_exporter_torch import observe
 
 STEP_S = 0.010
 STEPS = 60  # of one loop

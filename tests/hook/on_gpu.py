@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is determi
 
 import torch
 
-from gpu_exporter.torch import observe
+from gpu_exporter_torch import observe
 
 PAIRS = 30
 STEPS = 60

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import importlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import vermin
 from tests.limits import advise
 from tools.packages import draw_packages
 
@@ -27,6 +30,7 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Settings
 
 PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
+HOOK = PACKAGE.parent / "hook" / "gpu_exporter_torch"  # a distribution of its own
 
 # The products, and what each may import of the others: whole packages, or the named modules and what lies below them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -37,7 +41,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "reports": ("common", "reconciler.decision", "reconciler.evidence.records"),
     "cli": ("common", "agent", "diagnosis", "reconciler", "reports"),
     "contrib": (),
-    "torch": (),  # runs in training jobs, which have nothing else of this package
 }
 # Within a product, a package may import those on its left. "" are the product's own modules.
 ORDER = {
@@ -59,7 +62,6 @@ THIRD_PARTY = {
     "reconciler": {"prometheus_client"},
     "reconciler/evidence": {"prometheus_client"},
     "reconciler/kubernetes": {"kubernetes", "urllib3", "yaml"},
-    "torch": {"prometheus_client", "lightning", "transformers"},
 }
 
 
@@ -154,8 +156,7 @@ def test_a_package_imports_nothing_when_it_is_loaded() -> None:
     """
     for path in PACKAGE.rglob("__init__.py"):
         body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        is_public = path.parent in (PACKAGE, PACKAGE / "torch")  # what users import from it
-        assert body == [] or is_public, f"{path}: put this into a module of the package"
+        assert body == [] or path.parent == PACKAGE, f"{path}: put this into a module of the package"
 
 
 def find_forbidden(name: str, imports: set[str]) -> list[str]:
@@ -229,6 +230,70 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert [circle for name in sorted(names) if (circle := reach(name, ())) is not None] == []
 
 
+# What the hook imports beside the standard library, and where: the program that is observed has it, or does not use it.
+HOOK_IMPORTS = {
+    "lightning.py": {"lightning"},
+    "prometheus.py": {"prometheus_client"},
+    "transformers.py": {"transformers"},
+}
+HOOKS_MODULES = sorted(HOOK.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", HOOKS_MODULES, ids=lambda path: str(path.name))
+def test_the_hook_needs_nothing_that_a_training_may_lack(path: Path) -> None:
+    """Neither torch, which it finds where the program has loaded it, nor the exporter."""
+    others = {name.partition(".")[0] for name in imports_of(path)} - sys.stdlib_module_names - {"gpu_exporter_torch"}
+    assert others == HOOK_IMPORTS.get(path.name, set())
+
+
+def unions_at_run_time(tree: ast.AST) -> list[int]:
+    """Lines with `X | Y` of types outside of annotations, which Python has since 3.10."""
+    lines: list[int] = []
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if isinstance(node, ast.AST):
+                lines += unions_at_run_time(node)
+                sides = (
+                    [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) else []
+                )
+                if any(isinstance(side, ast.Name) and hasattr(builtins, side.id) for side in sides):
+                    lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("path", HOOKS_MODULES, ids=lambda path: str(path.name))
+def test_the_hook_runs_on_the_oldest_python_that_it_declares(path: Path) -> None:
+    """Its syntax, what it takes from the standard library, and types that are made when it runs."""
+    assert 'requires-python = ">=3.9"' in (HOOK.parent / "pyproject.toml").read_text("utf-8")
+    source = path.read_text("utf-8")
+    _, least = vermin.detect(source)
+    assert least <= (3, 9)
+    assert unions_at_run_time(ast.parse(source)) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["isinstance(x, list | tuple)", "Fact: Any = int | None", "def f(x: int = int | str): ..."]
+)
+def test_a_union_that_is_made_at_run_time_is_found(line: str) -> None:
+    assert unions_at_run_time(ast.parse(line)) == [1]
+    assert unions_at_run_time(ast.parse("x: int | None = {} | y\ndef f(a: int | str) -> int | None: ...")) == []
+
+
+def test_importing_the_hook_loads_nothing_but_the_standard_library_and_itself() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import gpu_exporter_torch; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, HOOK.parent], capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
+    assert loaded == {"__main__", "gpu_exporter_torch"}
+
+
+def test_the_rules_that_hook_and_exporter_share_need_nothing_of_either() -> None:
+    assert {name.partition(".")[0] for name in imports_of(HOOK / "report_rules.py")} <= sys.stdlib_module_names
+
+
 LINES_MAX, PARAMETERS_MAX = 60, 8
 # Lists of flags, metrics or cases, which read best in one piece.
 TABLES = {
@@ -238,9 +303,11 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [*MODULES, *HOOKS_MODULES], ids=lambda path: path.relative_to(PACKAGE.parent).as_posix()
+)
 def test_a_function_fits_on_a_screen_and_its_parameters_in_a_head(path: Path) -> None:
-    where = path.relative_to(PACKAGE).as_posix()
+    where = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (where, node.name) not in TABLES:
             given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -283,10 +350,6 @@ MACHINE_TIME = {
     "common/clock.py",
     "common/commands.py",
     "diagnosis/training/files.py",  # the same; and the age of a file
-    "torch/callbacks.py",  # the hook measures the time of the loop that it runs in
-    "torch/file.py",
-    "torch/loaders.py",
-    "torch/observation.py",
     "diagnosis/host/evidence.py",  # the CPU time of its own thread, which bounds how often it looks
     "agent/devices/nvml/recording.py",  # how long a call takes is what it records
     "reconciler/evidence/exporters.py",
@@ -396,7 +459,7 @@ def test_the_agent_names_a_metric_where_it_is_defined_and_nowhere_else() -> None
         if place.startswith(("agent/collectors/", "reconciler/", "reports/digest/")) or place in (
             "agent/exposition/catalog.py",
             "agent/exposition/training.py",
-            "torch/prometheus.py",  # the same names in the job's own process
+            "common/report_rules.py",  # a name that the hook publishes too
         ):
             continue
         words = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}

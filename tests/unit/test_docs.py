@@ -23,8 +23,10 @@ PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "alerts").rglob("*.md"),
     *(ROOT / "helm").rglob("*.md"),
+    *(ROOT / "exporter" / "hook").rglob("*.md"),
 ]
-MODULES = [*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")]
+HOOK = ROOT / "exporter" / "hook"
+MODULES = [*PACKAGE.rglob("*.py"), *HOOK.rglob("*.py"), *(ROOT / "tools").glob("*.py")]
 SEARCHED = (
     ROOT,
     *(path for path in PACKAGE.iterdir() if path.is_dir()),
@@ -45,6 +47,7 @@ FOREIGN_NAMES = {  # fields, and no metrics
     "gpu_slices",
     "gpu_instance",
     *("gpu_wait_seconds", "gpu_work_seconds", "gpu_seconds"),  # of a training's report
+    "gpu_exporter_torch",  # a package
 }
 STATE_FILES = {"identity.key"}
 FOREIGN_FLAGS = {
@@ -106,7 +109,7 @@ def test_links_and_anchors_exist(path: Path) -> None:
 def test_files_that_are_named_exist() -> None:
     names = {
         path.name
-        for folder in (PACKAGE, ROOT / "tests", ROOT / "tools", ROOT / "alerts", ROOT / "grafana")
+        for folder in (PACKAGE, HOOK, ROOT / "tests", ROOT / "tools", ROOT / "alerts", ROOT / "grafana")
         for path in folder.rglob("*.py")
     }
     wrong = []

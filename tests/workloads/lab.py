@@ -31,7 +31,7 @@ from gpu_exporter.diagnosis.host import evidence as host_evidence
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from gpu_exporter.diagnosis.host.evidence import EvidenceReader
 from gpu_exporter.diagnosis.host.subject import HostSubject, RankedGpu
-from gpu_exporter.torch.file import VARIABLE
+from gpu_exporter_torch.file import VARIABLE
 from tests.workloads.device import SimulatedDevice
 from tests.workloads.score import HOOK_RECORDS, RECORDS
 from tests.workloads.scripts import SCRIPTS, Place, Script

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import Full
 from typing import Any
 
-from gpu_exporter.torch import observe
+from gpu_exporter_torch import observe
 from tests.workloads.device import SimulatedDevice
 from tests.workloads.stream import install
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpu_exporter.torch import observe
+from gpu_exporter_torch import observe
 
 
 class Samples(Dataset[Any]):

@@ -15,9 +15,9 @@ from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, Dataset
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
-from gpu_exporter.torch import observe
-from gpu_exporter.torch.lightning import LightningObserver
-from gpu_exporter.torch.transformers import TrainerObserver
+from gpu_exporter_torch import observe
+from gpu_exporter_torch.lightning import LightningObserver
+from gpu_exporter_torch.transformers import TrainerObserver
 
 pytestmark = [  # of Lightning: it advises srun and other settings, and uses what torch has deprecated
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "FutureWarning")

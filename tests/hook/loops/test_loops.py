@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from gpu_exporter.torch import observe
-from gpu_exporter.torch.steps import WARMUP, StepCounter
-from gpu_exporter.torch.summary import find_late_rank
+from gpu_exporter_torch import observe
+from gpu_exporter_torch.steps import WARMUP, StepCounter
+from gpu_exporter_torch.summary import find_late_rank
 
 torch.set_num_threads(1)
 WITHIN = 0.02  # share of a step
@@ -60,7 +60,7 @@ class Truth:
 
     def shares(self, first: int) -> tuple[float, float]:
         """Share of waiting, and seconds of all steps, from the batch `first` on; of one epoch."""
-        pairs = list(itertools.pairwise(self.gets))[first - 1 :]
+        pairs = list(zip(self.gets, self.gets[1:]))[first - 1 :]
         waits = sum(after[0] - before[1] for before, after in pairs[:-1])
         whole = sum(after[0] - before[0] for before, after in pairs[:-1])
         return waits / whole, whole / 1e9
@@ -114,7 +114,8 @@ def test_results_are_bit_for_bit_those_without_the_hook(
         data(num_workers=workers), optimizer=optimizer, model=model, phases=True, directory=tmp_path
     ) as observed:
         assert train(observed, model, optimizer) == plain
-    assert all(torch.equal(before, after) for before, after in zip(weights, model.parameters(), strict=True))
+    after = list(model.parameters())
+    assert len(after) == len(weights) and all(map(torch.equal, weights, after))
 
 
 def test_an_observed_dataloader_is_a_dataloader() -> None:
@@ -142,14 +143,16 @@ def test_an_observed_dataloader_is_a_dataloader() -> None:
 def test_persistent_workers_stay_and_the_gap_between_epochs_is_no_wait() -> None:
     loader = DataLoader(Slow(40, 0.001), batch_size=1, num_workers=1, persistent_workers=True)
     with observe(loader, summary=False) as observed:
+        began = time.perf_counter()
         list(observed)
         workers = {each.pid for each in loader._iterator._workers}
         time.sleep(0.5)
         list(observed)
+        passes_s = time.perf_counter() - began - 0.5
         assert {each.pid for each in loader._iterator._workers} == workers
         report = observed.report()
     assert (report["epochs"], report["steps"]) == (2, 80)
-    assert report["step_seconds"] < 0.4
+    assert report["step_seconds"] < passes_s
 
 
 def test_an_iterable_dataset_has_no_length_and_is_counted() -> None:
@@ -176,7 +179,7 @@ def run_truth(
     truth = Truth()
     with observe(loader, summary=False) as observed:
         more = itertools.repeat(None) if second is None else observed.add(second)
-        for number, _ in enumerate(zip(observed, more, strict=False), 1):
+        for number, _ in enumerate(zip(observed, more), 1):
             truth.body(work)
             if number % every == 0:
                 observed.mark_step()
@@ -212,7 +215,7 @@ def test_wait_and_step_are_those_of_clocks_in_the_loop(name: str) -> None:
     for _ in range(TRIES):
         loader, work, every, second = CASES[name]()
         truth, report = run_truth(loader, work, every=every, second=second)
-        each = [after[0] - before[0] for before, after in itertools.pairwise(truth.gets)][WARMUP * every :]
+        each = [after[0] - before[0] for before, after in zip(truth.gets, truth.gets[1:])][WARMUP * every :]
         # A pause between a clock of the hook and one of the loop is in one of the two alone. Such a run is void; that is
         # decided before the hook's result is looked at.
         if max(each) <= LONGEST_S * 1e9:
@@ -238,9 +241,24 @@ def test_a_break_an_interrupt_and_a_new_epoch() -> None:
     assert report["steps"] + report["unfinished_batches"] == report["batches"]
 
 
+class Scaler:
+    """Skips a step whose gradients are not finite, as torch.amp.GradScaler does; before torch 2.3 that needs CUDA."""
+
+    def scale(self, loss: Any) -> Any:
+        return loss
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+        if all(bool(torch.isfinite(each).all()) for each in gradients):
+            optimizer.step()
+
+    def update(self) -> None:
+        pass
+
+
 def test_a_scaler_that_skips_steps_and_a_closure() -> None:
     model, optimizer = make_model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0) if hasattr(torch.amp, "GradScaler") else Scaler()
     with observe(data(), optimizer=optimizer, summary=False) as observed:
         for number, (inputs, targets) in enumerate(observed):
             optimizer.zero_grad()
@@ -335,6 +353,6 @@ def test_the_late_rank_is_found_by_durations(phases: bool, tmp_path: Path) -> No
             each.kill()
     reports = [json.loads(path.read_text()) for path in tmp_path.glob("run-*.json")]
     assert sorted(each["rank"] for each in reports) == [0, 1]
-    said = find_late_rank(reports)
-    assert said is not None and said.startswith("rank 1 is late by ")
-    assert ("waits least in the collective" in said) == phases
+    late = find_late_rank(reports)
+    assert late is not None and late.rank == 1
+    assert ("waits least in the collective" in late.text) == phases

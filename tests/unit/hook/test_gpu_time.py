@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.hook.fakes import FakeGpu
 
-from gpu_exporter.torch.gpu_time import NOTHING, PENDING_MAX, WAIT, WORK, GpuTimeline
+from gpu_exporter_torch.gpu_time import NOTHING, PENDING_MAX, WAIT, WORK, GpuTimeline
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tests.unit.hook.fakes import FakeGpu, FakeOptimizer
 
-from gpu_exporter.torch import (
+from gpu_exporter_torch import (
     callbacks,
     facts,
     file,
@@ -37,7 +37,7 @@ from gpu_exporter.torch import (
     steps,
     summary,
 )
-from gpu_exporter.torch.observation import TrainingObservation
+from gpu_exporter_torch.observation import TrainingObservation
 
 BATCHES = range(30)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.torch.steps import RECENT, WARMUP, StepCounter
+from gpu_exporter_torch.steps import RECENT, WARMUP, StepCounter
 
 MS = 1_000_000
 

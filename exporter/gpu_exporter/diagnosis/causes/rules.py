@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     no_mixed_precision.RULE,
 )
 STATES = frozenset().union(*(rule.states for rule in RULES))
-INSIDE = "the training loop's own report (gpu_exporter.torch): waits, batch size, precision"
+INSIDE = "the training loop's own report (gpu_exporter_torch): waits, batch size, precision"
 INSIDE_RULES = frozenset(
     (
         "input_wait",

@@ -1,6 +1,6 @@
 """The hook for training loops: what each step waits for, told by the loop itself.
 
-    from gpu_exporter.torch import observe
+    from gpu_exporter_torch import observe
 
     with observe(loader, optimizer=optimizer) as batches:
         for batch in batches:
@@ -12,6 +12,6 @@ files that it writes (docs/torch.md).
 
 from __future__ import annotations
 
-from gpu_exporter.torch.observation import observe
+from gpu_exporter_torch.observation import observe
 
 __all__ = ["observe"]

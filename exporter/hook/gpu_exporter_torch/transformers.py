@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gpu_exporter.torch.callbacks import FrameworkLoop, FrameworkTraining
+from gpu_exporter_torch.callbacks import FrameworkLoop, FrameworkTraining
 
 
 class TrainerObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]

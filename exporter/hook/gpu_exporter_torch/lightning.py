@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from gpu_exporter.torch.callbacks import FrameworkLoop, FrameworkTraining
+from gpu_exporter_torch.callbacks import FrameworkLoop, FrameworkTraining
 
 PRECISIONS = {
     "32-true": "float32",

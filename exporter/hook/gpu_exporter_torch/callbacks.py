@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from gpu_exporter.torch.facts import Fact
-from gpu_exporter.torch.observation import TrainingObservation, observe
+from gpu_exporter_torch.facts import Fact
+from gpu_exporter_torch.observation import TrainingObservation, observe
 
-log = logging.getLogger("gpu_exporter.torch")
+log = logging.getLogger("gpu_exporter_torch")
 
 
 class FrameworkTraining(NamedTuple):

@@ -1,17 +1,17 @@
-"""The document that a process writes about its training: format gpu-exporter-training/1 (docs/torch.md)."""
+"""The document that a process writes about its training (docs/torch.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_exporter.torch.facts import Fact
-from gpu_exporter.torch.gpu_time import WAIT, GpuTimeline
-from gpu_exporter.torch.phases import PhaseClock
-from gpu_exporter.torch.ranks import Rank
-from gpu_exporter.torch.steps import StepCounter
+from gpu_exporter_torch.facts import Fact
+from gpu_exporter_torch.gpu_time import WAIT, GpuTimeline
+from gpu_exporter_torch.phases import PhaseClock
+from gpu_exporter_torch.ranks import Rank
+from gpu_exporter_torch.report_rules import FORMAT
+from gpu_exporter_torch.steps import StepCounter
 
-FORMAT = "gpu-exporter-training/1"
 NS = 1e9
 
 

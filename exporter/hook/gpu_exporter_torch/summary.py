@@ -1,0 +1,122 @@
+"""The summary at the end of a training: what the steps waited for, and which setting to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_exporter_torch.report_rules import (
+    ADVICE,
+    PHASE_MIN,
+    STEPS_MIN,
+    WAIT_MIN,
+    LateRank,
+    RankTime,
+    SpentTime,
+    bound_gain,
+    find_late,
+)
+
+START_MIN = 0.1  # share of the loop's time in the start of workers, from which this is worth a change
+
+
+def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]], loop_s: float) -> str:
+    """Some lines for people. `others`: reports of the other ranks on this node. `loop_s`: since the loop began."""
+    spent, step_s = spent_time(report), report["step_seconds"]
+    name = f" on rank {report['rank']} of {report['world_size']}" if report["world_size"] > 1 else ""
+    if not spent.is_enough:
+        return (
+            f"gpu-exporter: INCOMPLETE: {report['steps']} steps{name}, {spent.steps} of them measured; "
+            f"{STEPS_MIN} are needed. The first 5 steps and those under a profiler are not measured"
+            + _why_incomplete(report)
+            + "\n"
+        )
+    coverage = min(1.0, (step_s + report["start_seconds"]) / loop_s) if loop_s > 0.0 else 0.0
+    lines = [
+        f"gpu-exporter: {report['steps']} steps{name}, {spent.each_s * 1e3:.4g} ms each "
+        f"(median {report['median_step_seconds'] * 1e3:.4g} ms); {coverage:.0%} of the loop's time measured"
+    ]
+    lines += _shares(report, spent)
+    lines += [f"  change: {text}" for text in advise(report)]
+    if (late := find_late_rank([report, *others])) is not None and late.text:
+        lines.append(f"  {late.text}")
+    return "\n".join(lines) + "\n"
+
+
+def _why_incomplete(report: Mapping[str, Any]) -> str:
+    if not report["batches"]:
+        return ". The loop took no batch from the observed loader: observe the loader that the framework returns"
+    if report["steps"] == 0 and report["optimizer_steps"] == 0:
+        return ". The optimizer's step was never seen: call mark_step() after each step"
+    return ""
+
+
+def spent_time(report: Mapping[str, Any]) -> SpentTime:
+    """The totals of a report."""
+    waited, worked = report["gpu_wait_seconds"], report["gpu_work_seconds"]
+    key = "seconds" if waited is None or worked is None else "gpu_seconds"
+    phase_s = {name: each[key] for name, each in (report["phases"] or {}).items() if each[key] is not None}
+    return SpentTime(report["measured_steps"], report["step_seconds"], report["wait_seconds"], waited, worked, phase_s)
+
+
+def _shares(report: Mapping[str, Any], spent: SpentTime) -> list[str]:
+    lines = [f"  wait for data    {report['wait_seconds'] / report['step_seconds']:4.0%}"]
+    if spent.is_gpu:
+        lines[0] += f"   the GPU had no work in {spent.wait:.0%} of the time because of it"
+    else:
+        lines[0] += "   whether a GPU worked meanwhile is not known"
+    if report["phases"] is None:
+        return [*lines, "  phases           not placed (phases=True)"]
+    shares = spent.phases
+    lines += [f"  {name:16s} {f'{shares[name]:4.0%}' if name in shares else 'null'}" for name in report["phases"]]
+    if all(phase["seconds"] is None for phase in report["phases"].values()):
+        lines.append(
+            "  no phase was placed: the hook does not look into compiled, sharded or DeepSpeed steps by itself"
+        )
+    return lines
+
+
+def advise(report: Mapping[str, Any]) -> list[str]:
+    """What to change, each with the present and the proposed value and the bound of the gain."""
+    found: list[str] = []
+    facts, spent = report["facts"], spent_time(report)
+    if spent.wait is not None and spent.wait >= WAIT_MIN:
+        found.append(f"{_advise_loader(facts, report.get('local_world_size'))}; {bound_gain(spent.wait)} as fast")
+    start_share = report["start_seconds"] / (spent.step_s + report["start_seconds"])
+    if report["epochs"] > 1 and start_share >= START_MIN and facts.get("persistent_workers") is False:
+        what = "persistent_workers False -> True: each epoch waited for new workers"
+        found.append(f"{what}; {bound_gain(start_share)} as fast")
+    for name, share in spent.phases.items():
+        if name in ADVICE and share >= PHASE_MIN[name]:
+            found.append(f"{_advise_phase(name, facts)}; {name} takes {share:.0%} of the steps")
+    if facts.get("data_parallel"):
+        found.append("DataParallel -> DistributedDataParallel, one process for each GPU: one process feeds all GPUs")
+    return found
+
+
+def _advise_loader(facts: Mapping[str, Any], ranks: int | None) -> str:
+    workers, cpus = facts.get("num_workers"), facts.get("cpus")
+    if workers is None:
+        return "make the loader faster: load batches in other processes, ahead of the loop"
+    if cpus is None:
+        return f"num_workers {workers} -> more"
+    own = cpus / max(1, ranks or 1)
+    room = math.floor(own) - 1
+    if room > workers:
+        return f"num_workers {workers} -> {room}: this process may use {own:.3g} CPUs"
+    return (
+        f"ask for more CPUs: {workers} workers and the loop share {own:.3g} CPUs; or make each sample cheaper (decode "
+        "once, smaller files, transforms on the GPU)"
+    )
+
+
+def _advise_phase(name: str, facts: Mapping[str, Any]) -> str:
+    if name == "host_to_device" and facts.get("pin_memory") is False:
+        return "pin_memory False -> True, and copy with non_blocking=True"
+    return ADVICE[name]
+
+
+def find_late_rank(reports: Sequence[Mapping[str, Any]]) -> LateRank | None:
+    """The rank of a training that the others on this node wait for."""
+    return find_late([RankTime(each["rank"], each["world_size"], spent_time(each)) for each in reports])
