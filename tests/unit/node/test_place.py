@@ -16,6 +16,7 @@ from gpu_exporter.agent.node.place import (
 from gpu_exporter.agent.sampling.driver import RELEASED_TEXT, DriverView, Position
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.vendor import NVIDIA
 
 A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
 B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)
@@ -27,7 +28,7 @@ LOST = Position(A, DeviceSnapshot(A, 90.0, 1000.0, up=False, error="GPU is lost"
 def expected(*identities: DeviceIdentity, **fields: object) -> Inventory:
     """An inventory with GPUs that were seen here before."""
     devices = (ExpectedDevice(i.uuid, ADDRESS[i.uuid], i.index, i.name) for i in identities)
-    return Inventory(tuple(devices))._replace(**fields)
+    return Inventory(tuple(devices), managed=NVIDIA.kernel_driver)._replace(**fields)
 
 
 def bound(**drivers: str) -> tuple[PciFunction, ...]:

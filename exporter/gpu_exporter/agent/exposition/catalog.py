@@ -337,8 +337,7 @@ DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "Number of GPUs that an
 DEVICES_EXPECTED = Family(
     "gpu_devices_expected",
     "gauge",
-    "Number of GPUs that should answer: on the bus with their vendor's driver, in the driver's list, or seen here "
-    "before",
+    "Number of GPUs that should answer: on the bus with the vendor's driver, in the driver's list, or seen here before",
 )
 DEVICES_UNATTRIBUTED = Family(
     "gpu_devices_unattributed",
