@@ -50,7 +50,7 @@ def reconciler(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Api:
     registration.create_validating_admission_policy(find(objects, "ValidatingAdmissionPolicy"))
     registration.create_validating_admission_policy_binding(find(objects, "ValidatingAdmissionPolicyBinding"))
     change = {"metadata": {"labels": {"app": "mine"}}}
-    wait_for(lambda: refusal(made, bench.namespace, change) or None, "the policy to count", 30, 0.2)
+    wait_for(lambda: refusal(made, bench.namespace, change) or None, "the policy to count", each_s=0.2)
     return made
 
 

@@ -176,7 +176,7 @@ def test_a_pod_behind_a_service_without_endpoints_counts_as_serving(site: Site) 
     assert "it serves requests (Service/web)" in site.judge()[pod].reason
     core = site.plane.core
     core.delete_namespaced_service("web", site.namespace)
-    wait_for(lambda: not core.list_namespaced_service(site.namespace).items, "the Service to go", 30)
+    wait_for(lambda: not core.list_namespaced_service(site.namespace).items, "the Service to go")
     assert site.stages([pod]) == ["underused"]
 
 

@@ -599,7 +599,7 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
         ("get", "events", "events.k8s.io"),
     ]
     try:
-        wait_for(lambda: all(may(*request) for request in allowed), "the rights to count", 30)
+        wait_for(lambda: all(may(*request) for request in allowed), "the rights to count")
         assert [request for request in denied if may(*request)] == []
     finally:
         rbac.delete_cluster_role_binding(binding["metadata"]["name"])
@@ -607,7 +607,7 @@ def test_the_reconciler_has_the_rights_it_uses_and_no_others(
         for each in local:
             delete = {"Role": rbac.delete_namespaced_role, "RoleBinding": rbac.delete_namespaced_role_binding}
             delete[each["kind"]](each["metadata"]["name"], each["metadata"]["namespace"])
-    wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go", 30)
+    wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go")
 
 
 def test_the_kubelets_pods_are_mounted_only_where_trainings_are_read(helm: Helm) -> None:
@@ -720,7 +720,7 @@ def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(pla
 
     assert not may_query()
     rbac.create_cluster_role_binding(bound)
-    wait_for(may_query, "the right to query", 30)
+    wait_for(may_query, "the right to query")
     rbac.delete_cluster_role_binding(bound["metadata"]["name"])
     rbac.delete_cluster_role("cluster-monitoring-view")
 

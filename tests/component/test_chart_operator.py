@@ -70,7 +70,7 @@ def agents(plane: ControlPlane) -> set[str]:
 def test_the_operators_label_removes_the_agent_before_a_driver_changes_and_restores_it(
     plane: ControlPlane, installed: Helm
 ) -> None:
-    wait_for(lambda: agents(plane) == {"gpu-1", "gpu-2"}, "an agent on each node with GPUs, and on no other", 30)
+    wait_for(lambda: agents(plane) == {"gpu-1", "gpu-2"}, "an agent on each node with GPUs, and on no other")
     for value, expected in (
         ("paused-for-driver-upgrade", {"gpu-2"}),
         ("true", {"gpu-1", "gpu-2"}),

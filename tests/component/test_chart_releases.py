@@ -75,7 +75,6 @@ def cluster(plane: ControlPlane) -> ControlPlane:
             for crd in api.list_custom_resource_definition().items
         ),
         "the CRDs",
-        30,
     )
     for name in ("gpu-exporter", "monitoring"):
         plane.core.create_namespace({"metadata": {"name": name}})

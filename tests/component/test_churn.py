@@ -49,7 +49,7 @@ def test_the_agent_keeps_no_memory_for_pods_that_have_gone(
                 for name, unit in zip(names, UNITS, strict=True)
             }
             seen = kubelet.listed + 2  # one list may be in progress
-            wait_for(lambda seen=seen: kubelet.listed >= seen, "two polls", 20, 0.01)
+            wait_for(lambda seen=seen: kubelet.listed >= seen, "two polls", each_s=0.01)
             if first % (10 * len(UNITS)) == 0:
                 fetch(f"{url}/metrics")
         sizes.append(resident_kib(running.process.pid))

@@ -85,7 +85,7 @@ class Job:
             return bool(reviews.create_self_subject_access_review(review).status.allowed)
 
         every = [rule for given in self.rules.values() for rule in given]
-        wait_for(lambda: all(may(rule) == (rule is not missing) for rule in every), f"all rights but {missing}", 30)
+        wait_for(lambda: all(may(rule) == (rule is not missing) for rule in every), f"all rights but {missing}")
 
     def run(self, *, has_lease: bool) -> Outcome:
         """One removal of one mark, with a Lease that is free or does not exist."""

@@ -125,7 +125,7 @@ def test_a_descheduler_evicts_exactly_the_marked_pods_and_none_during_a_brake(si
             web[0]: "underused",
             kept[0]: None,
         }
-        wait_for(lambda: site.evicted() == idle, "the eviction of the idle job's pods", 30, 0.2)
+        wait_for(lambda: site.evicted() == idle, "the eviction of the idle job's pods", each_s=0.2)
         site.cycle_through(rounds)
         assert site.evicted() == idle, "a ReplicaSet's pod, a busy gang and one that asked to stay are not touched"
 

@@ -159,7 +159,7 @@ def test_without_a_driver_the_daemon_keeps_running_and_finds_the_driver_later(
     page = fetch(f"{url}/") or ""
     assert "the NVIDIA kernel driver is not loaded" in page
     nvml_table.table.init_rc = 0
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found", 30)
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found")
     log = running.log()
     assert log.count("kernel driver is not loaded") == 1
 

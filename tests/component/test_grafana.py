@@ -365,7 +365,7 @@ def test_every_rule_succeeds_and_an_ended_exporter_leaves_no_zero(site: Site) ->
     assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
     site.exporter.stop()
     gone = "count(namespace:gpu_gpus:sum{part!='no_data'}) or absent(namespace:gpu_gpus:sum{part!='no_data'}) - 1"
-    wait_for(lambda: site.prometheus.query(gone) == [({}, 0.0)], "the recordings to see that it is gone", 30, 0.2)
+    wait_for(lambda: site.prometheus.query(gone) == [({}, 0.0)], "the recordings to see that it is gone", each_s=0.2)
     after = site._replace(now=time.time())
     answers = after.answers("fleet")
     shown = {title: one(answers[title, "A"]) for title in FLEET}

@@ -244,7 +244,7 @@ class Hostile:
             self.core.delete_namespaced_service(each.metadata.name, self.namespace)
         self.core.delete_collection_namespaced_resource_quota(self.namespace)
         listed = self.core.list_namespaced_pod
-        wait_for(lambda: not listed(self.namespace, label_selector="of=plot").items, "its pods to be gone", 30, 0.1)
+        wait_for(lambda: not listed(self.namespace, label_selector="of=plot").items, "its pods to be gone", each_s=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -309,7 +309,7 @@ def test_a_restarted_job_is_not_marked_and_loses_its_old_mark(cluster: Cluster, 
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
     cluster.slurm.requeue(job)
-    wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal", 20, 0.2)
+    wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal", each_s=0.2)
     assert cluster.read(job) == ""
     wait_for(lambda: "PENDING" in cluster.slurm.run("squeue", "-h", "-j", job, "-o", "%T"), "the job to wait")
     assert bench.run() == ([], ["not_running"])
@@ -318,7 +318,7 @@ def test_a_restarted_job_is_not_marked_and_loses_its_old_mark(cluster: Cluster, 
     assert cluster.read(job) == ""
     cluster.slurm.run("scancel", job)
     running = ("squeue", "-h", "-t", "RUNNING", "-o", "%A")
-    wait_for(lambda: job not in cluster.slurm.run(*running).split(), "the end of the job", 40, 0.2)
+    wait_for(lambda: job not in cluster.slurm.run(*running).split(), "the end of the job", each_s=0.2)
     written, skipped = bench.run()  # 24.11 no longer lists the job, which then has no surroundings
     assert (written, skipped in (["not_running"], ["replaced"], [])) == ([], True)
 

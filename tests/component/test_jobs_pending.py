@@ -43,6 +43,6 @@ def test_only_jobs_that_wait_for_gpus_count_as_demand(slurm: Slurm, processes: P
             text = fetch(f"http://127.0.0.1:{port}/metrics") or ""
             return [line for line in text.splitlines() if line.startswith("gpu_demand_pending_gpus{")]
 
-        wait_for(lambda: demand() == ['gpu_demand_pending_gpus{pool="gpu"} 8.0'] or None, "2 + 1 + 2 + 3 GPUs", 30)
+        wait_for(lambda: demand() == ['gpu_demand_pending_gpus{pool="gpu"} 8.0'] or None, "2 + 1 + 2 + 3 GPUs")
         slurm.cancel_all()
-        wait_for(lambda: demand() == [] or None, "nothing to be waited for", 30)
+        wait_for(lambda: demand() == [] or None, "nothing to be waited for")

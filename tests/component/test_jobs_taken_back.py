@@ -104,7 +104,7 @@ class Desk(Bench):
             self.run()
             return all(entry.told for entry in parse(self.texts.read_text(KEY)))
 
-        wait_for(is_known, "the end of what was begun", 30, 0.3)
+        wait_for(is_known, "the end of what was begun", each_s=0.3)
         return done, held
 
 
@@ -145,7 +145,7 @@ def test_a_job_that_allows_a_requeue_is_requeued_only_once(cluster: Cluster, des
     job = idle_job(cluster, desk, OK)
     assert desk.act_until_known() == ([("requeue", "done")], set())
     assert desk.commands == [f"scontrol requeue Incomplete {job}"]
-    wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job", 30)
+    wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job")
     assert desk.act()[0] == []
     cluster.slurm.run_again(job)
     desk.runs[job] = (cluster.start_of(job), 0.0)
@@ -166,7 +166,7 @@ def test_a_job_is_cancelled_only_if_the_site_allows_it(cluster: Cluster, desk: D
     desk.settings = ACT
     desk.restart()
     assert desk.act_until_known() == ([("cancel", "done")], set())
-    wait_for(lambda: state(cluster, job) == "", "the end of the job", 30)
+    wait_for(lambda: state(cluster, job) == "", "the end of the job")
 
 
 @of_one_release
@@ -201,7 +201,7 @@ def test_a_crash_at_the_command_does_not_notify_the_owner_twice(cluster: Cluster
         assert desk.act() == ([("cancel", "unconfirmed")], {"acted"})
         assert state(cluster, job) == "RUNNING"
     else:
-        wait_for(lambda: state(cluster, job) == "", "the end of the job", 30)
+        wait_for(lambda: state(cluster, job) == "", "the end of the job")
         assert desk.act_until_known()[0] == [("cancel", "done")]
     assert len(desk.commands) == 1
 
@@ -211,7 +211,7 @@ def test_a_job_that_ended_by_itself_does_not_count_as_cancelled(cluster: Cluster
 
     def end(*command: str) -> str:
         cluster.slurm.run("scancel", "--signal=TERM", "--batch", job)  # this ends the job's script
-        wait_for(lambda: state(cluster, job) != "RUNNING", "the end of the job", 30)
+        wait_for(lambda: state(cluster, job) != "RUNNING", "the end of the job")
         raise Died
 
     desk.run_command = end
@@ -358,7 +358,7 @@ def test_all_components_of_a_heterogeneous_job_are_one_target(cluster: Cluster, 
     desk.runs[jobs[1]] = (start, IDLE_S)
     assert desk.act_until_known() == ([("cancel", "done")], set())
     assert desk.commands == [f"scancel --state=RUNNING {jobs[0]}"]
-    wait_for(lambda: all(state(cluster, f"{jobs[0]}+{at}") == "" for at in (0, 1)), "the end of both", 30)
+    wait_for(lambda: all(state(cluster, f"{jobs[0]}+{at}") == "" for at in (0, 1)), "the end of both")
 
 
 @of_one_release
@@ -379,7 +379,7 @@ def test_a_job_that_another_job_depends_on_is_not_cancelled(cluster: Cluster, de
     other = cluster.slurm.submit(f"--dependency=afterok:{job}", runs=False)
     assert desk.act() == ([], {"above"})
     cluster.slurm.run("scancel", other)
-    wait_for(lambda: state(cluster, other) == "", "the other one to go", 30)
+    wait_for(lambda: state(cluster, other) == "", "the other one to go")
     desk.marker._recent = None
     assert desk.act_until_known() == ([("cancel", "done")], set())
 

@@ -61,7 +61,7 @@ def test_kills_at_random_moments_add_nothing_to_the_counters(
         processes, tmp_path / "prometheus", {"n1": url.removeprefix("http://")}, interval=f"{int(SCRAPE_S * 1000)}ms"
     )
     began = time.time()
-    wait_for(lambda: len(prometheus.query("gpu_allocation_observed_seconds_total > 1")) == len(LOADS), "history", 30)
+    wait_for(lambda: len(prometheus.query("gpu_allocation_observed_seconds_total > 1")) == len(LOADS), "history")
     for _ in range(KILLS):
         time.sleep(dice.uniform(0.2, 2.0))  # the kill has to come at a random moment
         running.process.send_signal(signal.SIGKILL)

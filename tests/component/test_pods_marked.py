@@ -374,5 +374,5 @@ def test_an_outage_of_the_api_server_loses_no_mark(bench: Bench) -> None:
         assert bench.run() == (["error"], [])
     finally:
         bench.plane.apiserver = bench.plane.start_apiserver()
-    wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal after the restart", 30, 0.2)
+    wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal after the restart", each_s=0.2)
     assert LABEL not in bench.labels("train")

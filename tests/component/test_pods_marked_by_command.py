@@ -94,7 +94,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         rbac.create_cluster_role_binding(
             {"metadata": {"name": "pod-reader"}, "roleRef": reference, "subjects": [subject]}
         )
-        wait_for(lambda: "REFUSED" in run_exporter(*allowed).stdout, "the rights to count", 30, 0.2)
+        wait_for(lambda: "REFUSED" in run_exporter(*allowed).stdout, "the rights to count", each_s=0.2)
         done = run_exporter(*allowed)
         rows = {line.split()[0]: line for line in done.stdout.splitlines()}
         assert rows[f"{bench.namespace}/other"].endswith("REFUSED: foreign"), done.stdout

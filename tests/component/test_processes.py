@@ -93,7 +93,7 @@ def test_a_gpu_that_an_unknown_pod_uses_is_not_free(node: Node, tmp_path: Path) 
     table = node.once("--format=table", *node.flags(), logs).stdout
     assert f"ops/prober-0/{'f' * 12}" in table and f"container {'d' * 12}" in table
     node.list_on(1)
-    wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again", 15)
+    wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again")
 
 
 def test_a_pod_that_the_kubelet_maps_to_another_pods_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_pod_that_the_kubelet_maps_to_another_pods_gpu_is_unknown(node: Node, 
         assert read(url, RUN, pod="trainer-0") is None
         node.list_on(0, node.start_process(POD))
         node.list_on(1)
-        wait_for(lambda: (read(url, RUN, pod="trainer-0") or 0) > 0, "the pod that is seen at work", 15)
+        wait_for(lambda: (read(url, RUN, pod="trainer-0") or 0) > 0, "the pod that is seen at work")
         assert states(url, "pod")["trainer-1"][0] == "unknown"
     finally:
         kubelet.stop()

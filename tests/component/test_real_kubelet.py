@@ -107,7 +107,7 @@ def run_pod(node: Node, name: str, gpus: int) -> str:
 
 def elapsed(condition: Callable[[], bool], what: str) -> float:
     began = time.monotonic()
-    wait_for(condition, what, 30, 0.02)
+    wait_for(condition, what, each_s=0.02)
     return time.monotonic() - began
 
 
@@ -156,11 +156,11 @@ def test_pods_are_held_over_restarts_of_the_kubelet_until_they_end(node: Node, w
         assert held[-1] - held[0] > 0.8 * (during[-1][0] - during[0][0])
 
     (node.manifests / "second.json").unlink()
-    wait_for(lambda: second not in str(node.list_pod_resources()), "the kubelet to let the second pod go", 20, 0.02)
+    wait_for(lambda: second not in str(node.list_pod_resources()), "the kubelet to let the second pod go", each_s=0.02)
     gone = elapsed(lambda: watcher.latest() == {first: 2}, "the second pod to be gone")
     assert gone < AT_ONCE_S, f"{gone:.2f} s, while another pod stays"
     (node.manifests / "first.json").unlink()
-    wait_for(lambda: first not in str(node.list_pod_resources()), "the kubelet to let the first pod go", 20, 0.02)
+    wait_for(lambda: first not in str(node.list_pod_resources()), "the kubelet to let the first pod go", each_s=0.02)
     gone = elapsed(lambda: not watcher.latest(), "the last pod to be gone")
     assert gone < AT_ONCE_S, f"{gone:.2f} s, with devices to allocate"
 
@@ -176,14 +176,14 @@ def test_devices_of_another_plugin_are_not_gpus(node: Node, watcher: Watcher) ->
     network = DevicePlugin(node.root / "device-plugins", ["0", "1"], "nvidia.com/hostdev", "hostdev.sock")
     network.register()
     try:
-        wait_for(lambda: "nvidia.com/hostdev" in node.allocatable(), "the kubelet to know the cards", 30)
+        wait_for(lambda: "nvidia.com/hostdev" in node.allocatable(), "the kubelet to know the cards")
         both = static_pod("both", 1)
         both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/hostdev"] = "1"
         cards = static_pod("cards", 0)
         cards["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/hostdev": "1"}}
         for pod in (both, cards):
             (node.manifests / f"{pod['metadata']['name']}.json").write_text(json.dumps(pod))
-        wait_for(lambda: set(node.list_pod_resources()) == {"both-node1", "cards-node1"}, "both cards to be held", 30)
+        wait_for(lambda: set(node.list_pod_resources()) == {"both-node1", "cards-node1"}, "both cards to be held")
         wait_for(lambda: watcher.latest() == {"both-node1": 1}, "the one GPU")
         (units,) = series_of(watcher, "gpu_allocation_holder_units", pod="both-node1")
         assert units.endswith(" 1")
@@ -201,12 +201,12 @@ def test_time_sliced_replicas_are_one_gpu(node: Node, watcher: Watcher) -> None:
     plugin = DevicePlugin(node.root / "device-plugins", replicas, "nvidia.com/gpu.shared", "shared.sock")
     plugin.register()
     try:
-        wait_for(lambda: "nvidia.com/gpu.shared" in node.allocatable(), "the kubelet to know the replicas", 30)
+        wait_for(lambda: "nvidia.com/gpu.shared" in node.allocatable(), "the kubelet to know the replicas")
         for name, count in (("three", 3), ("one", 1)):
             pod = static_pod(name, 0)
             pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu.shared": str(count)}}
             (node.manifests / f"{name}.json").write_text(json.dumps(pod))
-        wait_for(lambda: set(node.list_pod_resources()) == {"three-node1", "one-node1"}, "all replicas to be held", 30)
+        wait_for(lambda: set(node.list_pod_resources()) == {"three-node1", "one-node1"}, "all replicas to be held")
         wait_for(lambda: watcher.latest() == {"three-node1": 1, "one-node1": 1}, "one GPU each")
         shares = [float(line.rpartition(" ")[2]) for line in series_of(watcher, "gpu_allocation_share_ratio")]
         assert sum(shares) == pytest.approx(1.0), "two holders of one GPU hold one GPU"
@@ -259,14 +259,14 @@ def test_a_pod_that_still_stages_its_data_is_not_idle(node: Node, watcher: Watch
     wait_for(lambda: series_of(watcher, "gpu_allocation_observed_seconds_total", pod="staging-node1"), "known time")
     assert series_of(watcher, "gpu_allocation_state", pod="staging-node1", state="unknown")
     assert run() == []
-    (line,) = wait_for(lambda: run() or None, "the main container to begin", 40)
+    (line,) = wait_for(lambda: run() or None, "the main container to begin")
     assert float(line.rpartition(" ")[2]) < time.monotonic() - began - 3.0, "the time of staging counts"
 
 
 def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> None:
     (node.manifests / "short.json").write_text(json.dumps(static_pod("short", 4, seconds=3)))
     wait_for(lambda: any(pods == {"short-node1": 4} for _, pods, _ in watcher.seen), "the pod")
-    wait_for(lambda: watcher.latest() == {}, "its GPUs to be free again", 30)
+    wait_for(lambda: watcher.latest() == {}, "its GPUs to be free again")
     assert "short-node1" in str(node.pods()), "the pod itself is still there"
 
 

@@ -151,14 +151,12 @@ def test_claims_are_resolved_to_the_right_gpus_and_instances(
     node.stop_kubelet()
     node.start_kubelet(register=False)
     seen: list[set[tuple[str, str, str, str]]] = []
-    wait_for(lambda: seen.append(held(url)) or len(seen) > 60, "polls of the new kubelet", 30, 0.05)
+    wait_for(lambda: seen.append(held(url)) or len(seen) > 60, "polls of the new kubelet", each_s=0.05)
     changes = [(number, found - each, each - found) for number, each in enumerate(seen) if each != found]
     assert not changes, "a gap or a flip: (which look, what is gone, what is new)"
 
     plane.core.delete_namespaced_pod("a", "default", grace_period_seconds=0)
-    wait_for(
-        lambda: held(url) == {each for each in found if each[0] != "a"}, "the claim of the pod that ended to end", 30
-    )
+    wait_for(lambda: held(url) == {each for each in found if each[0] != "a"}, "the claim of the pod that ended to end")
     free = f'uuid="{UUID_OF_MINOR[0]}"}} 0'
     wait_for(lambda: free in (fetch(f"{url}/metrics") or "").partition("\ngpu_allocated{")[2], "its GPU to be free")
 
@@ -167,7 +165,7 @@ def add_namespace(plane: ControlPlane, name: str) -> None:
     """Make a namespace in which claims may ask for adminAccess."""
     labels = {"resource.kubernetes.io/admin-access": "true"}
     plane.core.create_namespace({"metadata": {"name": name, "labels": labels}})
-    wait_for(lambda: plane.has_account(name), f"namespace {name}", 30)
+    wait_for(lambda: plane.has_account(name), f"namespace {name}")
 
 
 def run_in(plane: ControlPlane, namespace: str, name: str, claim: str) -> None:
@@ -225,7 +223,7 @@ def test_a_monitor_with_admin_access_holds_nothing(
     }
     wait_for(lambda: held(url) == train, "the three training pods, and no other", 90)
     free = f'uuid="{UUID_OF_MINOR[4]}"}} 0'
-    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "a GPU that is only watched to be free", 30)
+    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "a GPU that is only watched to be free")
 
     plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "gpu-operator", grace_period_seconds=0)
     run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-2", "all")  # a second monitor comes last
@@ -233,12 +231,12 @@ def test_a_monitor_with_admin_access_holds_nothing(
         lambda: plane.pod("nvidia-dcgm-exporter-2", "gpu-operator")["status"]["phase"] == "Running", "the monitor", 60
     )
     seen = []
-    wait_for(lambda: seen.append(held(url)) or len(seen) > 20, "polls", 30, 0.1)
+    wait_for(lambda: seen.append(held(url)) or len(seen) > 20, "polls", each_s=0.1)
     assert all(each == train for each in seen)
 
     run_in(plane, "team", "nvidia-dcgm-exporter-1", "all")  # the name of the pod alone does not make it a monitor
     wait_for(lambda: "nvidia-dcgm-exporter-1" in contradictions(url), "the tenant's pod", 60)
-    wait_for(lambda: "--attribution.monitor" in contradictions(url)["a"], "the doubt", 30)
+    wait_for(lambda: "--attribution.monitor" in contradictions(url)["a"], "the doubt")
     assert "--attribution.monitor" in contradictions(url)["nvidia-dcgm-exporter-1"]
     assert 'state="held_idle"' not in (fetch(f"{url}/metrics") or "")
 
@@ -249,11 +247,11 @@ def test_a_monitor_with_admin_access_holds_nothing(
         ["--attribution.monitor=team/nvidia-dcgm-exporter-.*"],
     ):
         other = start_exporter(processes, node, config, nvml_environment, *flags)
-        wait_for(lambda url=other: held(url) == train, f"the same three with {flags}", 30)
+        wait_for(lambda url=other: held(url) == train, f"the same three with {flags}")
         assert not any("adminAccess" in text for text in contradictions(other).values())
 
     plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "team", grace_period_seconds=0)
     plane.core.delete_namespaced_pod("a", "default", grace_period_seconds=0)
     wait_for(lambda: held(url) == {each for each in train if each[0] != "a"}, "the ended holder to hold nothing", 60)
     free = f'uuid="{UUID_OF_MINOR[0]}"}} 0'
-    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "its GPU to be free", 30)
+    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "its GPU to be free")

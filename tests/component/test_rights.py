@@ -123,9 +123,7 @@ class Ground:
             review = {"spec": {"resourceAttributes": asked}}
             return bool(reviews.create_self_subject_access_review(review).status.allowed)
 
-        wait_for(
-            lambda: all(may(right) == (right != missing) for right in self.rights()), f"all rights but {missing}", 30
-        )
+        wait_for(lambda: all(may(right) == (right != missing) for right in self.rights()), f"all rights but {missing}")
 
     def attempt(self) -> dict[str, Any]:
         """The results of a cycle over idle pods, of a cycle over working pods, and of the Lease. Then restores the first state."""

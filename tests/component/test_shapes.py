@@ -115,7 +115,7 @@ class Ground(Site):
         assert self.admin.look(entry) == DONE
         expected = {part.name.name for part in target.ends}
         with contextlib.suppress(AssertionError):  # the pods that ended until then are compared
-            wait_for(lambda: not expected & set(self.alive()), "the pods to end", 30, 0.3)
+            wait_for(lambda: not expected & set(self.alive()), "the pods to end", each_s=0.3)
         self.admin.tell(entry, "done")
         return before - set(self.alive())
 
@@ -280,7 +280,7 @@ def test_an_object_that_wants_more_pods_than_it_has_is_waiting(
     core = ground.plane.core
     core.create_namespaced_resource_quota(ground.namespace, quota)
     read = core.read_namespaced_resource_quota
-    wait_for(lambda: (read("few", ground.namespace).status.used or {}).get("pods") == "0", "the quota", 30, 0.1)
+    wait_for(lambda: (read("few", ground.namespace).status.used or {}).get("pods") == "0", "the quota", each_s=0.1)
     reference = ground.make(kind, spec=spec, pods=pods)
     held = why_not(ground.read(reference), {}, VERBS, ())
     assert held is not None and held.reason == reason, held
@@ -292,7 +292,7 @@ def test_a_jobset_whose_jobs_a_quota_refuses_is_waiting(ground: Ground) -> None:
     core = ground.plane.core
     core.create_namespaced_resource_quota(ground.namespace, quota)
     read = core.read_namespaced_resource_quota
-    wait_for(lambda: read("few", ground.namespace).status.used or {}, "the quota", 30, 0.1)
+    wait_for(lambda: read("few", ground.namespace).status.used or {}, "the quota", each_s=0.1)
     reference = ground.make("JobSet", spec=jobset_spec(worker=(4, 1, 1)), pods=2)
     target = ground.read(reference)
     assert target.wants == {"worker": 4}
@@ -326,7 +326,7 @@ def test_members_that_have_ended_do_not_make_an_object_waiting(ground: Ground, k
         held = why_not(target, {}, VERBS, ())
         return len(target.ends) == 2 and held is not None and held.reason == "members"
 
-    wait_for(is_whole, "the two that are left to be all of it", 30, 0.3)
+    wait_for(is_whole, "the two that are left to be all of it", each_s=0.3)
     assert ground.rest(reference) == set(pods[:-1])
 
 

@@ -80,7 +80,7 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
         url = f"http://127.0.0.1:{port}"
         collector = [*GPU_EXPORTER, *command, f"--web.listen-address=127.0.0.1:{port}"]
         processes.start(collector, environment=slurm.environment)
-        wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round", 30)
+        wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round")
         overheard = SlurmSource(
             SlurmOptions(node="n0", gres_conf=gres_conf, collected=f"{url}/"), run=ask, clock=clock
         ).poll()
@@ -120,7 +120,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
                 assert "efused" in str(exc), exc  # slurmrestd does not listen yet
                 return False
 
-        wait_for(answers, "slurmrestd", 30)
+        wait_for(answers, "slurmrestd")
         commands = CommandLine(run_as(slurm))
         assert rest.read_nodes() == commands.read_nodes()
         assert sorted(rest.read_jobs()) == sorted(commands.read_jobs())

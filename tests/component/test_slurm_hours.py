@@ -193,7 +193,7 @@ def test_hours_are_correct_over_clock_skew_a_requeue_and_an_outage_of_slurmctld(
         running = ("squeue", "-h", "-t", "RUNNING", "-o", "%A")
         here.submit(10, 4, "--requeue")
         first = wait_for(lambda: here.slurm.run(*running).split() or None, "the first tasks", 60)
-        wait_for((here.slurm.root / "jobs" / first[0]).exists, "the prolog of a run that ends early", 30)
+        wait_for((here.slurm.root / "jobs" / first[0]).exists, "the prolog of a run that ends early")
         here.slurm.run("scontrol", "requeue", first[0])
         wait_for(lambda: len(here.list_runs()) > 4 and not here.slurm.run("squeue", "-h", "-t", "PD"), "the last", 120)
         left = set(here.slurm.run(*running).split())

@@ -221,7 +221,7 @@ def test_a_dead_slurmstepd_does_not_hide_other_jobs(jobs: Jobs) -> None:
     for each in daemons:
         os.kill(int(each.name), signal.SIGKILL)
     assert daemons
-    steps = wait_for(lambda: found if (found := reader.read()).unseen else None, "a step that is not seen", 30)
+    steps = wait_for(lambda: found if (found := reader.read()).unseen else None, "a step that is not seen")
     assert "Unable to connect to slurmstepd" in steps.unseen
     # 24.11 then prints no step.
     assert steps.pids.keys() == (set() if jobs.release == "24.11" else {kept})

@@ -43,7 +43,7 @@ class Node:
 
     def edit(self, text: str) -> Answer:
         """Write gres.conf, in a later second than slurmd's start. Returns the exporter's report."""
-        wait_for(lambda: time.time() > self.slurm.started() + 2, "a later second than slurmd's start", 10)
+        wait_for(lambda: time.time() > self.slurm.started() + 2, "a later second than slurmd's start")
         self.gres_conf.write_text(text.replace("{root}", str(self.slurm.root)), "utf-8")
         return self.source.poll()
 
@@ -88,7 +88,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
     slurm.restart_slurmd(processes)
     new = [str(minor) for minor in slurm.minors()]
     assert new == old[::-1]
-    wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
+    wait_for(lambda: not node.source.poll().problem, "the new order to be known", each_s=1.0)
     node.pass_skew()
     third = slurm.submit("--gres=gpu:2")
     assert node.held()[first] == old[0] and node.held()[second] == ""
@@ -119,7 +119,7 @@ def test_reconfigure_does_not_prove_which_gres_conf_slurmd_has_read(node: Node) 
     node.pass_skew()
     later = node.slurm.submit("--gres=gpu:1")
     idle = node.slurm.started() > before
-    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has restarted", 40, 1.0)
+    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has restarted", each_s=1.0)
     held = node.held()
     assert held[job] == "0"
     assert held[later] == ("2" if idle else "")
@@ -143,7 +143,7 @@ def test_a_job_keeps_its_gpu_if_slurmd_fetches_its_configuration(
         wait_for(lambda: "nvidia[3,2,1,0]" in copy.read_text("utf-8"), "slurmd to fetch it", 60)
         slurm.wait_until_registered()
         wait_for(lambda: slurm.started() > before, "slurmd to restart", 60)
-        wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
+        wait_for(lambda: not node.source.poll().problem, "the new order to be known", each_s=1.0)
         node.pass_skew()
         later = slurm.submit("--gres=gpu:1")
         assert node.held() == {job: "0", later: "2"}

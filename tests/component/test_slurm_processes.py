@@ -103,6 +103,6 @@ def test_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
             def confirmed() -> bool:
                 return (fetch(f"{url}/metrics") or "").count("gpu_allocation_idle_run_seconds{") == 2
 
-            wait_for(confirmed, "both jobs to be confirmed by their own processes", 20)
+            wait_for(confirmed, "both jobs to be confirmed by their own processes")
     finally:
         feeder.stop()

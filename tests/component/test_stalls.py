@@ -60,13 +60,13 @@ def test_a_job_that_hangs_is_named_and_its_seconds_are_stalled(
 
         run = wait_for(lambda: value("gpu_allocation_stalled_run_seconds") or None, "the stall", 60.0, 0.5)
         assert 20.0 <= run < 30.0
-        wait_for(lambda: 'state="stalled"' in look(url).text or None, "the state", 10.0, 0.5)
+        wait_for(lambda: 'state="stalled"' in look(url).text or None, "the state", each_s=0.5)
         (allocation,) = json.loads(fetch(f"{url}/api/v1/status") or "")["allocations"]
         assert allocation["stall"]["confidence"] == "medium", "the network of this host is not the job's own"
         assert re.search(r"100 % busy; at (99|100|101) W, .*; against it: not known", allocation["evidence"])
         assert allocation["stalled_seconds"] >= 20.0 and allocation["pending_seconds"] == 0.0
         busy = allocation["busy_seconds"]
-        wait_for(lambda: value("gpu_allocation_stalled_run_seconds") == 0.0 or None, "work", 40.0, 0.5)
+        wait_for(lambda: value("gpu_allocation_stalled_run_seconds") == 0.0 or None, "work", each_s=0.5)
         assert value("gpu_allocation_stalled_seconds_total") == pytest.approx(50.0, abs=6.0)
         wait_for(lambda: (value("gpu_allocation_busy_seconds_total") or 0.0) > busy + 1.0 or None, "busy time")
         assert running.process.poll() is None

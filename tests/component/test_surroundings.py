@@ -201,8 +201,7 @@ def test_a_job_with_a_pending_or_missing_member_is_not_marked(site: Site) -> Non
     wait_for(
         lambda: (core.read_namespaced_resource_quota("few", site.namespace).status.used or {}).get("pods") == "2",
         "the quota to count",
-        30,
-        0.1,
+        each_s=0.1,
     )
     wide = site.job("wide", 3, there=2)
     decisions = site.judge()
@@ -229,7 +228,7 @@ def test_pods_behind_a_service_or_autoscaler_are_serving_but_not_behind_a_headle
     for pod in (*web, *train):  # endpoints need addresses
         ip = {"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}}
         site.plane.core.patch_namespaced_pod_status(pod, site.namespace, ip)
-    wait_for(lambda: site.stages(web) == ["serving"], "the endpoints of the Service", 30, 0.2)
+    wait_for(lambda: site.stages(web) == ["serving"], "the endpoints of the Service", each_s=0.2)
     slices = client.DiscoveryV1Api(site.plane.api).list_namespaced_endpoint_slice(site.namespace).items
     assert any(each.endpoints for each in slices if each.metadata.labels["kubernetes.io/service-name"] == "train")
     assert site.stages([*train, *scaled]) == ["underused", "serving"]
@@ -348,8 +347,7 @@ def test_an_unreadable_controller_makes_its_pods_unknown_and_the_remedy_is_named
     wait_for(
         lambda: wanted in getattr(marker.survey([name], [name], site.clock.wall())[name], "why", ""),
         "the refusal to name the controller",
-        30,
-        0.2,
+        each_s=0.2,
     )
     judgement = judge_of(site.source, [marker], Rulebook(site.policy), site.clock).judge()
     assert judgement.decisions[0].stage == "unknown"

@@ -115,4 +115,4 @@ def test_keys_choose_the_order_and_the_filter_and_q_ends_top(nodes: list[str]) -
         screen.type("s")
         wait_for(lambda: any(line.startswith("by memory") for line in screen.lines()), "the smaller window")
         screen.type("q")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0

@@ -74,7 +74,7 @@ def test_a_pods_report_becomes_series_with_the_labels_of_its_gpu(
     held = wait_for(lambda: found if set(found := allocations()) == names else None, "both pods with their UIDs", 90)
     mine, others = held["observed-node1"], held["other-node1"]
     folder = node.root.joinpath("pods", mine["pod_uid"], *IN_POD)
-    wait_for(folder.is_dir, "the kubelet to make the emptyDir where the exporter looks for it", 30)
+    wait_for(folder.is_dir, "the kubelet to make the emptyDir where the exporter looks for it")
     # One process writes of its own GPU, a second one of the other pod's: that one counts nowhere.
     (folder / "run-a1.json").write_text(json.dumps(REPORT | {"gpus": [mine["uuid"]]}))
     (folder / "run-b2.json").write_text(json.dumps(REPORT | {"run": "b2", "steps": 7, "gpus": [others["uuid"]]}))

@@ -108,7 +108,7 @@ def test_an_idle_allocation_notifies_its_owner_once_and_no_other_owner(
         out.encoder, out.utilization = 50, 40
         nvml_table.push_sample(IDLE, time.time(), 40)
     resolved = wait_for(
-        lambda: next((n for n in webhook.received if n["status"] == "resolved"), None), "the alert to be resolved", 30
+        lambda: next((n for n in webhook.received if n["status"] == "resolved"), None), "the alert to be resolved"
     )
     assert resolved["alerts"][0]["labels"]["pod"] == "forgotten-0"
     kubelet.stop()

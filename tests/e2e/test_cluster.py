@@ -284,7 +284,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         def label() -> str | None:
             return (plane.pod("train-0", "ml")["metadata"].get("labels") or {}).get(LABEL)
 
-        wait_for(lambda: label() == "partial", "the label `partial`: one of two GPUs is idle", 30, 0.2)
+        wait_for(lambda: label() == "partial", "the label `partial`: one of two GPUs is idle", each_s=0.2)
         say("label partial: one GPU works, the other is idle")
 
         quiet = say("the pod falls idle")
@@ -302,13 +302,13 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
 
         loads[1].set(0.7)
         worked = say("first activity, on one of the two GPUs")
-        wait_for(lambda: label() != "underused", "the label `underused` to go", 30, 0.1)
+        wait_for(lambda: label() != "underused", "the label `underused` to go", each_s=0.1)
         gone = say("label underused gone")
         assert gone - worked < ACTIVITY_MAX_S
-        wait_for(lambda: label() == "partial", "the label `partial` in its place", 30, 0.1)
+        wait_for(lambda: label() == "partial", "the label `partial` in its place", each_s=0.1)
         loads[0].set(0.7)
         say("activity on both")
-        wait_for(lambda: label() is None, "the label to go", 30, 0.1)
+        wait_for(lambda: label() is None, "the label to go", each_s=0.1)
         say("no label")
         wait_for(lambda: any(n["status"] == "resolved" for n in webhook.received), "the alert to be resolved", 60, 0.2)
         say("alert resolved")
@@ -317,7 +317,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
             *("GpuPartial", "GpuCandidate", "GpuUnderused"),
             *("GpuMarkWithdrawn", "GpuPartial", "GpuMarkWithdrawn"),
         ]
-        wait_for(lambda: _writes(prometheus) == {"written": 4.0, "withdrawn": 2.0}, "the reconciler's own counters", 10)
+        wait_for(lambda: _writes(prometheus) == {"written": 4.0, "withdrawn": 2.0}, "the reconciler's own counters")
 
         host = wait_for(
             lambda: found if len(found := _host_work(prometheus)) == 2 else None, "its work on the host", 90
@@ -349,7 +349,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         helm.run("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--timeout=240s")
         say("helm uninstall has ended")
         assert label() is None, "uninstall withdraws what stands"
-        wait_for(lambda: release_objects(plane) == [], "the release to be gone", 30)
+        wait_for(lambda: release_objects(plane) == [], "the release to be gone")
         leases = client.CoordinationV1Api(plane.api).list_namespaced_lease(NAMESPACE).items
         left_leases = [f"{RELEASE}-reconciler", f"{RELEASE}-reconciler-record"]
         assert sorted(each.metadata.name for each in leases) == left_leases, "as the chart's README lists"

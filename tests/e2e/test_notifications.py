@@ -94,7 +94,7 @@ def test_each_incident_sends_one_mail_even_over_restarts(processes: Processes, t
     restarted = time.time()
     query = 'count(ALERTS{alertname="GpuHolderIdle",alertstate="firing"})'
     wait_for(lambda: prometheus.query(query) == [({}, 4.0)] or None, "the alerts to fire on", 60)
-    wait_for(lambda: time.time() - restarted > 20 or None, "a second mail to have had its time", 40, 0.5)
+    wait_for(lambda: time.time() - restarted > 20 or None, "a second mail to have had its time", each_s=0.5)
 
     (mail,) = mailbox.to(ADA)
     assert mail["Subject"] == "GPUs of 3 jobs are not used"
@@ -149,7 +149,7 @@ def test_the_commented_slack_and_webhook_examples_work(processes: Processes, tmp
     holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0"}
     alert = {"labels": {**labels, **holder}, "annotations": {"description": "Pod ml/train-0 holds a GPU."}}
     call(f"http://{address}/api/v2/alerts", json.dumps([alert]).encode())
-    wait_for(lambda: bool(slack.received and webhook.received), "both notifications", 20)
+    wait_for(lambda: bool(slack.received and webhook.received), "both notifications")
     (message,) = slack.received
     assert message["channel"] == "#gpu-ml"
     (attachment,) = message["attachments"]
@@ -174,7 +174,7 @@ def snooze(mail: Message, job: str, alertmanager: str) -> None:
         alerts = json.loads(call(f"{alertmanager}/api/v2/alerts?silenced=true"))
         return [each["labels"]["job_id"] for each in alerts if each["status"]["silencedBy"]]
 
-    wait_for(lambda: silenced() == [job] or None, f"the silence of job {job}", 10)
+    wait_for(lambda: silenced() == [job] or None, f"the silence of job {job}")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_alert_mutes_exactly_the_alerts_that_it_explains(
         found = states()
         return (found is not None and bool(found[target["alertname"]]) == is_muted) or None
 
-    wait_for(as_expected, f"inhibited: {is_muted}", 10)
+    wait_for(as_expected, f"inhibited: {is_muted}")
     found = states()
     assert found is not None
     assert found[source["alertname"]] == []

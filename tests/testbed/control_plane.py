@@ -173,7 +173,7 @@ class ControlPlane:
                 return False
 
         for group, version, plural, _ in kinds:
-            wait_for(lambda group=group, version=version, plural=plural: is_served(group, version, plural), plural, 30)  # type: ignore[misc]
+            wait_for(lambda group=group, version=version, plural=plural: is_served(group, version, plural), plural)  # type: ignore[misc]
 
 
 @contextmanager

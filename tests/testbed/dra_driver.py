@@ -37,7 +37,7 @@ class DraDriver:
         self._registered = threading.Event()
         self.refusal = ""  # why the kubelet refused this driver
         self._servers = [self._serve(self._plugin), self._serve(self._registry)]
-        wait_for(self._registered.is_set, "the kubelet to register the driver", 30)
+        wait_for(self._registered.is_set, "the kubelet to register the driver")
         assert not self.refusal, self.refusal
         self._publish()
 

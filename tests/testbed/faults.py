@@ -117,7 +117,7 @@ class Rig:
     def all(self, *but: int) -> set[str]:
         return {str(index) for index in range(self.count)} - {str(index) for index in but}
 
-    def wait_until(self, url: str, what: str, condition, timeout_s: float = 20.0) -> Seen:  # type: ignore[no-untyped-def]
+    def wait_until(self, url: str, what: str, condition, timeout_s: float = 60.0) -> Seen:  # type: ignore[no-untyped-def]
         """Scrape until `condition(seen)` is true."""
 
         def ask() -> Seen | None:

@@ -166,7 +166,7 @@ conf_dir = "{scratch}/cni-conf"
             new = self.pod_resources.exists() and self.pod_resources.stat().st_ctime_ns != old
             return socket.exists() and new
 
-        wait_for(listens, "the kubelet's sockets", 30)
+        wait_for(listens, "the kubelet's sockets")
         if register:
             self.plugin.register()
 

@@ -40,8 +40,11 @@ def free_port() -> int:
                 return port
 
 
-def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, each_s: float = 0.05) -> T:
-    """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`."""
+def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 60.0, each_s: float = 0.05) -> T:
+    """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`.
+
+    A test that passes never waits that long. The limit is long because a busy machine is no fault.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         answer = ask()

@@ -148,7 +148,7 @@ class Inside:
 
     def __init__(self, running: Running) -> None:
         self._running = running
-        found = wait_for(lambda: children(running.process.pid) or None, "the program to start", 5)
+        found = wait_for(lambda: children(running.process.pid) or None, "the program to start")
         self.pid = found[0]
 
     def log(self) -> str:

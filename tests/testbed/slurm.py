@@ -174,7 +174,7 @@ class Slurm:
     def start_controller(self) -> None:
         """Start slurmctld, also after `controller.stop()`, and wait until it answers."""
         self.controller = self._start_controller()
-        wait_for(lambda: "UP" in self.attempt("scontrol", "ping").stdout, "slurmctld to answer", 30)
+        wait_for(lambda: "UP" in self.attempt("scontrol", "ping").stdout, "slurmctld to answer")
 
     def wait_until_registered(self) -> None:
         """Wait until node n0 has registered with the new slurmctld, which reports no GPU of the node before that."""
@@ -242,7 +242,7 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
         nodes = [processes.start([*command, "-N", f"n{i}"], own) for i in range(layout.nodes)]
         slurm.node = nodes[0]
         idle = ["idle"] * layout.nodes
-        wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").split() == idle, "the nodes to be idle", 30)
+        wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").split() == idle, "the nodes to be idle")
         try:
             yield slurm
         finally:

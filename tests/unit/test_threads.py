@@ -19,7 +19,7 @@ def test_items_are_read_ahead_only_up_to_the_limit() -> None:
     begun: list[int] = []
     results = run_ahead(lambda x: begun.append(x) or x, range(100), 2, "t")
     next(results)
-    wait_for(lambda: len(begun) == 5 or None, "four items in advance, and one in place of the item that was taken", 5.0)
+    wait_for(lambda: len(begun) == 5 or None, "four items in advance, and one in place of the item that was taken")
     results.close()
     assert sum(thread.name == "t" and thread.is_alive() for thread in threading.enumerate()) <= 2
 
@@ -34,12 +34,12 @@ def test_an_exception_of_a_call_is_raised_to_the_caller_and_ends_the_threads() -
         list(run_ahead(call, range(1000), 2, "broken"))
     for thread in threading.enumerate():
         if thread.name == "broken":
-            thread.join(5.0)
+            thread.join(60.0)
             assert not thread.is_alive()
 
 
 def test_calls_run_in_parallel() -> None:
-    meeting = threading.Barrier(3, timeout=5.0)
+    meeting = threading.Barrier(3, timeout=60.0)
     assert len(list(run_ahead(lambda _: meeting.wait(), range(3), 3, "t"))) == 3
 
 

@@ -46,8 +46,8 @@ def test_changed_state_files_are_ignored_and_replaced(
     assert get(port, "/metrics", HONEST)[0] == 200
     wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
     seen[ORDER[11]] = "counters start at 0 and the log gives the reason; both files are replaced"
-    wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices", 30)
-    wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file", 30)
+    wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices")
+    wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file")
     assert running.stop() == 0
 
 
@@ -65,10 +65,10 @@ def test_a_textfile_is_not_written_to_a_world_writable_directory(
         "--textfile.interval=1s",
     )
     running = processes.start([*GPU_EXPORTER, *flags])
-    wait_for(lambda: "every user may write in it (mode 0777): chmod o-w" in running.log() or None, "the complaint", 30)
+    wait_for(lambda: "every user may write in it (mode 0777): chmod o-w" in running.log() or None, "the complaint")
     assert not list(directory.iterdir())
     directory.chmod(0o755)
-    wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file", 30)
+    wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file")
     seen[ORDER[12]] = "nothing is written and the log gives the reason; after `chmod o-w`, the next write succeeds"
 
 

@@ -70,17 +70,17 @@ def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
     peer, port = Peer(OK, forever(b" ", 0.2)), free_port()
     listen = f"--web.listen-address=127.0.0.1:{port}"
     running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={peer.url}", listen])
-    assert peer.asked.wait(20)
+    assert peer.asked.wait(60)
     assert "the last cycle ended" in (fetch(f"http://127.0.0.1:{port}/-/healthy") or "")
     assert "gpu_reconciler_apply 0.0" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
     slowest = probe_ms(port, 5)
-    wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up", 20)
+    wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up")
     peer.listener.close()
     ended = 0.0
     for source in ("--source.prometheus", "--source.exporter"):
         silent = Peer(OK, forever(b" ", 0.2))
         running = processes.start([*GPU_EXPORTER, "reconcile", f"{source}={silent.url}"])
-        assert silent.asked.wait(20)
+        assert silent.asked.wait(60)
         began = time.monotonic()
         assert running.stop(timeout_s=20.0) == 0
         ended = max(ended, time.monotonic() - began)
@@ -124,7 +124,7 @@ def test_invalid_text_in_names_is_escaped_in_every_output(
     uuid = re.search(r'gpu_up\{gpu="0",uuid="([^"]+)"', page)
     assert uuid is not None
     holders.write_text(f'- {{uuid: {uuid[1]}, job: "\\ud83d\\e[2J", user: "a\\nb"}}\n')
-    wait_for(lambda: "ud83d" in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the holder", 30)
+    wait_for(lambda: "ud83d" in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the holder")
     for path in ("/", "/api/v1/status", "/api/v1/table", "/api/v1/holders"):
         body = fetch(f"http://127.0.0.1:{port}{path}")
         assert body is not None

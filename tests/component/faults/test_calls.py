@@ -38,7 +38,7 @@ def test_hung_calls_on_all_gpus_leave_no_stale_value(rig: Rig, matrix: FaultTabl
     threads = threads_of(running)
     for index in range(COUNT):
         rig.table.set_call(index, "nvmlDeviceGetUtilizationRates", delay_s=60)
-    rig.wait_until(url, "the hang to show", lambda seen: seen.one("gpu_driver_up") == 0, 5)
+    rig.wait_until(url, "the hang to show", lambda seen: seen.one("gpu_driver_up") == 0)
     rig.set_state("B")
 
     def nothing_stale(seen: Seen) -> None:

@@ -87,7 +87,7 @@ def test_the_exporter_detects_a_replaced_driver_by_its_list(rig: Rig) -> None:
     running, url = rig.start("--driver.changed=exit")
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.table.count_rc = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH, read every few seconds
-    assert running.process.wait(15) == 5
+    assert running.process.wait(60) == 5
 
 
 def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> None:
@@ -95,7 +95,7 @@ def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, 
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
-    assert running.process.wait(10) == 5
+    assert running.process.wait(60) == 5
     assert "the driver was replaced" in running.log()
     matrix.add(
         "driver replaced, in a container",
@@ -124,7 +124,7 @@ def test_the_exporter_restarts_itself_when_the_driver_is_replaced_on_a_host(rig:
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
     for index in range(COUNT):  # a second replacement soon after is left to the supervisor
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
-    assert running.process.wait(10) == 5
+    assert running.process.wait(60) == 5
     matrix.add(
         "driver replaced, on a host",
         "fresh after a moment",

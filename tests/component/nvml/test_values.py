@@ -98,8 +98,8 @@ def test_xids_are_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTabl
     assert watch.wait(0.01) is None
     nvml_table.push_event(1, 79)
     nvml_table.push_event(0, 31)
-    assert watch.wait(1.0) == XidEvent(devices[1].identity.uuid, 79)
-    assert watch.wait(1.0) == XidEvent(devices[0].identity.uuid, 31)
+    assert watch.wait(20.0) == XidEvent(devices[1].identity.uuid, 79)
+    assert watch.wait(20.0) == XidEvent(devices[0].identity.uuid, 31)
     assert watch.wait(0.01) is None
     watch.close()
 

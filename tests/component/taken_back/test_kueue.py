@@ -77,7 +77,7 @@ def test_an_object_whose_definition_drops_suspend_gets_no_note_and_no_event(team
 
     extensions.replace_custom_resource_definition(name, old)
     try:
-        wait_for(is_dropped, "the older definition to count", 30, 0.2)
+        wait_for(is_dropped, "the older definition to count", each_s=0.2)
         assert team.act() == ([], {"refused"})
         assert ACTED not in (team.live(reference)["metadata"].get("annotations") or {})
         assert team.told("PaddleJob", "train") == [] and team.records() == []
@@ -85,4 +85,4 @@ def test_an_object_whose_definition_drops_suspend_gets_no_note_and_no_event(team
         now = extensions.read_custom_resource_definition(name).metadata.resource_version
         before["metadata"]["resourceVersion"] = now
         extensions.replace_custom_resource_definition(name, before)
-        wait_for(lambda: not is_dropped(), "the definition to be as it was", 30, 0.2)
+        wait_for(lambda: not is_dropped(), "the definition to be as it was", each_s=0.2)

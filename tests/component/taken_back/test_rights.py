@@ -52,7 +52,7 @@ class Account:
             review = {"spec": {"resourceAttributes": asked}}
             return bool(self._reviews.create_self_subject_access_review(review).status.allowed)
 
-        wait_for(lambda: all(may(rule) == (rule is not missing) for rule in self.own), f"all but {missing}", 30)
+        wait_for(lambda: all(may(rule) == (rule is not missing) for rule in self.own), f"all but {missing}")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_policy_lets_the_reconciler_suspend_objects_and_change_nothing_else(
     client.BatchV1Api(team.plane.api).patch_namespaced_job(
         "a-jobs", team.namespace, {"metadata": {"annotations": {"note": "mine"}}}
     )
-    wait_for(lambda: refusal(confined, team, *("jobs", "a-jobs"), FORBIDDEN[0][1]) or None, "the policy to count", 30)
+    wait_for(lambda: refusal(confined, team, *("jobs", "a-jobs"), FORBIDDEN[0][1]) or None, "the policy to count")
     for resource, change, message in FORBIDDEN:
         name = called("a", resource)
         assert message in refusal(confined, team, resource, name, change), (resource, change)

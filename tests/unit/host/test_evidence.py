@@ -109,7 +109,7 @@ def wait_for_cpu(pid: int, seconds: float) -> None:
     """Until the process has used so much more CPU."""
     process = psutil.Process(pid)
     until = sum(process.cpu_times()[:2]) + seconds
-    wait_for(lambda: sum(process.cpu_times()[:2]) >= until, f"{seconds} s of CPU time of process {pid}", 30)
+    wait_for(lambda: sum(process.cpu_times()[:2]) >= until, f"{seconds} s of CPU time of process {pid}")
 
 
 def after_work(holder: Holder, worker: int | None = None, seconds: float = INTERVAL_S) -> HostEvidence:
@@ -169,7 +169,7 @@ def test_a_terminal_and_a_notebook_server_are_seen(holder: Holder, children: Chi
         os.execvp("sleep", ["sleep", "600"])
     try:
         holder.pids = [pid]
-        wait_for(lambda: psutil.Process(pid).name() == "sleep", "the program, which has a terminal when it starts", 5)
+        wait_for(lambda: psutil.Process(pid).name() == "sleep", "the program, which has a terminal when it starts")
         seen = after_work(holder).processes
         assert seen is not None
         assert (seen.terminal, seen.notebook) == (True, False)
@@ -178,7 +178,7 @@ def test_a_terminal_and_a_notebook_server_are_seen(holder: Holder, children: Chi
         os.waitpid(pid, 0)
         os.close(descriptor)
     holder.pids = [children.start(SLEEP, name="jupyter-lab")]
-    wait_for(lambda: (holder.look() or HostEvidence(0, 0)).processes.notebook, "the name", 5)  # type: ignore[union-attr]
+    wait_for(lambda: (holder.look() or HostEvidence(0, 0)).processes.notebook, "the name")  # type: ignore[union-attr]
 
 
 def test_a_stopped_process_is_counted(holder: Holder, children: Children) -> None:

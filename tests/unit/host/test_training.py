@@ -411,8 +411,8 @@ def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypa
     running = threading.Thread(target=loop.run, args=(stop, node))
     running.start()
     try:
-        assert all(looks.acquire(timeout=10.0) for _ in range(3))
+        assert all(looks.acquire(timeout=60.0) for _ in range(3))
     finally:
         stop.set()
         released.set()
-        running.join(10.0)
+        running.join(60.0)

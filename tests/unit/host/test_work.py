@@ -208,6 +208,6 @@ def test_a_running_agent_reads_host_work(tmp_path: Path) -> None:
     agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(reader=machine.loop()))
     agent.start()
     try:
-        wait_for(lambda: not machine.works.works, "the agent to read the cgroups", 30)
+        wait_for(lambda: not machine.works.works, "the agent to read the cgroups")
     finally:
         agent.stop()

@@ -219,9 +219,9 @@ def test_an_unreadable_kernel_log_is_reported_once_with_a_remedy_and_retried(
 
     loop = KernelLogLoop(path, XidBook(), lambda: opened.set() or GPUS, SystemClock(), note)
     loop.start()
-    assert opened.wait(10)
+    assert opened.wait(60.0)
     loop.ask_to_stop()
-    assert loop.join(5)
+    assert loop.join(60.0)
     assert failures == 5
     assert loop.outcome is not None
     assert loop.outcome.success

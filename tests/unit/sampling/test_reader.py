@@ -17,7 +17,7 @@ from gpu_exporter.common.clock import SystemClock
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 LOST = {**GPU, "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def read(gpus: list[dict[str, object]], broken: int | None = None) -> list[Reader]:

@@ -176,11 +176,11 @@ def test_a_hung_call_is_reported_while_it_hangs_and_the_loop_continues_after_it(
             break
     assert loop.latest is None
     assert not first.is_set()
-    assert done.wait(10)
+    assert done.wait(60.0)
     assert first.is_set()
     assert not loop.is_hung()
     loop.ask_to_stop()
-    assert loop.join(2.0)
+    assert loop.join(60.0)
 
 
 def test_the_second_cycle_follows_at_once_and_later_cycles_as_the_device_allows() -> None:
@@ -203,7 +203,7 @@ def test_the_second_cycle_follows_at_once_and_later_cycles_as_the_device_allows(
     sampler.sample = sample  # type: ignore[method-assign]
     loop, _ = make_loop(sampler, clock, 1.0, 5.0, deliver)
     loop.start()
-    assert loop.join(10.0)
+    assert loop.join(60.0)
     assert [round(later - earlier, 3) for earlier, later in pairwise(begun)] == [GPM_WINDOW_S, 2.0, 2.0, 5.0, 5.0]
 
 
@@ -222,10 +222,10 @@ def test_a_bug_in_the_exporter_does_not_end_the_sampling_loop() -> None:
     done = threading.Event()
     loop, first = make_loop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
     loop.start()
-    assert first.wait(10)
-    assert done.wait(10)
+    assert first.wait(60.0)
+    assert done.wait(60.0)
     loop.ask_to_stop()
-    assert loop.join(2.0)
+    assert loop.join(60.0)
     assert sampler.error_counts["cycle", "ZeroDivisionError"] == 1
 
 

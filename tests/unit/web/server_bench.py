@@ -35,7 +35,7 @@ class Site:
         self.asked += 1
         if request.path == "/fault":
             raise ValueError("an internal secret")
-        self.go_on.wait(20)
+        self.go_on.wait(60.0)
         return Reply(200, TEXT, b"slow\n")
 
 
@@ -51,7 +51,7 @@ def get(server: HttpServer, path: str, source: str = HONEST) -> tuple[int, bytes
         return answer.status, answer.read()
 
 
-def until(condition: object, within_s: float = 10.0) -> None:
+def until(condition: object, within_s: float = 60.0) -> None:
     end = time.monotonic() + within_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end

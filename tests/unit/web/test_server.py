@@ -127,7 +127,7 @@ def test_clients_that_connect_while_the_server_stops_are_closed(site: Site, late
 
     def hold(request: Request) -> Reply:
         busy.set()
-        assert go_on.wait(10.0)
+        assert go_on.wait(60.0)
         return Reply(200, TEXT, b"")
 
     site.answer_at_once = hold  # type: ignore[method-assign]
@@ -136,13 +136,13 @@ def test_clients_that_connect_while_the_server_stops_are_closed(site: Site, late
     with contextlib.ExitStack() as stack, warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         stack.enter_context(connect(server, HONEST)).sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert busy.wait(10.0)
+        assert busy.wait(60.0)
         clients = [stack.enter_context(connect(server, HONEST)) for _ in range(late)]
         own = server._end
         server._end = lambda: [own(), called.set()]  # type: ignore[assignment, return-value, func-returns-value]
         ending = threading.Thread(target=server.stop)
         ending.start()
-        assert called.wait(10.0)
+        assert called.wait(60.0)
         go_on.set()
         ending.join()
         for client in clients:
