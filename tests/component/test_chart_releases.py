@@ -236,7 +236,7 @@ def test_a_dry_run_from_the_package_is_uninstalled_at_once_though_its_image_cann
     helm.run("install", RELEASE, package, "--namespace=gpu-exporter")
     began = time.monotonic()
     helm.run("uninstall", RELEASE, "--namespace=gpu-exporter", "--wait", "--timeout=60s")
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 55.0, "no hook was waited for"
     assert ours(cluster) == []
 
 

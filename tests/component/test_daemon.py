@@ -20,8 +20,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from tests.testbed.faults import scrape_ms
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
+from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, fetch, free_port, run_exporter, wait_for
 from tests.testbed.servers import require
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -104,12 +105,11 @@ def test_a_hung_call_withholds_only_the_values_of_its_gpu(
     nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates", delay_s=600)
 
     def is_withheld() -> bool:
-        start = time.monotonic()
         values = series(fetch(f"{url}/metrics") or "")
-        assert time.monotonic() - start < 2.0
         return values["gpu_up", "1"] == 0 and ("gpu_power_watts", "1") not in values
 
     wait_for(is_withheld, "gpu 1 to be withheld")
+    assert scrape_ms(url) < 10
     values = series(fetch(f"{url}/metrics") or "")
     assert [values["gpu_up", str(i)] for i in range(4)] == [1, 0, 1, 1]
     assert ("gpu_power_watts", "0") in values
@@ -130,7 +130,7 @@ def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_works(
     wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_driver_up", "")) == 0, "gpu_driver_up 0")
     start = time.monotonic()
     assert running.stop(signal.SIGTERM) == 0
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < PROMPT_S
 
 
 def test_a_lost_gpu_does_not_affect_the_others_and_comes_back(

@@ -25,7 +25,6 @@ from tests.testbed.pages import is_served, serve_page
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, free_port, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
-TAKEN_OVER_S = 20.0
 
 
 class Replicas:
@@ -206,8 +205,8 @@ def test_a_replica_waits_only_until_the_lease_is_taken(replicas: Replicas) -> No
     stop = threading.Event()
     replicas.a.keep(stop)
     try:
-        assert replicas.a.wait(30.0)
-        assert time.monotonic() - began < 10
+        assert replicas.a.wait(60.0)
+        assert time.monotonic() - began < 30.0
         assert not replicas.b.wait(0.1)
     finally:
         stop.set()
@@ -233,11 +232,11 @@ def test_two_reconcilers_take_turns_and_mark_each_pod_once(plane: ControlPlane, 
             return running, f"http://{port}/metrics"
 
         def wait_for_mark(name: str) -> None:
-            wait_for(lambda: bench.labels(name).get(LABEL) or None, f"{name} to be marked", TAKEN_OVER_S)
+            wait_for(lambda: bench.labels(name).get(LABEL) or None, f"{name} to be marked")
 
         def wait_for_role(own: str, leads: int) -> None:
             sample = f"\ngpu_reconciler_leader {leads}.0\n"
-            wait_for(lambda: is_served(own, sample), f"gpu_reconciler_leader to be {leads}", TAKEN_OVER_S)
+            wait_for(lambda: is_served(own, sample), f"gpu_reconciler_leader to be {leads}")
 
         first, first_page = start()
         wait_for_mark("one")
@@ -256,7 +255,7 @@ def test_two_reconcilers_take_turns_and_mark_each_pod_once(plane: ControlPlane, 
         assert run_exporter(*asking, "--for=1h", "--reason=storage").returncode == 0
         shown.append("three")
         frozen = '\ngpu_reconciler_frozen{reason="paused"} 1.0\n'
-        wait_for(lambda: is_served(first_page, frozen), "the pause to hold", TAKEN_OVER_S)
+        wait_for(lambda: is_served(first_page, frozen), "the pause to hold")
         assert LABEL not in bench.labels("three")
         assert ": storage" in run_exporter(*asking).stdout
         dry = ["reconcile", "--once", f"--source.exporter={page}", "--no-slurm", *asking[1:]]
@@ -284,15 +283,15 @@ def test_marks_are_removed_only_after_the_reconciler_has_ended(plane: ControlPla
     ):
         command = ["reconcile", "--apply", f"--source.exporter={page}", "--interval=1s", *access]
         reconciler = processes.start([*GPU_EXPORTER, *command])
-        wait_for(lambda: bench.labels("one").get(LABEL) or None, "the mark", TAKEN_OVER_S)
+        wait_for(lambda: bench.labels("one").get(LABEL) or None, "the mark")
         holder = leases.read_namespaced_lease("reconciler", bench.namespace).spec.holder_identity
         cleanup = processes.start(removal)
-        wait_for(lambda: "waits for the Lease, at most 45 s: " in cleanup.log(), "the wait for the Lease", TAKEN_OVER_S)
+        wait_for(lambda: "waits for the Lease, at most 45 s: " in cleanup.log(), "the wait for the Lease")
         assert f"{holder} holds Lease {place}\n" in cleanup.log()
         assert bench.labels("one").get(LABEL) == "underused"
         assert cleanup.process.poll() is None
         reconciler.process.terminate()
-        assert cleanup.process.wait(TAKEN_OVER_S) == 0, cleanup.log()
+        assert cleanup.process.wait(60) == 0, cleanup.log()
         assert f"{bench.namespace}/one: underused: withdrawn" in cleanup.log()
     assert LABEL not in bench.labels("one")
     assert leases.read_namespaced_lease("reconciler", bench.namespace).spec.holder_identity == "", "given back"
@@ -306,7 +305,7 @@ def test_no_mark_is_removed_while_another_reconciler_renews_its_lease(
     stop = threading.Event()
     replicas.a.keep(stop)
     try:
-        assert replicas.a.wait(30.0)
+        assert replicas.a.wait(60.0)
         with pytest.raises(MarkError, match=f"no mark was removed: a holds Lease default/{replicas.name}; stop "):
             remove_all([bench.marker], apply=True, lease=replicas.b, patience_s=1.0)
     finally:

@@ -45,7 +45,7 @@ def nodes(processes: Processes, tmp_path: Path) -> list[str]:
 
 def test_top_prints_several_nodes_and_names_the_node_that_does_not_answer(nodes: list[str]) -> None:
     silent = f"127.0.0.1:{free_port()}"
-    done = run_exporter("top", *(f"--from={node}" for node in (*nodes, silent)))
+    done = run_exporter("top", "--sort=gpu", *(f"--from={node}" for node in (*nodes, silent)))
     header, *rows, said = done.stdout.splitlines()
     assert header.split()[:3] == ["NODE", "GPU", "NAME"]
     assert [row.split()[0] for row in rows] == [node.removeprefix("http://") for node in nodes for _ in range(2)]
@@ -92,6 +92,15 @@ class Terminal:
         """The holders of the visible rows, from the top."""
         return [word for line in self.lines() for word in line.split() if word.startswith("ml/")]
 
+    def wait_until(self, first: str, last: str, *names: str) -> None:
+        """Wait for these beginnings of the first and the last line, with the rows of these holders between them."""
+
+        def is_drawn() -> bool:
+            lines, rows = self.lines(), self.rows()
+            return lines[0].startswith(first) and lines[-1].startswith(last) and rows == [f"ml/{n}/main" for n in names]
+
+        wait_for(is_drawn, f"{last!r} with {names}")
+
     def type(self, keys: str) -> None:
         os.write(self._stream, keys.encode())
 
@@ -99,17 +108,14 @@ class Terminal:
 def test_keys_choose_the_order_and_the_filter_and_q_ends_top(nodes: list[str]) -> None:
     with terminal(f"--from={nodes[0]}", f"--from={nodes[1]}", "--interval=500ms") as (stream, process):
         screen = Terminal(stream)
-        wait_for(lambda: screen.rows() == ["ml/idle-0/main", "ml/busy-0/main"], "the idle one first")
-        assert screen.lines()[0].startswith("2 of 2 nodes, 4 GPUs and instances, 2 held")
+        screen.wait_until("2 of 2 nodes, 4 GPUs and instances, 2 held", "by waste", "idle-0", "busy-0")
         assert screen.lines()[1].split()[:3] == ["NODE", "GPU", "NAME"]
         screen.type("ss")
-        wait_for(lambda: screen.rows() == ["ml/busy-0/main", "ml/idle-0/main"], "the busy one first")
-        assert screen.lines()[-1].startswith("by util")
+        screen.wait_until("2 of 2 nodes", "by util ", "busy-0", "idle-0")
         screen.type("/busyx")
-        wait_for(lambda: screen.rows() == [], "no row with these words")
+        screen.wait_until("2 of 2 nodes", "filter: busyx_")
         screen.type("\x7f\n")
-        wait_for(lambda: screen.rows() == ["ml/busy-0/main"], "the row with them")
-        assert "with 'busy'" in screen.lines()[-1]
+        screen.wait_until("2 of 2 nodes", "by util, with 'busy' ", "busy-0")
         fcntl.ioctl(stream, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 40, 0, 0))
         process.send_signal(signal.SIGWINCH)
         screen.type("s")

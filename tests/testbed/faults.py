@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.clock import ManualClock
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import Processes, Running, fetch, wait_for
+from tests.testbed.processes import Processes, Running, fastest, fetch, wait_for
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
 
@@ -51,16 +51,14 @@ def look(url: str) -> Seen:
 
 
 def scrape_ms(url: str) -> float:
-    """The fastest of several scrapes in milliseconds: the exporter's own time, without the load of other programs.
+    """The fastest of several scrapes in milliseconds."""
 
-    Five scrapes, and some more on a busy machine.
-    """
-    times: list[float] = []
-    while len(times) < 5 or (min(times) > 5.0 and len(times) < 30):
+    def measure() -> float:
         begin = time.perf_counter()
         assert fetch(f"{url}/metrics", timeout_s=4.5) is not None
-        times.append((time.perf_counter() - begin) * 1000)
-    return min(times)
+        return (time.perf_counter() - begin) * 1000
+
+    return fastest(measure, 5.0)
 
 
 def threads_of(running: Running) -> int:

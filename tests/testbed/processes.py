@@ -21,6 +21,9 @@ from tests.testbed.programs import DIE_WITH_PARENT
 
 T = TypeVar("T")
 PORTS = (10_000, 30_000)
+# "At once", on a machine whose cores are busy with other programs. A program that waits for what it must not wait for
+# takes longer: ten seconds is the shortest limit of the product.
+PROMPT_S = 8.0
 _given: set[int] = set()
 
 
@@ -55,6 +58,17 @@ def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 60.0, ea
         time.sleep(each_s)
 
 
+def fastest(measure: Callable[[], float], enough: float, tries: int = 100) -> float:
+    """The smallest of several measurements: the program's own time, without the load of other programs.
+
+    The first one that is at most `enough` ends them.
+    """
+    best = measure()
+    while best > enough and tries > 1:
+        best, tries = min(best, measure()), tries - 1
+    return best
+
+
 def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> str | None:
     """The body of a GET, None without an answer with status 200."""
     try:
@@ -64,6 +78,17 @@ def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float =
             return str(answer.read().decode())
     except (urllib.error.URLError, OSError):
         return None
+
+
+def converse(client: socket.socket, sent: bytes) -> bytes:
+    """Send, and read until the other side closes the connection, which it may do while this side still sends."""
+    whole = b""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        client.sendall(sent)
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := client.recv(1 << 20):
+            whole += chunk
+    return whole
 
 
 def cpu_s(pid: int) -> float:
@@ -82,7 +107,7 @@ class Running:
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
 
-    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 10.0) -> int:
+    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
         """End the program; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(with_signal)

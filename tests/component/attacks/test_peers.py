@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.component.attacks.attack_bench import ORDER, probe_ms
-from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, Running, fetch, free_port, wait_for
 
 
 class Peer:
@@ -82,10 +82,10 @@ def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
         running = processes.start([*GPU_EXPORTER, "reconcile", f"{source}={silent.url}"])
         assert silent.asked.wait(60)
         began = time.monotonic()
-        assert running.stop(timeout_s=20.0) == 0
+        assert running.stop() == 0
         ended = max(ended, time.monotonic() - began)
         silent.listener.close()
-    assert ended < 5
+    assert ended < PROMPT_S
     seen[ORDER[5]] = (
         f"the reconciler gives up after 10 s and logs it; probes take {slowest:.0f} ms meanwhile; SIGTERM ends it in {ended:.1f} s"
     )

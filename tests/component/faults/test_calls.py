@@ -7,7 +7,7 @@ import time
 
 from tests.component.faults.fault_bench import COUNT, LOST, OTHERS, heal, is_out, never_idle
 from tests.testbed.faults import FaultTable, Rig, Seen, scrape_ms, threads_of
-from tests.testbed.processes import fetch
+from tests.testbed.processes import PROMPT_S, fetch
 
 
 def test_a_hung_call_on_one_gpu_affects_only_that_gpu(rig: Rig, matrix: FaultTable) -> None:
@@ -56,13 +56,13 @@ def test_hung_calls_on_all_gpus_leave_no_stale_value(rig: Rig, matrix: FaultTabl
         rig.table.set_call(index, "nvmlDeviceGetUtilizationRates")
     begin = time.monotonic()
     rig.wait_until(url, "fresh values", lambda seen: rig.fresh(seen, "B") == rig.all())
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < PROMPT_S
     for index in range(COUNT):
         rig.table.set_call(index, "nvmlDeviceGetUtilizationRates", delay_s=60)
     rig.wait_until(url, "the hang to show again", lambda seen: seen.one("gpu_driver_up") == 0)
     begin = time.monotonic()
     assert running.stop(signal.SIGTERM) == 0
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < PROMPT_S
     matrix.add(
         "a call hangs on all GPUs",
         "`gpu_up` 0 two seconds later, gauges are not published",

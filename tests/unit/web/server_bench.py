@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import bcrypt
+import pytest
 
+from gpu_exporter.common.web import crowd
 from gpu_exporter.common.web.request import Request
 from gpu_exporter.common.web.server import TEXT, HttpServer, Reply
 
@@ -39,12 +41,20 @@ class Site:
         return Reply(200, TEXT, b"slow\n")
 
 
+def note_connections(monkeypatch: pytest.MonkeyPatch) -> list[crowd.Connection]:
+    """A list to which every connection is added that a server accepts from now on."""
+    made: list[crowd.Connection] = []
+    begin = crowd.Connection.__init__
+    monkeypatch.setattr(crowd.Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
+    return made
+
+
 def connect(server: HttpServer, source: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), 10.0, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", server.port), 60.0, source_address=(source, 0))
 
 
 def get(server: HttpServer, path: str, source: str = HONEST) -> tuple[int, bytes]:
-    client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0, source_address=(source, 0))
+    client = http.client.HTTPConnection("127.0.0.1", server.port, 60.0, source_address=(source, 0))
     with contextlib.closing(client):
         client.request("GET", path)
         answer = client.getresponse()
@@ -69,7 +79,7 @@ class Door:
         self.server.start()
 
     def ask(self, password: str, source: str) -> int:
-        client = http.client.HTTPConnection("127.0.0.1", self.server.port, 20.0, source_address=(source, 0))
+        client = http.client.HTTPConnection("127.0.0.1", self.server.port, 60.0, source_address=(source, 0))
         with contextlib.closing(client):
             word = base64.b64encode(f"ada:{password}".encode()).decode()
             client.request("HEAD", "/page", headers={"Authorization": f"Basic {word}"})

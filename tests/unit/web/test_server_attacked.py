@@ -15,7 +15,7 @@ from pathlib import Path
 import bcrypt
 import pytest
 from tests.testbed.pki import Authority
-from tests.unit.web.server_bench import HONEST, HOSTILE, PROBE, Door, Site, connect, get, until
+from tests.unit.web.server_bench import HONEST, HOSTILE, PROBE, Door, Site, connect, get, note_connections, until
 
 from gpu_exporter.common.web import crowd
 from gpu_exporter.common.web import door as door_keeper
@@ -64,6 +64,14 @@ def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             attacker.join()
 
 
+def note_checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """A list to which every password is added that is checked from now on."""
+    checked: list[bytes] = []
+    check = bcrypt.checkpw
+    monkeypatch.setattr(bcrypt, "checkpw", lambda word, hashed: checked.append(word) or check(word, hashed))
+    return checked
+
+
 def test_clients_that_never_complete_the_handshake_are_closed_for_new_ones(site: Site, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue("server", "agent")
@@ -76,7 +84,7 @@ def test_clients_that_never_complete_the_handshake_are_closed_for_new_ones(site:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.TLS_ADDRESS_MAX + 3)]
             for client in clients[:3]:
-                client.settimeout(5.0)
+                client.settimeout(60.0)
                 with contextlib.suppress(ConnectionResetError):
                     assert client.recv(1) == b""
             with context.wrap_socket(connect(server, PROBE), server_hostname="localhost") as probe:
@@ -98,18 +106,14 @@ def test_a_client_that_shares_the_address_of_an_attacker_is_admitted(
     monkeypatch.setattr(door_keeper, "DELAY_MAX_S", 0.1)
     door, _ = knocking
     until(lambda: door.ask("right", HOSTILE) == 200)
-    began = time.monotonic()
+    checked = note_checks(monkeypatch)
     assert door.ask("right", HOSTILE) == 200
-    assert time.monotonic() - began < 1.0, "its password is remembered from now on"
+    assert b"right" not in checked, "its password is remembered from now on"
 
 
 def test_a_wrong_password_is_not_checked_again(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[bytes] = []
-    check = bcrypt.checkpw
-    monkeypatch.setattr(bcrypt, "checkpw", lambda word, hashed: checked.append(word) or check(word, hashed))
-    door = Door(site, tmp_path)
+    door, checked = Door(site, tmp_path), note_checks(monkeypatch)
     try:
-        checked.clear()
         assert [door.ask("wrong", HOSTILE) for _ in range(5)] == [401] * 5
         assert [door.ask("right", HONEST) for _ in range(5)] == [200] * 5
         assert checked == [b"wrong", b"right"]
@@ -148,9 +152,7 @@ def test_clients_that_read_no_reply_are_closed_for_new_ones(
 ) -> None:
     """Before the limit for writing is over: all connections of the address are stalled, and a new one gets full service."""
     monkeypatch.setattr(crowd, "STALLED_S", 0.1)
-    made: list[crowd.Connection] = []
-    begin = crowd.Connection.__init__
-    monkeypatch.setattr(crowd.Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
+    made = note_connections(monkeypatch)
     with contextlib.ExitStack() as stack:
         for _ in range(crowd.ADDRESS_MAX):
             client = stack.enter_context(connect(server, HOSTILE))
@@ -209,7 +211,7 @@ def test_connections_from_before_a_reload_are_closed(
             silent = stack.enter_context(connect(server, PROBE))  # has not begun its handshake
             if tls:
                 client = stack.enter_context(context.wrap_socket(client, server_hostname="localhost"))
-            client.settimeout(5.0)
+            client.settimeout(60.0)
             client.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
             assert server.is_open()
@@ -217,7 +219,7 @@ def test_connections_from_before_a_reload_are_closed(
             config.write_text(f"tls_server_config: {{{files}, {more}}}\n")
             until(lambda: not server.is_open())
             for each in (client, silent):
-                each.settimeout(5.0)
+                each.settimeout(60.0)
                 with contextlib.suppress(OSError):
                     each.sendall(b"GET /page HTTP/1.1\r\n\r\n")
                     assert each.recv(4096) == b""
