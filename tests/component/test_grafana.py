@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,7 +128,7 @@ def one(rows: Rows) -> float:
 
 
 class Site(NamedTuple):
-    """The servers, the panels by dashboard and title, and a time at which all targets had been scraped."""
+    """The servers, the panels by dashboard and title, and a moment whose data are complete."""
 
     prometheus: Prometheus
     exporter: Running
@@ -193,21 +192,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             rules=sorted((path / "rules").glob("*.yaml")),
         )
 
-        def is_settled() -> bool:
+        def is_settled(at: float) -> bool:
             """Whether the lost GPU is reported, the idle GPUs have been idle long enough, and the states have a full window."""
-            lost = prometheus.query("gpu_up == 0")
-            idle = prometheus.query('allocation:gpu_share:part{part="idle_long"}')
-            known = prometheus.query('gpu_allocation_state{state!="unknown"} and on (uuid) gpu_up == 1')
-            seen = prometheus.query(f"time() - gpu_allocation_start_timestamp_seconds > {WINDOW_S + 3}")
-            scraped = prometheus.query(f"count_over_time(namespace:gpu_gpus:sum[1m]) >= {SCRAPES}")
-            marks = prometheus.query('gpu_reconciler_allocation_stage{stage="underused"}')
+            lost = prometheus.query("gpu_up == 0", at)
+            idle = prometheus.query('allocation:gpu_share:part{part="idle_long"}', at)
+            known = prometheus.query('gpu_allocation_state{state!="unknown"} and on (uuid) gpu_up == 1', at)
+            seen = prometheus.query(f"time() - gpu_allocation_start_timestamp_seconds > {WINDOW_S + 3}", at)
+            covered = prometheus.query("allocation:gpu_coverage:ratio30m >= 0.9", at)
+            scraped = prometheus.query(f"count_over_time(namespace:gpu_gpus:sum[1m]) >= {SCRAPES}", at)
+            marks = prometheus.query('gpu_reconciler_allocation_stage{stage="underused"}', at)
             counts = (len(lost), len(idle), len(known), len(seen), len(marks))
-            return counts == (1, 2, 5, 7, 2) and bool(scraped)
+            return counts == (1, 2, 5, 7, 2) and len(covered) >= 5 and bool(scraped)
 
-        wait_for(is_settled, "the node to be in the state of the scenario", 60, 0.25)
-        # The time of a complete scrape. A later scrape can be incomplete between two queries of this test.
-        ((_, now),) = prometheus.query("max(timestamp(gpu_up))")
-        yield Site(prometheus, exporter, panels, now - 1.0)
+        def settled() -> float | None:
+            """The moment of all queries, at which the node had been in its state for some evaluations of the rules."""
+            at = prometheus.complete_until()
+            return at if at is not None and is_settled(at) and is_settled(at - 3.0) else None
+
+        now = wait_for(settled, "the node to be in the state of the scenario", 120, 0.25)
+        yield Site(prometheus, exporter, panels, now)
 
 
 VISION = {"$namespace": "vision", "$pod": "train-0", "$jobid": ""}
@@ -365,8 +368,12 @@ def test_every_rule_succeeds_and_an_ended_exporter_leaves_no_zero(site: Site) ->
     assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
     site.exporter.stop()
     gone = "count(namespace:gpu_gpus:sum{part!='no_data'}) or absent(namespace:gpu_gpus:sum{part!='no_data'}) - 1"
-    wait_for(lambda: site.prometheus.query(gone) == [({}, 0.0)], "the recordings to see that it is gone", each_s=0.2)
-    after = site._replace(now=time.time())
+
+    def is_gone() -> float | None:
+        at = site.prometheus.complete_until()
+        return at if at is not None and site.prometheus.query(gone, at) == [({}, 0.0)] else None
+
+    after = site._replace(now=wait_for(is_gone, "the recordings to see that it is gone", each_s=0.2))
     answers = after.answers("fleet")
     shown = {title: one(answers[title, "A"]) for title in FLEET}
     assert shown == dict.fromkeys(FLEET, 0.0) | {"No data": 7.0}

@@ -19,6 +19,7 @@ import yaml
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
 
+from gpu_exporter.outside import parse_timestamp
 from tests.testbed.processes import Processes, Running, fetch, free_port, wait_for
 
 PACKAGES = "Debian packages prometheus and prometheus-alertmanager"
@@ -92,6 +93,19 @@ class Prometheus:
         text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode(parameters)}", timeout_s=30.0)
         assert text is not None, f"query failed: {expression}"
         return [(row["metric"], float(row["value"][1])) for row in json.loads(text)["data"]["result"]]
+
+    def complete_until(self) -> float | None:
+        """A moment whose data are complete: every target has been scraped, and every rule evaluated, after it.
+
+        On a busy machine, samples and recordings of the last seconds still arrive. The answer to a query for an earlier
+        moment no longer changes. None until everything was scraped and evaluated once.
+        """
+        scraped = self.query("timestamp(up)")
+        targets = json.loads(fetch(f"{self.url}/api/v1/targets?state=active") or "")["data"]["activeTargets"]
+        groups = json.loads(fetch(f"{self.url}/api/v1/rules") or "")["data"]["groups"]
+        evaluated = [parse_timestamp(group["lastEvaluation"]) or 0.0 for group in groups]
+        moment = min([moment for _, moment in scraped] + evaluated, default=0.0)
+        return moment - 0.001 if moment > 0.0 and len(scraped) == len(targets) else None
 
     def samples(self, selector: str, label: str = "uuid") -> dict[str, list[tuple[float, float]]]:
         """Raw samples of a range selector by the value of a label: (time, value)."""
