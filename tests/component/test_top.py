@@ -64,7 +64,9 @@ def terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """The command on a terminal of 30 lines."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 180, 0, 0))
-    environment = {**os.environ, "TERM": "xterm", "ESCDELAY": "25"}
+    # pytest-xdist sets the size in the environment, and curses prefers it to that of the terminal.
+    inherited = {key: value for key, value in os.environ.items() if key not in ("LINES", "COLUMNS")}
+    environment = {**inherited, "TERM": "xterm", "ESCDELAY": "25"}
     process = subprocess.Popen([*GPU_EXPORTER, "top", *arguments], stdin=its, stdout=its, stderr=its, env=environment)
     os.close(its)
     try:

@@ -158,6 +158,9 @@ class FaultTable:
         assert fault not in self.rows, fault
         self.rows[fault] = (fault, shows, others, signs, recovery)
 
-    def render(self, order: list[str], count: int) -> str:
-        lines = ["| " + " | ".join(self.rows[fault]) + " |" for fault in order]
+    def render(self, order: list[str], count: int, page: str) -> str:
+        """The table. Rows of tests that did not run, or that ran in another process, are those of `page`."""
+        known = {line[2:].partition(" | ")[0]: line for line in page.splitlines() if line.startswith("| ")}
+        known |= {fault: f"| {' | '.join(row)} |" for fault, row in self.rows.items()}
+        lines = [known.get(fault, f"| {fault} | its test has not run |") for fault in order]
         return HEADER.format(count=count) + "\n".join(lines) + "\n"

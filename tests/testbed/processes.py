@@ -24,23 +24,25 @@ PORTS = (10_000, 30_000)
 # "At once", on a machine whose cores are busy with other programs. A program that waits for what it must not wait for
 # takes longer: ten seconds is the shortest limit of the product.
 PROMPT_S = 8.0
-_given: set[int] = set()
+_given: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port that is free on every address, and that this process has not used before.
+    """A TCP port that is free on every address, and that no running process of the tests was given.
 
     It is outside the ranges that the kernel uses for connections and a cluster for Services: a port of the kernel's
     choice would be free now, but might be used by a connection a second later, also by tests that run in parallel.
     """
     while True:
         port = random.randrange(*PORTS)
+        mark = socket.socket(socket.AF_UNIX)  # the kernel removes it with this process
         with socket.socket() as probe, contextlib.suppress(OSError):
+            mark.bind(f"\0gpu-exporter-tests-{port}")
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
-            if port not in _given:
-                _given.add(port)
-                return port
+            _given.append(mark)
+            return port
+        mark.close()
 
 
 def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 60.0, each_s: float = 0.05) -> T:
