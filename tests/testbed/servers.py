@@ -18,8 +18,8 @@ import pytest
 import yaml
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
-from gpu_exporter.outside import parse_timestamp
 
+from gpu_exporter.common.outside import parse_timestamp
 from tests.testbed.processes import Processes, Running, fetch, free_port, wait_for
 
 PACKAGES = "Debian packages prometheus and prometheus-alertmanager"
