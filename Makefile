@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # Each process of pytest runs whole files: see tests/conftest.py. A test that waits leaves its core to the others.
 PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--durations=20)
 ALL_CORES := -n logical --dist=loadgroup
-WAITING := -n $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN)) --dist=loadgroup
+WAITING := -n $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN)) --dist=loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types generated quick verify long hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run generate testbed programs programs-start clean
+.PHONY: help demo test lint types generated quick verify servers slow hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run generate testbed programs programs-start clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^# --- /{print "\n" substr($$0, 7)} /^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,10 +69,13 @@ clean:
 
 # --- Long, on real servers: as root on Debian; elsewhere each test that cannot run says why
 verify: testbed programs ## slow tests, and those on API server, kubelet, Slurm, Prometheus and torch; the acceptance test
-	@.ci/stages long+hook e2e
+	@.ci/stages servers+slow,hook e2e
 
-long: $(VENV)/dev
-	$(PYTEST) $(WAITING) -m "not quick" --ignore=tests/e2e
+servers: $(VENV)/dev
+	$(PYTEST) $(WAITING) -m "not quick" tests/component tests/rules
+
+slow: $(VENV)/dev
+	$(PYTEST) $(ALL_CORES) -m "not quick" tests/unit
 
 hook: $(VENV)/dev ## the hook in loops of a real torch, in an environment of its own (5 GB, once); SET=old or frameworks
 	@packages="$$($(BIN)/python -m tests.testbed.torch_env $(or $(SET),ci))" && PYTHONPATH="$$packages:exporter:." \

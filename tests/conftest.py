@@ -28,6 +28,8 @@ LONG = {"slow", "servers", "slurm", "kubelet", "kubernetes", "browser", "realtim
 # What is started once for all tests of a folder.
 SHARED = {"taken_back"}
 SLURM_RELEASES = ("22.05", "24.11", "26.05")
+# Their files take longest. They begin first, so that no process is left alone with one at the end.
+LONGEST = ("realtime", "slurm", "kubernetes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         release = next((value for value in values if value in SLURM_RELEASES), "")
         item.add_marker(pytest.mark.xdist_group(f"{group.relative_to(ROOT)} {release}".strip()))
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(LONGEST) if item.get_closest_marker(name)), len(LONGEST))
+    )
 
 
 @pytest.fixture

@@ -19,12 +19,10 @@ class Call(NamedTuple):
     """One start of pytest: what it selects."""
 
     folders: list[str]
-    ignored: list[str]
     tiers: set[str]
 
     def runs(self, file: str, tier: str) -> bool:
-        inside = any(file.startswith(f"{folder}/") for folder in self.folders)
-        return inside and not any(file.startswith(f"{folder}/") for folder in self.ignored) and tier in self.tiers
+        return tier in self.tiers and any(file.startswith(f"{folder}/") for folder in self.folders)
 
 
 def calls_of(target: str, testpaths: list[str]) -> list[Call]:
@@ -35,9 +33,7 @@ def calls_of(target: str, testpaths: list[str]) -> list[Call]:
         words = shlex.split(line.partition(" -m pytest ")[2])
         if words:
             folders = [word for word in words if (ROOT / word).is_dir()]
-            ignored = [word.partition("=")[2] for word in words if word.startswith("--ignore=")]
-            tiers = TIERS[words[words.index("-m") + 1]]
-            calls.append(Call(folders or testpaths, ignored, tiers))
+            calls.append(Call(folders or testpaths, TIERS[words[words.index("-m") + 1]]))
     return calls
 
 
