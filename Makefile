@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest $(if $(CI),--durations=20)
+# Each process of pytest runs whole files: see tests/conftest.py. A test that waits leaves its core to the others.
+PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--durations=20)
+ALL_CORES := -n logical --dist=loadgroup
+WAITING := -n $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN)) --dist=loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component cluster slurm hook rules e2e bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run verify generate testbed programs programs-start clean
+.PHONY: help demo test lint types generated quick verify servers slow hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run generate testbed programs programs-start clean
 
 help: ## show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@awk -F ':.*## ' '/^# --- /{print "\n" substr($$0, 7)} /^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Installs without a compiler. A changed pyproject.toml installs again.
 $(VENV)/runtime: pyproject.toml
@@ -21,61 +24,65 @@ $(VENV)/dev: $(VENV)/runtime
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
+# --- Every day
 demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labels of a dry run; about a minute
 	@$(BIN)/gpu-exporter demo
 
-test: ## all tests except the acceptance test (make e2e)
-	@.ci/stages testbed programs-start check programs hook component+slurm+cluster,rules
+test: $(VENV)/dev ## what each change has to pass: lint, types, generated files, quick tests; no root, no server
+	@.ci/stages lint quick+types,generated
 
-check: $(VENV)/dev ## lint, types, generated files, unit tests
+lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then set -ex; \
+	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml alerts/rules/optional/*.yaml; \
+	  promtool check config --syntax-only alerts/prometheus.example.yaml grafana/prometheus.yaml; \
+	  amtool check-config alerts/alertmanager/alertmanager.yaml; \
+	  $(BIN)/python alerts/owners.py alerts/alertmanager/owners.yaml --check; \
+	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
+	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
+
+types: $(VENV)/dev
 	$(BIN)/mypy
+
+generated: $(VENV)/dev
 	$(BIN)/python -m tools.generate --check
-	$(PYTEST) tests/unit
+
+quick: $(VENV)/dev
+	$(PYTEST) $(ALL_CORES) -m quick
 
 format: $(VENV)/dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: $(VENV)/dev
-	$(PYTEST) tests/unit
+generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the packages, alerts/rules, the dashboard, the chart's copies
+	$(BIN)/python -m tools.generate
 
-component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, Prometheus, kill -9, recordings, attacks
-	$(PYTEST) tests/component -m "not slurm and not kubernetes" --ignore=tests/component/attacks
-	$(PYTEST) tests/component/attacks
+golden: $(VENV)/dev ## rewrite the golden files; review the diff
+	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden
 
-cluster: $(VENV)/dev testbed programs ## component tests with a real API server, of the reconciler and the chart
-	$(PYTEST) tests/component -m kubernetes --ignore=tests/component/attacks
+manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
+	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
 
-slurm: $(VENV)/dev testbed ## component tests with real Slurm 22.05, 24.11 and 26.05
-	$(PYTEST) tests/component -m slurm
+clean:
+	rm -rf $(VENV) out build exporter/*.egg-info
+
+# --- Long, on real servers: as root on Debian; elsewhere each test that cannot run says why
+verify: testbed programs ## slow tests, and those on API server, kubelet, Slurm, Prometheus and torch; the acceptance test
+	@.ci/stages servers+slow,hook e2e
+
+servers: $(VENV)/dev
+	$(PYTEST) $(WAITING) -m "not quick" tests/component tests/rules
+
+slow: $(VENV)/dev
+	$(PYTEST) $(ALL_CORES) -m "not quick" tests/unit
 
 hook: ## the hook in loops of a real torch, in an environment of its own (5 GB, once); SET=old (PYTHON=python3.9) or frameworks
 	@packages="$$($(PYTHON) -m tests.testbed.torch_env $(or $(SET),ci))" && PYTHONPATH="$$packages:exporter/hook:." \
 	  $(PYTHON) -m pytest -p no:cacheprovider -c tests/hook/pytest.ini --confcutdir=tests/hook $(if $(filter frameworks,$(SET)),tests/hook/frameworks,tests/hook/loops)
 
-rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; every alert in 120 simulated situations
-	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
-	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml alerts/rules/optional/*.yaml && \
-	  promtool check config --syntax-only alerts/prometheus.example.yaml grafana/prometheus.yaml && \
-	  amtool check-config alerts/alertmanager/alertmanager.yaml && \
-	  $(BIN)/python alerts/owners.py alerts/alertmanager/owners.yaml --check; \
-	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
-	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
-	$(PYTEST) tests/rules
-
 e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the driver to a notification and a label
-	$(PYTEST) -s tests/e2e
-
-bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
-	$(BIN)/python -m tests.bench.peers
-
-bench-hook: ## what the hook costs a training loop, in pairs with and without it
-	@packages="$$($(PYTHON) -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter/hook:." $(PYTHON) -m tests.bench.hook
-
-golden: $(VENV)/dev ## rewrite the golden files; review the diff
-	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden
+	$(PYTEST) -s -m "not quick" tests/e2e
 
 faults: $(VENV)/dev ## cause every fault and attack in a running exporter; rewrites docs/faults.md, review the diff
 	$(PYTEST) tests/component/faults tests/component/attacks --update-golden
@@ -100,14 +107,24 @@ mutants: $(VENV)/dev ## list changed operators that no unit test detects; up to 
 rule-mutants: $(VENV)/dev testbed ## list changed rules that no case detects; an hour or two, not in CI (ONLY=hardware/,GpuLost)
 	$(BIN)/python -m tests.rules.mutants $(ONLY)
 
+bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
+	$(BIN)/python -m tests.bench.peers
+
+bench-hook: ## what the hook costs a training loop, in pairs with and without it
+	@packages="$$($(PYTHON) -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter/hook:." $(PYTHON) -m tests.bench.hook
+
+programs: $(VENV)/runtime ## build the Go servers for the tests into the cache, once (about 10 minutes on 2 cores)
+	@$(BIN)/python tests/testbed/programs.py
+
+programs-start: $(VENV)/runtime # build them in the background of the checks, which do not need them
+	@nohup $(BIN)/python tests/testbed/programs.py >/dev/null 2>&1 &
+
+testbed: ## install the Debian packages that the tests start; on other systems, list what is missing
+	@tests/testbed/install
+
+# --- For a release
 gpu-check: $(VENV)/dev ## record the answers of this machine's driver and their latency (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
-
-generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms, alerts/rules, the dashboard, the chart's copies
-	$(BIN)/python -m tools.generate
-
-manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
-	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
 
 locks: $(VENV)/dev ## write exporter/locks anew: the images' dependencies, with hashes
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
@@ -120,17 +137,3 @@ workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs 
 
 release-dry-run: $(VENV)/dev ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing
 	@rm -rf out/release && $(BIN)/python -m tools.release
-
-verify: test e2e ## run the same checks as CI
-
-programs: $(VENV)/runtime ## build the Go servers for the tests into the cache, once (about 10 minutes on 2 cores)
-	@$(BIN)/python tests/testbed/programs.py
-
-programs-start: $(VENV)/runtime # build them in the background of the checks, which do not need them
-	@nohup $(BIN)/python tests/testbed/programs.py >/dev/null 2>&1 &
-
-testbed: ## install the Debian packages that the tests start; on other systems, list what is missing
-	@tests/testbed/install
-
-clean:
-	rm -rf $(VENV) out build exporter/*.egg-info

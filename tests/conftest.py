@@ -14,13 +14,23 @@ from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
 
-GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parent
+GOLDEN = ROOT / "golden"
 # No deadline: the duration of an example depends on the machine, not on the code.
 settings.register_profile(
     "gpu-exporter", deadline=None, print_blob=True
 )  # the blob reproduces a failure on another machine
 settings.load_profile("gpu-exporter")
 FAILED = pytest.StashKey[bool]()
+
+
+# What makes a test too long for `make test`, or needs a server. Every other test is `quick`.
+LONG = {"slow", "servers", "slurm", "kubelet", "kubernetes", "browser", "realtime"}
+# What is started once for all tests of a folder.
+SHARED = {"taken_back"}
+SLURM_RELEASES = ("22.05", "24.11", "26.05")
+# Their files take longest. They begin first, so that no process is left alone with one at the end.
+LONGEST = ("realtime", "slurm", "kubernetes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +40,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Every other warning is an error (pyproject.toml)."""
     config.addinivalue_line("filterwarnings", f"always::{Advice.__module__}.{Advice.__name__}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test its tier, and the group that one process of pytest-xdist runs, since it shares what was started."""
+    for item in items:
+        if not LONG.intersection(mark.name for mark in item.iter_markers()):
+            item.add_marker("quick")
+        folder = item.path.parent
+        group = folder if folder.name in SHARED else item.path
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        release = next((value for value in values if value in SLURM_RELEASES), "")
+        item.add_marker(pytest.mark.xdist_group(f"{group.relative_to(ROOT)} {release}".strip()))
+    items.sort(
+        key=lambda item: next((i for i, name in enumerate(LONGEST) if item.get_closest_marker(name)), len(LONGEST))
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Writes every generated file, or with `--check` compares them: `make generate` and `make check`.
+"""Writes every generated file, or with `--check` compares them: `make generate` and `make test`.
 
 Works in steps, since some files are made from others: the reference from the code, which needs its defaults; the
 chart's copies from the rules and the dashboard. The dashboard needs grafana-foundation-sdk, which needs Python 3.11.

@@ -32,6 +32,7 @@ def install_binding(version: str) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", OLDER)
 def test_an_older_binding_passes_the_same_suite(version: str) -> None:
     folder = install_binding(version)

@@ -29,6 +29,8 @@ causes: {looks_min: 2}
 # Twelve threads that work outside of the interpreter's lock, as OpenMP's do.
 CROWD = """
 import os, threading, time, zlib
+
+pytestmark = pytest.mark.slow
 data = os.urandom(1 << 18)
 def work():
     while True:

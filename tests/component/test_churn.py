@@ -8,10 +8,14 @@ import statistics
 from itertools import combinations
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import Processes, fetch, wait_for
+
+pytestmark = pytest.mark.slow
 
 INSTANCES = [{"profile": "1g.10gb", "gi": 7 + position} for position in range(7)]
 SCENARIO = parse_scenario({"gpus": [{"model": "H100", "mig": INSTANCES}] * 8})

@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
+import pytest
+
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
@@ -30,6 +32,8 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
 from tests.testbed.proven import Tally
+
+pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 DAYS, DAYS_MAX = 2, 8  # more than two only if two days had too few idle holders to prove anything

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
+
 from tests.testbed.processes import GPU_EXPORTER
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:

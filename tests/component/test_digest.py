@@ -14,6 +14,8 @@ import pytest
 from tests.testbed.processes import GPU_EXPORTER, Processes
 from tests.testbed.servers import Prometheus, require
 
+pytestmark = pytest.mark.servers
+
 STEP_S = 300
 DAYS = 16
 PLACE = 'job="gpu-exporter",node="{node}",instance="{node}"'

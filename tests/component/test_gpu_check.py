@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.agent.devices.loads import Constant
 from gpu_exporter.agent.devices.nvml.recording import is_recording
 from tests.gpu_check import ranges
@@ -61,6 +63,7 @@ def mm(a, b): time.sleep(0.001)
 """
 
 
+@pytest.mark.slow
 def test_gpu_check_reviews_its_loads_by_a_recording(
     nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ from gpu_exporter.cli.agent_flags import DEFAULT_PORT
 from tests.testbed.processes import Processes, fetch, free_port, wait_for
 from tests.testbed.written import ROOT, calls, checkout, code_block
 
+pytestmark = pytest.mark.slow
+
 README = ROOT / "README.md"
 SCENARIO = '{"gpus": [{"model": "H100"}], "holders": [{"gpu": 0, "kind": "job", "name": "48113", "user": "mira"}]}'
 

@@ -27,14 +27,21 @@ from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.texts import TextFiles
 from tests.component.taken_back.team import Died
-from tests.component.test_jobs_marked import POLICY, Bench, Cluster, cluster, marker, run_job  # noqa: F401  # fixtures
+from tests.component.test_jobs_marked import (  # noqa: F401  # fixtures
+    POLICY,
+    Bench,
+    Cluster,
+    cluster,
+    marker,
+    of_one_release,
+    run_job,
+)
 from tests.testbed.processes import wait_for
 from tests.testbed.proven import SaidProofs, SaidRecord
 from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
 # The other tests try the commands of Slurm with every release.
-of_one_release = pytest.mark.parametrize("cluster", ["24.11"], indirect=True)
 ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=16)
 IDLE_S = 2.5
 OK = "--comment=gpu-requeue-ok, from a checkpoint"
@@ -242,6 +249,7 @@ def test_the_note_of_an_act_remains_until_the_mark_is_removed(cluster: Cluster, 
     assert "acted" not in read_mark(cluster, job)
 
 
+@of_one_release
 def test_an_exemption_since_the_list_was_read_prevents_the_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -253,6 +261,7 @@ def test_an_exemption_since_the_list_was_read_prevents_the_act(cluster: Cluster,
     assert desk.held == {"exempt"} and desk.commands == []
 
 
+@of_one_release
 def test_an_exemption_right_before_the_command_prevents_the_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -384,6 +393,7 @@ def test_a_job_that_another_job_depends_on_is_not_cancelled(cluster: Cluster, de
     assert desk.act_until_known() == ([("cancel", "done")], set())
 
 
+@of_one_release
 def test_a_job_that_was_requeued_before_is_neither_requeued_nor_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK)
     cluster.slurm.requeue(job)

@@ -45,6 +45,7 @@ def table(nvml_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["V100", "A100", "H100"])
 @pytest.mark.parametrize("interval_s", [LEAST["sampling.interval"][0], 0.3, 1.0])
 def test_an_idle_gpu_is_known_at_the_shortest_allowed_interval(table: NvmlTable, model: str, interval_s: float) -> None:
@@ -98,6 +99,7 @@ def overlap(spans: list[Span], begin: float, end: float) -> float:
     return sum(max(0.0, min(span.end, end) - max(span.start, begin)) for span in spans)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     part=st.sampled_from(["", "encoder", "decoder", "jpeg", "ofa"]),

@@ -27,6 +27,7 @@ def feeder(nvml_table: NvmlTable) -> Iterator[ScenarioFeeder]:
     feeder.stop()
 
 
+@pytest.mark.slow
 def test_a_recording_shows_the_same_node_on_another_machine(
     processes: Processes,
     nvml_environment: dict[str, str],

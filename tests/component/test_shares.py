@@ -16,6 +16,8 @@ from tests.testbed.cgroups import Places
 from tests.testbed.process_node import Node, job, read, states
 from tests.testbed.processes import fetch, wait_for
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
 sampling: {interval: 500ms, interval_max: 1s, deadline: 2s}
 attribution: {interval: 1s}

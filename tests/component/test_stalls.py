@@ -33,6 +33,8 @@ WORK = [(0, "rest"), (4, "train"), (20, "hang"), (70, "train")]
 # Each line from the test lets it work for so many seconds of processor time.
 BURN = """
 import sys, time
+
+pytestmark = pytest.mark.slow
 for line in sys.stdin:
     until = time.process_time() + float(line)
     while time.process_time() < until:

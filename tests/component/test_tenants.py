@@ -14,6 +14,8 @@ from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import Processes, fetch, free_port, wait_for
 
+pytestmark = pytest.mark.slow
+
 GPUS = 16
 POD_S, PAUSE_S = 20.0, 4.0
 PODS = 2  # per GPU, one after the other

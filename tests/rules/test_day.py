@@ -11,10 +11,14 @@ import secrets
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from tests.rules.day import GPUS, MINUTES, NODES, simulate, stretches
 from tests.rules.promtool import Case
 from tests.rules.show import observe
 from tests.testbed.servers import require
+
+pytestmark = pytest.mark.servers
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 IDLE_S = 3600.0  # after which an owner may be notified (alerts.idle_for)

@@ -31,6 +31,8 @@ from tests.rules.world import World
 from tests.testbed.servers import require
 from tests.testbed.simulated_node import SimulatedNode
 
+pytestmark = pytest.mark.servers
+
 MINUTES = 150
 BEGIN, END = 600.0, 8000.0  # seconds; the recordings look back over five minutes
 KILLED = (35, 93)  # the minute in which the exporter of each node is killed

@@ -19,6 +19,8 @@ from tests.rules.world import BUSY, IDLE, Node, World, always, throttled, until
 from tests.testbed.programs import built
 from tests.testbed.servers import require
 
+pytestmark = pytest.mark.servers
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = 8  # promtool takes a second for a case, on one core
 

@@ -3,7 +3,7 @@
     python tests/testbed/programs.py            build all missing programs
     python tests/testbed/programs.py kubelet    build only this program
 
-Standard library only: `make test` starts it in the background before anything is installed. Several may run at the same
+Standard library only: `.ci/run` starts it in the background before anything is installed. Several may run at the same
 time: one builds, and the others wait. The cache key is the module's files and the flags. A program gets its name only
 after it is complete.
 """

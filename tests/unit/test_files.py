@@ -122,6 +122,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
 def test_the_owner_of_the_directory_cannot_make_the_exporter_change_another_file() -> None:
     """The owner replaces each new file by a link at full speed; with a chmod by path the other file is opened in 8 s."""

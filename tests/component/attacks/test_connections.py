@@ -164,6 +164,7 @@ def test_connections_without_a_tls_handshake_do_not_block_scrapes(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["agent"], indirect=True)
 def test_guessing_passwords_does_not_block_scrapes(
     processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.component.attacks.attack_bench import ORDER, probe_ms
 from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, Running, fetch, free_port, wait_for
 
@@ -64,6 +66,7 @@ def run_dry(peer: Peer) -> tuple[int, str, float, float]:
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
+@pytest.mark.slow
 def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
     processes: Processes, seen: dict[str, str]
 ) -> None:

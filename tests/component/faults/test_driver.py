@@ -29,7 +29,7 @@ def test_without_the_library_the_driver_is_down(rig: Rig, matrix: FaultTable) ->
     running, url = rig.start(environment=environment)
     assert "No GPU data: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
-    assert running.log().count('level=warning logger=sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
+    assert running.log().count('level=warning logger=agent.sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
     assert running.stop() == 0
     signs = "`gpu_driver_up` 0; log and page give the reason; not a fault if `gpu_devices_expected` is 0"
     matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when the library is installed, automatically")

@@ -7,6 +7,8 @@ import statistics
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.attribution.static import CallbackSource
 from gpu_exporter.agent.collectors import registry
@@ -30,6 +32,7 @@ GPUS, ROUNDS, POLL_S = 8, 1_250, 5.0
 STATUS = AgentStatus("TEST", "simulated", True, "", GPUS, GPUS, 1.0, None, attribution_known=True)
 
 
+@pytest.mark.slow
 def test_memory_and_state_file_do_not_grow_with_ten_thousand_short_holders(tmp_path: Path) -> None:
     clock = ManualClock()
     settings = Settings()

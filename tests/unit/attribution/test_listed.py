@@ -358,6 +358,7 @@ def _holding(device: int, how: str) -> list[Pod]:
     }[how]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(HOW, min_size=GPUS, max_size=GPUS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
@@ -103,6 +104,7 @@ def test_one_of_two_gpus_is_not_used() -> None:
     assert [name for name, _ in named(view)[1]] == ["unused_gpu", "no_process"]
 
 
+@pytest.mark.slow
 def test_the_late_rank_is_named_on_both_sides() -> None:
     spins = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "hang"}]}
     late = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "context"}]}

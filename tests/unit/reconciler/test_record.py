@@ -190,6 +190,7 @@ def lives(days: float, is_wrong: bool) -> Iterator[Life]:
         yield Life(f"p{number}", f"team-{number % 5}", start, works, until + 7200.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [True, False])
 def test_a_reconciler_that_is_killed_every_seven_minutes_for_two_weeks_counts_every_decision(is_wrong: bool) -> None:
     """If all decisions are wrong, the record never allows an act. If all are right, it does."""

@@ -112,7 +112,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = [name for name, case in CASES.items() if sum(stage.seconds for stage in case.stages) > 24 * HOUR]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_case_gets_its_verdict(name: str, seed: int) -> None:
     case = CASES[name]

@@ -80,6 +80,7 @@ class Node:
         return dict(self.node.view().tenants)[TENANT]._asdict()
 
 
+@pytest.mark.slow
 def test_a_stall_takes_its_first_minutes_with_it(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"), (6000, "train"))
     before = node.run(1500)
@@ -108,6 +109,7 @@ def test_a_run_that_ends_a_second_early_is_busy(tmp_path: Path) -> None:
     assert after.totals.busy_s == pytest.approx(2700, abs=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["H100", "A100"])
 @pytest.mark.parametrize("kill", [False, True])
 def test_restarts_keep_the_parts_apart(tmp_path: Path, model: str, kill: bool) -> None:
@@ -124,6 +126,7 @@ def test_restarts_keep_the_parts_apart(tmp_path: Path, model: str, kill: bool) -
     assert totals.stalled_s == pytest.approx(4450, rel=0.01)
 
 
+@pytest.mark.slow
 def test_after_a_long_gap_the_pending_seconds_are_busy_and_a_new_run_must_last(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"))
     node.run(2100)
@@ -134,6 +137,7 @@ def test_after_a_long_gap_the_pending_seconds_are_busy_and_a_new_run_must_last(t
     assert node.run(600).totals.stalled_s == pytest.approx(1200, abs=30)
 
 
+@pytest.mark.slow
 def test_a_low_confidence_counts_as_busy_and_is_shown_in_json_only(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "one-block"))
     view = node.run(3000)
@@ -153,6 +157,7 @@ def test_a_holder_that_leaves_during_a_run_leaves_it_as_busy(tmp_path: Path) -> 
     assert node.tenant()["busy_s"] == pytest.approx(1800, abs=15)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_shared_since_a_restart_books_no_stalled_seconds(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"), (3000, "train"), other_from=3005.0)
     node.run(3000)

@@ -121,6 +121,7 @@ def test_a_wrong_password_is_not_checked_again(site: Site, tmp_path: Path, monke
         door.server.stop()
 
 
+@pytest.mark.slow
 def test_password_checks_use_a_limited_share_of_a_core(site: Site, tmp_path: Path) -> None:
     """From forty addresses at once, none of which has sent a wrong password before."""
     door = Door(site, tmp_path, rounds=10)
