@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.common.model.training import PHASES
+from gpu_exporter.common.report_rules import PHASES
 from grafana import panels
 
 UID = "gpu-exporter-holder"

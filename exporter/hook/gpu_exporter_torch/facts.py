@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Union
 
 from gpu_exporter_torch.gpu_time import find_cuda
+from gpu_exporter_torch.report_rules import DTYPES, GPUS_MAX, NUMBERS
 
 Fact = Union[int, float, bool, str]
-DTYPES = {"torch.float32": "float32", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 WHOLE_LOADER = ("num_workers", "prefetch_factor", "batch_size")
 SWITCHES = ("pin_memory", "persistent_workers")
@@ -36,8 +36,8 @@ class LoopFacts:
 
     def _read_parameter(self, optimizers: Iterable[object], model: Any) -> None:
         parameter = _first_parameter(optimizers, model)
-        dtype = DTYPES.get(str(getattr(parameter, "dtype", "")))
-        if dtype is not None:
+        dtype = str(getattr(parameter, "dtype", "")).partition("torch.")[2]
+        if dtype in DTYPES:
             self._known["parameters"] = dtype
         device: Any = getattr(parameter, "device", None)
         self.is_placed = device is not None
@@ -65,7 +65,7 @@ class LoopFacts:
         devices = self._devices
         if not self.is_placed and cuda.device_count() == 1:
             devices = [0]
-        for device in devices[:16]:
+        for device in devices[:GPUS_MAX]:
             uuid = getattr(cuda.get_device_properties(device), "uuid", None)  # since torch 2.4
             if uuid is not None:
                 text = str(uuid)  # without a prefix, also of a MIG instance
@@ -77,7 +77,7 @@ def _of_loader(loader: object) -> dict[str, Fact]:
     found: dict[str, Fact] = {}
     for name in WHOLE_LOADER:
         value = getattr(loader, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= NUMBERS[name]:
             found[name] = value
     for name in SWITCHES:
         value = getattr(loader, name, None)

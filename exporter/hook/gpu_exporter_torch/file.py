@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_exporter_torch.report_rules import ENDED, FORMAT, INTERVAL_MAX_S, INTERVAL_S
+
 VARIABLE = "GPU_EXPORTER_TRAINING_DIR"
 DEFAULT = Path("/run/gpu-exporter/training")  # in Kubernetes an emptyDir; in Slurm with a folder for each job
-INTERVAL_S = 10.0
-INTERVAL_MAX_S = 600.0
 COST_MAX = 0.001  # share of the loop's time that writing may take
 READABLE = 0o644
 OLD_S = 3600.0  # files of processes that ended longer ago are removed
 OURS = re.compile(r"run-[0-9a-f]{16}\.json")
-FORMAT, HEAD = b'{"format": "gpu-exporter-training/', 64  # how a report begins
+BEGINNING, HEAD = f'{{"format": "{FORMAT.partition("/")[0]}/'.encode("ascii"), 64  # of a report, in bytes
 
 
 def find_directory() -> Path | None:
@@ -71,9 +71,9 @@ class ReportFile:
 
     def end(self) -> None:
         """Write that nothing follows, unless the last report has it already. Raises nothing."""
-        if self._last is not None and self._last["state"] != "ended":
+        if self._last is not None and self._last["state"] != ENDED:
             with contextlib.suppress(Exception):  # it may run while the interpreter ends
-                self.write({**self._last, "state": "ended"})
+                self.write({**self._last, "state": ENDED})
 
     def write_soon(self, make: Callable[[], Mapping[str, Any]]) -> None:
         """Write before the file is due, if the last write was so long ago that this costs no more than COST_MAX.
@@ -90,7 +90,7 @@ class ReportFile:
         before = time.time() - OLD_S
         for path in self._directory.glob("run-*.json"):
             try:
-                if OURS.fullmatch(path.name) and path.lstat().st_mtime < before and FORMAT in read_plain(path, HEAD):
+                if OURS.fullmatch(path.name) and path.lstat().st_mtime < before and BEGINNING in read_plain(path, HEAD):
                     path.unlink()
             except (OSError, ValueError):
                 continue

@@ -19,9 +19,10 @@ from gpu_exporter_torch.facts import Fact, LoopFacts, is_autocast, is_profiled
 from gpu_exporter_torch.file import ReportFile, find_directory
 from gpu_exporter_torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
 from gpu_exporter_torch.loaders import observe_loader
-from gpu_exporter_torch.phases import NAMES, Phase, PhaseClock
+from gpu_exporter_torch.phases import Phase, PhaseClock
 from gpu_exporter_torch.ranks import find_rank
 from gpu_exporter_torch.report import make_report
+from gpu_exporter_torch.report_rules import BETWEEN, ENDED, PHASES
 from gpu_exporter_torch.siblings import read_siblings
 from gpu_exporter_torch.steps import StepCounter
 from gpu_exporter_torch.summary import render_summary
@@ -114,7 +115,7 @@ class TrainingObservation:
         self._sample_count: int | None = 0 if samples is not None else None
         if phases:
             self._phases = PhaseClock(perf_counter_ns, self._change_phase)
-        self._phase_objects = {name: Phase(name, self._enter, self._leave) for name in NAMES}
+        self._phase_objects = {name: Phase(name, self._enter, self._leave) for name in PHASES}
         self._run = os.urandom(8).hex()
         folder = find_directory() if directory is None else Path(directory)
         self._folder = folder
@@ -311,7 +312,7 @@ class TrainingObservation:
         self._counter.end_epoch()
         self._gpu.mark(NOTHING)
         if self._file is not None:  # perhaps the last pass, and without a `with`
-            self._file.write_soon(lambda: self._report("between"))
+            self._file.write_soon(lambda: self._report(BETWEEN))
 
     def _refuse_other_threads(self) -> None:
         """A thread that reads ahead would be timed in place of the loop."""
@@ -382,7 +383,7 @@ class TrainingObservation:
     def _finish(self) -> None:
         self._begin_epoch()  # the last step ends with its mark
         self._gpu.read()
-        report = self._report("ended")
+        report = self._report(ENDED)
         if self._file is not None:
             self._file.write(report)
         if self._prints and find_rank().speaks:
@@ -401,7 +402,7 @@ class IteratorObservation(TrainingObservation):
 
 
 def _refuse_phase(name: str) -> None:
-    raise ValueError(f"phase {name!r} is none of {', '.join(NAMES)}")
+    raise ValueError(f"phase {name!r} is none of {', '.join(PHASES)}")
 
 
 def _ignore(name: str) -> None:

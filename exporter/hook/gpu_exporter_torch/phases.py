@@ -6,16 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
-NAMES = (
-    "host_to_device",
-    "forward",
-    "backward",
-    "optimizer",
-    "collective",
-    "checkpoint",
-    "logging",
-    "evaluation",
-)
+from gpu_exporter_torch.report_rules import PHASES
 
 
 class PhaseClock:
@@ -25,8 +16,8 @@ class PhaseClock:
     """
 
     def __init__(self, now: Callable[[], int], on_change: Callable[[str], None]) -> None:
-        self.spent_ns = dict.fromkeys(NAMES, 0)
-        self.entered = dict.fromkeys(NAMES, 0)
+        self.spent_ns = dict.fromkeys(PHASES, 0)
+        self.entered = dict.fromkeys(PHASES, 0)
         self._now, self._on_change = now, on_change
         self._stack: list[str] = []
         self._since = 0

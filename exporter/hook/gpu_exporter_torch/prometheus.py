@@ -1,12 +1,42 @@
-"""Publishes the report by the program's own prometheus_client. Names and units as in the exporter."""
+"""Publishes the report by the program's own prometheus_client, as the exporter does: names, units, statistics."""
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gpu_exporter_torch.report_rules import STEP_HELP, STEP_METRIC, STEPS_MIN, WINDOW_S
+
+LOOK_S = 15.0  # looks that are kept are this far apart, so that scrapes do not fill the memory
+
+
+class StepLook(NamedTuple):
+    """Totals of the measured steps at a time, monotonic seconds."""
+
+    at: float
+    steps: int
+    step_s: float
+
+
+class RecentMean:
+    """The mean step since the look that is WINDOW_S old, or since the beginning."""
+
+    def __init__(self, now: float) -> None:
+        self._looks = deque([StepLook(now, 0, 0.0)])
+
+    def add(self, look: StepLook) -> float | None:
+        """The mean until this look; None below STEPS_MIN steps."""
+        if look.at - self._looks[-1].at >= LOOK_S:
+            self._looks.append(look)
+        while len(self._looks) > 2 and look.at - self._looks[1].at >= WINDOW_S:
+            self._looks.popleft()
+        steps = look.steps - self._looks[0].steps
+        return (look.step_s - self._looks[0].step_s) / steps if steps >= STEPS_MIN else None
 
 
 class TrainingCollector:
@@ -15,6 +45,7 @@ class TrainingCollector:
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
         """`report`: a bound method; its object is not kept alive."""
         self._report = weakref.WeakMethod(report)
+        self._mean = RecentMean(time.monotonic())
 
     def describe(self) -> list[Metric]:
         """Nothing, so that registering reads no report."""
@@ -29,11 +60,10 @@ class TrainingCollector:
         steps = CounterMetricFamily("gpu_training_steps", "Steps of the training loop.", labels=labels)
         steps.add_metric(values, report["steps"])
         yield steps
-        if report["median_step_seconds"] is not None:
-            step = GaugeMetricFamily(
-                "gpu_training_step_seconds", "Median duration of the last 128 steps.", labels=labels
-            )
-            step.add_metric(values, report["median_step_seconds"])
+        look = StepLook(time.monotonic(), report["measured_steps"], report["step_seconds"])
+        if (mean_s := self._mean.add(look)) is not None:
+            step = GaugeMetricFamily(STEP_METRIC, STEP_HELP, labels=labels)
+            step.add_metric(values, mean_s)
             yield step
         phases = CounterMetricFamily(
             "gpu_training_phase_seconds",

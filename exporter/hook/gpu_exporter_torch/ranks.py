@@ -6,9 +6,10 @@ import os
 import sys
 from typing import NamedTuple
 
+from gpu_exporter_torch.report_rules import RANKS_MAX
+
 # Of torchrun. Those of Slurm say nothing: a script of sbatch has them for all of its processes.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-RANKS_MAX = 100_000
 
 
 class Rank(NamedTuple):
@@ -41,5 +42,5 @@ def _read_variables() -> Rank:
 
 
 def _number(text: str | None) -> int | None:
-    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) <= 6
-    return min(int(text), RANKS_MAX) if is_number and text is not None else None
+    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 10
+    return int(text) if is_number and text is not None and int(text) <= RANKS_MAX else None

@@ -1,4 +1,4 @@
-"""The document that a process writes about its training: format gpu-exporter-training/1 (docs/torch.md)."""
+"""The document that a process writes about its training (docs/torch.md)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpu_exporter_torch.facts import Fact
 from gpu_exporter_torch.gpu_time import WAIT, GpuTimeline
 from gpu_exporter_torch.phases import PhaseClock
 from gpu_exporter_torch.ranks import Rank
+from gpu_exporter_torch.report_rules import FORMAT
 from gpu_exporter_torch.steps import StepCounter
 
-FORMAT = "gpu-exporter-training/1"
 NS = 1e9
 
 

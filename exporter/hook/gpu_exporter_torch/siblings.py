@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter_torch.file import read_plain
-from gpu_exporter_torch.report import FORMAT
-
-SIZE_MAX = 65_536
-RANKS_MAX = 64
+from gpu_exporter_torch.report_rules import FILES_MAX, FORMAT, KEYS, SIZE_MAX
 
 
 def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -19,12 +16,12 @@ def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any
     ranks: dict[int, dict[str, Any]] = {}
     if own["world_size"] < 2:
         return []
-    for path in sorted(directory.glob("run-*.json"), key=_written, reverse=True)[:RANKS_MAX]:
+    for path in sorted(directory.glob("run-*.json"), key=_written, reverse=True)[:FILES_MAX]:
         try:
             report = json.loads(read_plain(path, SIZE_MAX))
         except (OSError, ValueError, RecursionError):
             continue
-        is_ours = isinstance(report, dict) and report.get("format") == FORMAT and own.keys() <= report.keys()
+        is_ours = isinstance(report, dict) and report.get("format") == FORMAT and report.keys() >= set(KEYS)
         if is_ours and report["world_size"] == own["world_size"]:
             ranks.setdefault(report["rank"], report)  # of an earlier run of this rank, the newest file counts
     return [report for rank, report in ranks.items() if rank != own["rank"]]

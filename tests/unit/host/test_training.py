@@ -21,21 +21,21 @@ from tests.testbed.processes import PROMPT_S
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Who
-from gpu_exporter.common.model.training import PHASES, RankReport
+from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.report_rules import FILES_MAX, PHASES, SIZE_MAX
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 from gpu_exporter.diagnosis.host.loop import HostLoop, HostNode
 from gpu_exporter.diagnosis.host.progress import ProgressReader
 from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.training.files import (
-    FILES_MAX,
     IN_POD,
     NAMES_MAX,
     TrainingFiles,
     TrainingPlaces,
     TrainingReader,
 )
-from gpu_exporter.diagnosis.training.reports import SIZE_MAX, parse_report
+from gpu_exporter.diagnosis.training.reports import parse_report
 
 UID = "3f7c5a52-0f4b-4b0e-9d0a-0c5a3e6f9b11"
 OTHER = "99999999-0f4b-4b0e-9d0a-0c5a3e6f9b11"
@@ -290,15 +290,6 @@ def test_what_the_hook_writes_is_what_the_exporter_reads(tmp_path: Path) -> None
     assert (report.steps, report.measured, report.has_ended, report.is_gpu) == (60, 55, True, False)
     assert set(report.phases) == {"forward"}
     assert report.step_s is not None and report.wait_s is not None
-
-
-def test_the_hook_and_the_exporter_name_the_same_format_and_phases() -> None:
-    """The hook imports nothing of the exporter, so both have these names."""
-    from gpu_exporter.diagnosis.training import reports as training_report
-    from gpu_exporter_torch import phases, report
-
-    assert phases.NAMES == PHASES
-    assert report.FORMAT == training_report.FORMAT
 
 
 def test_a_fault_that_one_holders_report_shows_costs_the_others_nothing(

@@ -93,7 +93,7 @@ def test_the_rank_that_waits_longest_for_data_is_late() -> None:
     look(training, 1000.0, rank(100, wait=0.05), rank(100, number=1, wait=0.61))
     pace = view(training).pace
     assert (pace.waiting_rank, pace.late_share) == (1, pytest.approx(0.56))
-    assert pace.late == "rank 1 waits longest for its data: the others wait 56 ms of each step for it"
+    assert pace.late == "rank 1 is late by 56 ms of each step (56%): it waits longest for its data"
 
 
 def test_the_rank_that_waits_least_in_the_collective_is_late() -> None:
@@ -103,7 +103,9 @@ def test_the_rank_that_waits_least_in_the_collective_is_late() -> None:
         rank(100, number=number, wait=0.1, phases={"collective": 10.0 * share}) for number, share in waits.items()
     ]
     look(training, 1000.0, *reports)
-    assert view(training).pace.late.startswith("rank 1 waits least in the collective operations: the others wait 40 ms")
+    assert view(training).pace.late == (
+        "rank 1 is late by 39 ms of each step (39%): it waits least in the collective operations"
+    )
 
 
 def test_trainings_of_one_process_each_do_not_wait_for_each_other() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_exporter.common.model.metrics import Family
 from gpu_exporter.common.model.training import TrainingView
+from gpu_exporter.common.report_rules import STEP_HELP, STEP_METRIC
 
 STEPS = Family(
     "gpu_training_steps_total",
@@ -16,10 +17,9 @@ STEPS = Family(
     "(training.files)",
 )
 STEP = Family(
-    "gpu_training_step_seconds",
+    STEP_METRIC,
     "gauge",
-    "Mean duration of a step in the last ten minutes, in seconds, as the training loop reports it. Absent below 20 "
-    "measured steps",
+    STEP_HELP,
 )
 PHASES = Family(
     "gpu_training_phase_seconds_total",
@@ -32,7 +32,7 @@ LATE = Family(
     "gpu_training_rank_late_ratio",
     "gauge",
     "Share of a step for which the other ranks on this node wait for the slowest one, by the durations that they "
-    "report; 0 if none is late. The same value on each GPU of the holder. Absent with fewer than two ranks here",
+    "report; 0 if none is late. The same value on each GPU of the holder. Absent unless two ranks here can be compared",
 )
 FAMILIES = (STEPS, STEP, PHASES, LATE)
 

@@ -7,20 +7,10 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 Fact: TypeAlias = int | float | bool | str
-PHASES = (
-    "host_to_device",
-    "forward",
-    "backward",
-    "optimizer",
-    "collective",
-    "checkpoint",
-    "logging",
-    "evaluation",
-)
 
 
 class RankReport(NamedTuple):
-    """One process of a training, as it describes itself (format gpu-exporter-training/1, docs/torch.md).
+    """One process of a training, as it describes itself (docs/torch.md).
 
     `run`: another value after each start of the process. `gpus`: UUIDs that it names, also of MIG instances. `steps`:
     so far; `measured`: those that the seconds cover. `step_s`, `wait_s`: seconds of all of these, and of waiting for

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.diagnosis.causes.inside import judge_phase
-
-ADVICE = "write checkpoints less often, or with torch.distributed.checkpoint.async_save"
+from gpu_exporter.diagnosis.causes.inside import as_remedy, judge_phase
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
-    return judge_phase(case, "checkpoint_share", "checkpoint", ADVICE)
+    return judge_phase(case, "checkpoint_share", "checkpoint")
 
 
 RULE = Rule(
@@ -21,5 +19,5 @@ RULE = Rule(
     claims=(64,),
     needs="the phase `checkpoint`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
-    remedy="Write checkpoints less often, or asynchronously (`torch.distributed.checkpoint.async_save`).",
+    remedy=as_remedy("checkpoint"),
 )

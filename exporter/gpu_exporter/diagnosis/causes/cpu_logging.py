@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.diagnosis.causes.inside import judge_phase
-
-ADVICE = "log every 50 steps instead of each, and keep metrics on the GPU until then"
+from gpu_exporter.diagnosis.causes.inside import as_remedy, judge_phase
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
-    return judge_phase(case, "cpu_logging", "logging", ADVICE)
+    return judge_phase(case, "cpu_logging", "logging")
 
 
 RULE = Rule(
@@ -21,5 +19,5 @@ RULE = Rule(
     claims=(66, 67, 68, 69),
     needs="the phase `logging`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
-    remedy="Log every 50 steps, keep metrics on the GPU until then, and write from another thread.",
+    remedy=as_remedy("logging"),
 )

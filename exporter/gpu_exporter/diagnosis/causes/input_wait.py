@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.report_rules import bound_gain
 from gpu_exporter.diagnosis.causes.advice import propose_workers
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
@@ -23,7 +24,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{describe_wait(pace)}{facts}" + (f"; {pace.late}" if pace.late else ""),
         against="" if pace.is_gpu else "the loop has no time line of the GPU",
         advice=advice if workers is None else f"{advice}; now {workers}",
-        gain=f"at most {1.0 / (1.0 - min(pace.wait, 0.99)):.1f} times",
+        gain=bound_gain(pace.wait),
     )
 
 

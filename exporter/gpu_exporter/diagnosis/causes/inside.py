@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.common.model.training import TrainingPace
+from gpu_exporter.common.report_rules import ADVICE, STEPS_MIN, bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
-STEPS_MIN = 20  # TraceML (traceml-ai 0.5.0) warns from 2 steps and is confident from 20
 OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "too_few_workers", "small_file_io"))
 ORDER = (LOW, MEDIUM, HIGH)
 
@@ -31,7 +31,7 @@ def describe_wait(pace: TrainingPace) -> str:
     return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}"
 
 
-def judge_phase(case: CauseCase, name: str, phase: str, advice: str) -> Cause | None:
+def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
     """The cause `name`, if the loop spends much of its steps in a phase that its owner has placed."""
     pace = find_pace(case)
     share = None if pace is None else pace.phases.get(phase)
@@ -41,9 +41,14 @@ def judge_phase(case: CauseCase, name: str, phase: str, advice: str) -> Cause | 
         name,
         HIGH if share >= case.rules.wait_high else MEDIUM,
         f"its loop spends {share:.0%} of its steps in the phase {phase}",
-        advice=advice,
-        gain=f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times",
+        advice=ADVICE[phase],
+        gain=bound_gain(share),
     )
+
+
+def as_remedy(phase: str) -> str:
+    """The advice on a phase, as a sentence."""
+    return f"{ADVICE[phase][0].upper()}{ADVICE[phase][1:]}."
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:

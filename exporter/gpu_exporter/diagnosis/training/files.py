@@ -23,7 +23,8 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.training import RankReport
-from gpu_exporter.diagnosis.training.reports import SIZE_MAX, parse_report
+from gpu_exporter.common.report_rules import FILES_MAX, SIZE_MAX
+from gpu_exporter.diagnosis.training.reports import parse_report
 
 log = logging.getLogger(__name__)
 VOLUME = "gpu-exporter-training"  # name of the emptyDir in the pod's manifest
@@ -31,7 +32,6 @@ IN_POD = ("volumes", "kubernetes.io~empty-dir", VOLUME)
 FILE = re.compile(r"(?:rank-[0-9]{1,6}|run-[0-9a-z]{1,32})\.json")
 POD_UID = re.compile(r"[0-9a-fA-F-]{32,36}")
 JOB_ID = re.compile(r"[1-9][0-9]{0,17}")
-FILES_MAX = 64  # of one holder on one node: more than its GPUs can have processes
 BYTES_MAX = 262_144  # of all its files together: a report of the hook has less than 2,000
 NAMES_MAX = 512  # entries of its folder that are looked at
 OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no longer observed

@@ -7,24 +7,23 @@ keeps nothing from a mark (docs/torch.md). A report counts for a GPU only if the
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.model.holders import Allocation, Who, identify
 from gpu_exporter.common.model.training import Fact, RankReport, TrainingPace, TrainingView
 from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.report_rules import WINDOW_S, RankTime, SpentTime, find_late
 from gpu_exporter.diagnosis.training.files import TrainingFiles
 
 ProcessKey: TypeAlias = "tuple[int | None, str]"
 """Rank and run of a process."""
-KEEP_S = 600.0
+KEEP_S = WINDOW_S
 PROCESSES_MAX = 128  # of one holder on one node whose last counters are kept
 GROUPS_MAX = 32  # sets of GPUs that the ranks of one holder name: a node has at most 16 GPUs
 LOOKS_MAX = 41  # one every 15 s
 REPORTS_MAX = 2560  # of all looks at all holders: 56 holders with a rank each, or a hostile one's 4 kB in 10 MB
-STEPS_MIN = 20  # measured steps that a share needs; TraceML is confident from 20 on
-LATE_SHARE = 0.1  # of a step: from here on a rank is named as late; gpuprof and TraceML name it from 10 %
 CONTRADICTION_S = 1800.0  # this long without any work of the GPU, while steps go on
 
 
@@ -210,26 +209,6 @@ def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -
     return sum(found) if found else None
 
 
-class _Change(NamedTuple):
-    """What one rank did over the looks that are kept."""
-
-    report: RankReport
-    steps: int
-    step_s: float
-    wait: float | None
-    is_gpu: bool
-    phases: dict[str, float]
-
-    @property
-    def is_of_many(self) -> bool:
-        """Whether it is a rank of a distributed training, so that others wait for it."""
-        return self.report.rank is not None and (self.report.world_size or 0) > 1
-
-    @property
-    def each_s(self) -> float:
-        return self.step_s / self.steps
-
-
 def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace:
     """The pace of those of the newest reports whose process runs, over the looks that are kept."""
     alive = [each for each in reports if not each.has_ended and each.age_s <= KEEP_S + each.interval_s]
@@ -240,93 +219,58 @@ def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace
     for number, look in enumerate(kept.looks):  # a rank may have begun after the oldest look
         for each in look.reports:
             firsts.setdefault(_key(each), (number, each))
-    changes: list[_Change] = []
+    ranks: list[RankTime] = []
     for each in alive:
         number, first = firsts[_key(each)]
         # Before the first look, and where the process began later, its totals are all that is known of it.
         is_whole = len(kept.looks) == 1 or number > 0
-        change = _compare(RankReport(each.run, 0) if is_whole else first, each)
-        if change is not None:
-            changes.append(change)
+        spent = _compare(RankReport(each.run, 0) if is_whole else first, each)
+        if spent is not None:
+            ranks.append(RankTime(each.rank, each.world_size, spent))
     seen = sum(max(0, each.steps - firsts[_key(each)][1].steps) for each in alive)
-    pace = kept.paces[names] = _sum_up(alive, changes)._replace(seen=seen)
+    pace = kept.paces[names] = _sum_up(alive, ranks)._replace(seen=seen)
     return pace
 
 
-def _sum_up(reports: Sequence[RankReport], changes: Sequence[_Change]) -> TrainingPace:
-    most = max((each for each in changes if each.wait is not None), key=lambda each: each.wait or 0.0, default=None)
-    names = sorted({name for change in changes for name in change.phases})
-    late = find_late(changes)
-    by_phase = {name: [each.phases[name] for each in changes if name in each.phases] for name in names}
+def _sum_up(reports: Sequence[RankReport], ranks: Sequence[RankTime]) -> TrainingPace:
+    known = [each for each in ranks if each.spent.wait is not None]
+    most = max(known, key=lambda each: each.spent.wait or 0.0, default=None)
+    shares = [each.spent.phases for each in ranks]
+    late = find_late(ranks)
+    by_phase = {name: [each[name] for each in shares if name in each] for name in sorted(set().union(*shares))}
     return TrainingPace(
         ranks=len(reports),
         world_size=next((each.world_size for each in reports if each.world_size), None),
-        steps=min((change.steps for change in changes), default=0),
-        step_s=sum(change.each_s for change in changes) / len(changes) if changes else None,
-        wait=most.wait if most is not None else None,
-        waiting_rank=most.report.rank if most is not None else None,
-        is_gpu=most is not None and most.is_gpu,
-        phases={name: sum(shares) / len(shares) for name, shares in by_phase.items()},
+        steps=min((each.spent.steps for each in ranks), default=0),
+        step_s=sum(each.spent.each_s for each in ranks) / len(ranks) if ranks else None,
+        wait=most.spent.wait if most is not None else None,
+        waiting_rank=most.rank if most is not None else None,
+        is_gpu=most is not None and most.spent.is_gpu,
+        phases={name: sum(found) / len(found) for name, found in by_phase.items()},
         silent_s=0.0,
-        late=late[0] if late is not None else "",
-        late_share=late[1] if late is not None else None,
+        late=late.text if late is not None else "",
+        late_share=late.share if late is not None else None,
         facts=_common([each.facts for each in reports]),
     )
 
 
-def _compare(before: RankReport, new: RankReport) -> _Change | None:
-    """What a process did since a report of it. None if too few steps were measured to say anything."""
+def _compare(before: RankReport, new: RankReport) -> SpentTime | None:
+    """How a process spent its steps since a report of it. None if too few were measured to say anything."""
     if new.step_s is None:
         return None
-    steps = new.measured - before.measured
-    step_s = new.step_s - (before.step_s or 0.0)
-    if steps < STEPS_MIN or step_s <= 0.0:
-        return None
-    waits = _difference(new.wait_s, before.wait_s)
-    wait, is_gpu = (None if waits is None else min(1.0, waits / step_s)), False
-    idle, work = _difference(new.starved_s, before.starved_s), _difference(new.worked_s, before.worked_s)
-    if idle is not None and work is not None and idle + work > 0.0:
-        wait, is_gpu = idle / (idle + work), True
-    whole_s = idle + work if is_gpu and idle is not None and work is not None else step_s
-    phases = {
-        name: min(1.0, max(0.0, seconds - before.phases.get(name, 0.0)) / whole_s)
-        for name, seconds in new.phases.items()
-    }
-    return _Change(new, steps, step_s, wait, is_gpu, phases)
+    spent = SpentTime(
+        new.measured - before.measured,
+        new.step_s - (before.step_s or 0.0),
+        _difference(new.wait_s, before.wait_s),
+        _difference(new.starved_s, before.starved_s),
+        _difference(new.worked_s, before.worked_s),
+        {name: max(0.0, seconds - before.phases.get(name, 0.0)) for name, seconds in new.phases.items()},
+    )
+    return spent if spent.is_enough else None
 
 
 def _difference(new: float | None, old: float | None) -> float | None:
     return None if new is None else max(0.0, new - (old or 0.0))
-
-
-def find_late(changes: Sequence[_Change]) -> tuple[str, float] | None:
-    """The rank that the others wait for, as a text, and by which share of a step. "" and 0 if none is late, None if
-    the ranks cannot be compared.
-
-    Durations are compared, never clocks. In a collective operation all wait for the last one: so the culprit waits
-    least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its data.
-    """
-    named = [change for change in changes if change.is_of_many]
-    sizes = Counter(change.report.world_size for change in named)
-    named = [change for change in named if change.report.world_size == sizes.most_common(1)[0][0]]  # of one training
-    if len(named) < 2:
-        return None
-    if all("collective" in change.phases for change in named):
-        inside = sorted(named, key=lambda change: change.phases["collective"])
-        culprit, others = inside[0], inside[1:]
-        share = others[len(others) // 2].phases["collective"] - culprit.phases["collective"]
-        how = "waits least in the collective operations"
-    else:
-        waiting = sorted((each for each in named if each.wait is not None), key=lambda each: -(each.wait or 0.0))
-        if len(waiting) < 2:
-            return None
-        culprit, others = waiting[0], waiting[1:]
-        share = (culprit.wait or 0.0) - (others[len(others) // 2].wait or 0.0)
-        how = "waits longest for its data"
-    if share < LATE_SHARE:
-        return "", 0.0
-    late_s = share * culprit.each_s
-    return f"rank {culprit.report.rank} {how}: the others wait {late_s * 1e3:.3g} ms of each step for it", share
 
 
 def _common(facts: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:

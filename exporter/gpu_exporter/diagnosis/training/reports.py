@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from gpu_exporter.common.model.training import PHASES, Fact, RankReport
+from gpu_exporter.common.model.training import Fact, RankReport
 from gpu_exporter.common.outside import load_json, real, whole
+from gpu_exporter.common.report_rules import (
+    BETWEEN,
+    ENDED,
+    FORMAT,
+    GPUS_MAX,
+    INTERVAL_MAX_S,
+    INTERVAL_S,
+    KEYS,
+    NUMBERS,
+    PHASES,
+    RANKS_MAX,
+    SIZE_MAX,
+    SWITCHES,
+    WORDS,
+)
 
-FORMAT = "gpu-exporter-training/1"
-SIZE_MAX = 65_536  # bytes of one file
 STEPS_MAX = 10**15
 SECONDS_MAX = 1e10  # more than three hundred years
-INTERVAL_S, INTERVAL_MAX_S = 10.0, 600.0  # how often the file is written; the hook writes to slow storage less often
-RANKS_MAX = 1_000_000
-GPUS_MAX = 16
 RUN = re.compile(r"[0-9a-z]{1,32}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
-WORDS: Mapping[str, frozenset[str]] = {
-    "parameters": frozenset(("float32", "float16", "bfloat16")),
-    "precision": frozenset(("float32", "float16", "bfloat16", "mixed")),
-    "matmul": frozenset(("highest", "high", "medium")),
-}
-NUMBERS: Mapping[str, int] = {
-    "num_workers": 10_000,
-    "prefetch_factor": 10_000,
-    "batch_size": 10**9,
-    "cpus": 100_000,
-}
-SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "compiled"))
 
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
@@ -41,39 +38,40 @@ def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
     if len(data) > SIZE_MAX:
         raise ValueError(f"longer than {SIZE_MAX} bytes")
     try:
-        report = load_json(data.decode("utf-8"))
+        document = load_json(data.decode("utf-8"))
     except UnicodeDecodeError as exc:  # its text would have a byte of the file
         raise ValueError("it is not UTF-8") from exc
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
-    if not isinstance(report, dict) or report.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"the format is not {FORMAT}")
-    steps = _whole(report.get("steps"), STEPS_MAX)
+    report = {key: document.get(key) for key in KEYS}
+    steps = _whole(report["steps"], STEPS_MAX)
     if steps is None:
         raise ValueError("steps is not a number of steps")
-    measured = _whole(report.get("measured_steps", steps), steps)
-    step_s = _seconds(report.get("step_seconds")) if measured else None
-    starved_s, worked_s = _seconds(report.get("gpu_wait_seconds")), _seconds(report.get("gpu_work_seconds"))
+    measured = _whole(document.get("measured_steps", steps), steps)
+    step_s = _seconds(report["step_seconds"]) if measured else None
+    starved_s, worked_s = _seconds(report["gpu_wait_seconds"]), _seconds(report["gpu_work_seconds"])
     is_gpu = starved_s is not None and worked_s is not None
-    run = report.get("run")
+    run = report["run"]
     return RankReport(
         run=run if isinstance(run, str) and RUN.fullmatch(run) else name,
         steps=steps,
         age_s=max(0.0, age_s),
-        interval_s=min(INTERVAL_MAX_S, max(INTERVAL_S, _seconds(report.get("interval_seconds")) or INTERVAL_S)),
-        has_ended=report.get("state") == "ended",
-        is_between=report.get("state") == "between",
-        rank=_whole(report.get("rank"), RANKS_MAX),
-        world_size=_whole(report.get("world_size"), RANKS_MAX),
-        gpus=_read_gpus(report.get("gpus")),
+        interval_s=min(INTERVAL_MAX_S, max(INTERVAL_S, _seconds(report["interval_seconds"]) or INTERVAL_S)),
+        has_ended=report["state"] == ENDED,
+        is_between=report["state"] == BETWEEN,
+        rank=_whole(report["rank"], RANKS_MAX),
+        world_size=_whole(report["world_size"], RANKS_MAX),
+        gpus=_read_gpus(report["gpus"]),
         measured=measured or 0,
         step_s=step_s,
-        wait_s=_at_most(_seconds(report.get("wait_seconds")), step_s),
+        wait_s=_at_most(_seconds(report["wait_seconds"]), step_s),
         starved_s=starved_s if is_gpu else None,
         worked_s=worked_s if is_gpu else None,
-        phases=_read_phases(report.get("phases"), is_gpu=is_gpu),
+        phases=_read_phases(report["phases"], is_gpu=is_gpu),
         is_gpu=is_gpu,
-        facts=_read_facts(report.get("facts")),
+        facts=_read_facts(report["facts"]),
     )
 
 

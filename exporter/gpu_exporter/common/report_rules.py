@@ -1,0 +1,1 @@
+../../hook/gpu_exporter_torch/report_rules.py

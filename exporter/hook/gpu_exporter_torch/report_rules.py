@@ -1,0 +1,152 @@
+"""The rules of a report on a training (docs/torch.md), which its writer and its reader share.
+
+The hook writes reports in the job and the exporter reads them on the node. Neither has the other installed, so the
+exporter has this file by a symbolic link: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+FORMAT = "gpu-exporter-training/1"
+KEYS = (  # that the exporter reads
+    *("format", "run", "state", "interval_seconds", "rank", "world_size", "gpus", "steps", "measured_steps"),
+    *("step_seconds", "wait_seconds", "gpu_wait_seconds", "gpu_work_seconds", "phases", "facts"),
+)
+BETWEEN, ENDED = "between", "ended"  # states; any other one is a loop that runs
+PHASES = ("host_to_device", "forward", "backward", "optimizer", "collective", "checkpoint", "logging", "evaluation")
+DTYPES = ("float32", "float16", "bfloat16")
+WORDS: Mapping[str, frozenset[str]] = {
+    "parameters": frozenset(DTYPES),
+    "precision": frozenset((*DTYPES, "mixed")),
+    "matmul": frozenset(("highest", "high", "medium")),
+}
+NUMBERS: Mapping[str, int] = {"num_workers": 10_000, "prefetch_factor": 10_000, "batch_size": 10**9, "cpus": 100_000}
+SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "compiled"))
+
+SIZE_MAX = 65_536  # bytes of one report
+FILES_MAX = 64  # reports of one job on one node: more than its GPUs can have processes
+RANKS_MAX = 1_000_000
+GPUS_MAX = 16
+INTERVAL_S, INTERVAL_MAX_S = 10.0, 600.0  # how often a report is written; to slow storage less often
+WINDOW_S = 600.0  # the time that rates and shares of a running loop cover
+
+STEPS_MIN = 20  # measured steps that a share needs; TraceML (traceml-ai 0.5.0) is confident from 20 on
+WAIT_MIN = 0.1  # share of its steps that a loop waits for data, from which this is worth a change
+PHASE_MIN: Mapping[str, float] = {"checkpoint": 0.1, "logging": 0.1, "evaluation": 0.2, "host_to_device": 0.1}
+LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 % on
+
+STEP_METRIC = "gpu_training_step_seconds"
+STEP_HELP = (
+    "Mean duration of a measured step in the last ten minutes, in seconds, as the training loop reports it. Absent "
+    "below 20 measured steps"
+)
+ADVICE: Mapping[str, str] = {
+    "checkpoint": "write checkpoints less often, or with torch.distributed.checkpoint.async_save",
+    "logging": "log every 50 steps instead of each, and keep metrics on the GPU until then",
+    "evaluation": "evaluate less often, or on fewer samples",
+    "host_to_device": "copy with non_blocking=True, and less: convert types on the GPU",
+}
+
+
+class SpentTime(NamedTuple):
+    """How one process spent some of its measured steps. Seconds; None is unknown.
+
+    `starved_s`, `worked_s`: the GPU's own time line: without work because the loop waited for data, and the rest.
+    `phase_s`: by phase, on that time line if both are known.
+    """
+
+    steps: int
+    step_s: float
+    wait_s: float | None = None
+    starved_s: float | None = None
+    worked_s: float | None = None
+    phase_s: Mapping[str, float] = {}
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are enough steps for a share."""
+        return self.steps >= STEPS_MIN and self.step_s > 0.0
+
+    @property
+    def each_s(self) -> float:
+        """Mean duration of a step."""
+        return self.step_s / self.steps
+
+    @property
+    def line_s(self) -> float:
+        """Length of the GPU's time line; 0 if it is unknown."""
+        is_known = self.starved_s is not None and self.worked_s is not None
+        return (self.starved_s or 0.0) + (self.worked_s or 0.0) if is_known else 0.0
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether shares are of the GPU's own time line."""
+        return self.line_s > 0.0
+
+    @property
+    def wait(self) -> float | None:
+        """Share of the steps in which the loop waits for data, 0 to 1. The wait that counts is the GPU's: what earlier
+        work hides is no wait. Without the GPU's time line it is the loop's own: the GPU may work meanwhile.
+        """
+        seconds = self.starved_s if self.is_gpu else self.wait_s
+        return None if seconds is None else self._share(seconds)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Share of the steps that each placed phase takes, 0 to 1."""
+        return {name: self._share(seconds) for name, seconds in self.phase_s.items()}
+
+    def _share(self, seconds: float) -> float:
+        whole_s = self.line_s or self.step_s
+        return min(1.0, max(0.0, seconds / whole_s)) if whole_s > 0.0 else 0.0
+
+
+class RankTime(NamedTuple):
+    """One process of a training. `rank`, `world_size`: None if unknown."""
+
+    rank: int | None
+    world_size: int | None
+    spent: SpentTime
+
+
+class LateRank(NamedTuple):
+    """The rank that the others wait for, and for which share of a step. None, 0 and "" if no rank is late."""
+
+    rank: int | None = None
+    share: float = 0.0
+    text: str = ""
+
+
+def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
+    """The late one of the ranks on a node; None if they cannot be compared.
+
+    Durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the culprit
+    waits least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its
+    data. The GPU's time is not compared with a loop's: launching a collective takes no time, and waiting in it does.
+    """
+    named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
+    sizes = Counter(each.world_size for each in named)
+    named = [each for each in named if each.world_size == sizes.most_common(1)[0][0]]  # of one training
+    if all("collective" in each.spent.phase_s for each in named):
+        shares = [(-each.spent.phases["collective"], each) for each in named]
+        how = "it waits least in the collective operations"
+    else:
+        shares = [(each.spent.wait, each) for each in named if each.spent.wait is not None]
+        how = "it waits longest for its data"
+    if len(shares) < 2 or len({each.spent.is_gpu for _, each in shares}) > 1:
+        return None
+    (most, culprit), *others = sorted(shares, key=lambda pair: (-pair[0], pair[1].rank or 0))
+    share = most - (others[(len(others) - 1) // 2][0] + others[len(others) // 2][0]) / 2  # their median
+    if share < LATE_MIN:
+        return LateRank()
+    late_ms = share * culprit.spent.each_s * 1e3
+    text = f"rank {culprit.rank} is late by {late_ms:.4g} ms of each step ({share:.0%}): {how}"
+    return LateRank(culprit.rank, share, text)
+
+
+def bound_gain(share: float) -> str:
+    """How much faster the loop would be if this share of its time were gone."""
+    return f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times"
