@@ -42,19 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", f"always::{Advice.__module__}.{Advice.__name__}")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Give each test its tier, and the group that one process of pytest-xdist runs, since it shares what was started."""
-    for item in items:
-        if not LONG.intersection(mark.name for mark in item.iter_markers()):
-            item.add_marker("quick")
-        folder = item.path.parent
-        group = folder if folder.name in SHARED else item.path
-        values = (
-            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-        )
-        release = next((value for value in values if value in SLURM_RELEASES), "")
-        item.add_marker(pytest.mark.xdist_group(f"{group.relative_to(ROOT)} {release}".strip()))
+    if not LONG.intersection(mark.name for mark in item.iter_markers()):
+        item.add_marker("quick")
+    folder = item.path.parent
+    group = folder if folder.name in SHARED else item.path
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    release = next((value for value in values if value in SLURM_RELEASES), "")
+    item.add_marker(pytest.mark.xdist_group(f"{group.relative_to(ROOT)} {release}".strip()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: next((i for i, name in enumerate(LONGEST) if item.get_closest_marker(name)), len(LONGEST))
     )

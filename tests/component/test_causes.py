@@ -19,6 +19,8 @@ from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.process_node import Node, job
 from tests.testbed.processes import Processes, fetch, wait_for
 
+pytestmark = pytest.mark.slow
+
 SECRET = "hunter2-of-the-owner"
 SETTINGS = """
 sampling: {interval: 1s}
@@ -29,8 +31,6 @@ causes: {looks_min: 2}
 # Twelve threads that work outside of the interpreter's lock, as OpenMP's do.
 CROWD = """
 import os, threading, time, zlib
-
-pytestmark = pytest.mark.slow
 data = os.urandom(1 << 18)
 def work():
     while True:

@@ -22,6 +22,8 @@ from tests.testbed.faults import QUIET, look
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
 
+pytestmark = pytest.mark.slow
+
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712124"
 SETTINGS = """
 sampling: {interval: 1s}
@@ -33,8 +35,6 @@ WORK = [(0, "rest"), (4, "train"), (20, "hang"), (70, "train")]
 # Each line from the test lets it work for so many seconds of processor time.
 BURN = """
 import sys, time
-
-pytestmark = pytest.mark.slow
 for line in sys.stdin:
     until = time.process_time() + float(line)
     while time.process_time() < until:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,19 +48,24 @@ def forever(part: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
         time.sleep(pause_s)
 
 
+# The memory that wait4() reports of a child begins with that of the process that started it, here a large one.
+MEASURED = """
+import resource, subprocess, sys
+
+code = subprocess.call(sys.argv[1:], stderr=subprocess.STDOUT)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+
+
 def run_dry(peer: Peer) -> tuple[int, str, float, float]:
     """The exit status, the output, the seconds that the command took, and its peak memory in MiB."""
     began = time.monotonic()
     command = [*GPU_EXPORTER, "reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    text = process.stdout.read().decode()
-    process.stdout.close()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    done = subprocess.run([sys.executable, "-c", MEASURED, *command], capture_output=True, text=True, check=False)
     peer.listener.close()
-    assert "Traceback" not in text
-    return process.returncode, text, time.monotonic() - began, usage.ru_maxrss / 1024
+    assert "Traceback" not in done.stdout
+    return done.returncode, done.stdout, time.monotonic() - began, int(done.stderr) / 1024
 
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
