@@ -9,7 +9,7 @@ import yaml
 
 from gpu_exporter.common.durations import DURATION, SECONDS
 
-TAKEN = {"causes", "identity", "ledger"}  # their words name classes of other rooms
+TAKEN = {"causes", "identity", "ledger"}  # their words name classes of other packages
 
 
 def class_of(section: str) -> str:

@@ -4,7 +4,7 @@ This is not part of CI: some thousand mutants take most of an hour on two cores.
 works on a copy of the tree in out/mutants. equal.txt lists survivors that change nothing important, with the reason. Any
 other survivor is printed, and the exit status is then 1.
 
-    make mutants                                     all of ROOMS
+    make mutants                                     all of PLACES
     make mutants ONLY=agent/ledger/ledger.py,agent/attribution/resolve.py
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "out" / "mutants"
 EQUAL = Path(__file__).with_name("equal.txt")
 # Modules in which a wrong operator makes a busy GPU look idle, or assigns it to the wrong holder.
-ROOMS = (
+PLACES = (
     "agent/sampling/activity/spans.py",
     "agent/ledger",
     "agent/attribution",
@@ -91,7 +91,7 @@ def read_equal() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
 
 
 def main() -> int:
-    wanted = [name for argument in sys.argv[1:] for name in argument.split(",") if name] or list(ROOMS)
+    wanted = [name for argument in sys.argv[1:] for name in argument.split(",") if name] or list(PLACES)
     copy_tree(list_modules(wanted))
     mutmut = [sys.executable, "-m", "mutmut"]
 

@@ -1,4 +1,4 @@
-"""The rooms and the one direction of their imports."""
+"""The products, their packages, and the one direction of their imports."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_every_threshold_of_activity_is_a_setting_that_is_passed_on() -> None:
     "path", sorted([*PACKAGE.glob("*/runtime/*.py"), PACKAGE / "cli" / "run_demo.py"]), ids=lambda path: str(path.name)
 )
 def test_app_is_wiring(path: Path) -> None:
-    """What it puts together has rooms of its own; a command that needs more than this has logic in it."""
+    """What it puts together has packages of its own; a command that needs more than this has logic in it."""
     advise(path.name, len(path.read_text("utf-8").splitlines()), 250, so="move its logic into a package")
 
 
@@ -208,7 +208,7 @@ def test_an_import_that_the_table_forbids_is_found(name: str, imported: str) -> 
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Nor a room, which its sub-rooms are part of."""
+    """Nor a package, which those below it are part of."""
     modules = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in MODULES}
     names = set(modules.values())
     imports = {
@@ -317,19 +317,19 @@ def test_a_function_fits_on_a_screen_and_its_parameters_in_a_head(path: Path) ->
             advise(f"parameters of {node.name}", len(parameters), PARAMETERS_MAX, so="make a record")
 
 
-ROOM_MAX = 2500
-# `app` puts rooms together, and its commands grow with their number: the reconciler's are a room of their own.
-ROOMS_MAX = {"agent/runtime": 1400, "reconciler/runtime": 700}
+PACKAGE_MAX = 2500
+# A runtime puts packages together, and grows with the number of commands.
+PACKAGES_MAX = {"agent/runtime": 1400, "reconciler/runtime": 700}
 
 
 @pytest.mark.parametrize(
-    "room", sorted({path.parent for path in MODULES} - {PACKAGE}), ids=lambda room: str(room.relative_to(PACKAGE))
+    "folder", sorted({path.parent for path in MODULES} - {PACKAGE}), ids=lambda folder: str(folder.relative_to(PACKAGE))
 )
-def test_a_room_is_small_enough_to_know(room: Path) -> None:
-    """Without its sub-rooms. A larger one hides a room: see which prefix or subject its files share."""
-    lines = sum(len(path.read_text("utf-8").splitlines()) for path in room.glob("*.py"))
-    where = room.relative_to(PACKAGE).as_posix()
-    advise(f"lines of {where}", lines, ROOMS_MAX.get(where, ROOM_MAX), so="divide it by prefix or subject")
+def test_a_package_is_small_enough_to_know(folder: Path) -> None:
+    """Without those below it. A larger one hides a package: see which prefix or subject its files share."""
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in folder.glob("*.py"))
+    where = folder.relative_to(PACKAGE).as_posix()
+    advise(f"lines of {where}", lines, PACKAGES_MAX.get(where, PACKAGE_MAX), so="divide it by prefix or subject")
 
 
 def test_a_file_of_tests_has_one_subject() -> None:
@@ -450,7 +450,7 @@ def test_only_the_nvml_backend_knows_pynvml() -> None:
 
 
 def test_the_agent_names_a_metric_where_it_is_defined_and_nowhere_else() -> None:
-    """What other rooms need of a reading they get as typed facts. Those who read over HTTP have only names."""
+    """What other packages need of a reading they get as typed facts. Those who read over HTTP have only names."""
     families = {family.name for _, _, group in fixed_groups() for family in group}
     families |= {family.name for each in ALL for family in (*each.families, *each.instance_families)}
     assert len(families) > 80

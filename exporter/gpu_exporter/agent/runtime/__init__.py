@@ -1,1 +1,1 @@
-"""Wiring: the only room that knows every room. Imported by the command line alone."""
+"""Puts the packages of the agent together. Imported by the command line alone."""

@@ -38,7 +38,7 @@ EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one dri
 
 
 class SnapshotSink(Protocol):
-    """The receiver of readings. A Protocol, since the room `node`, which receives them, imports this room."""
+    """The receiver of readings. A Protocol, since the package `node`, which receives them, imports this one."""
 
     xids: XidBook
 
@@ -54,7 +54,7 @@ class SnapshotSink(Protocol):
 
 class DeviceInventory(Protocol):
     """The GPUs that should be here: the list of GPUs that have answered, and the bus. A Protocol, so that sampling does
-    not import the room `inventory`.
+    not import the package `inventory`.
     """
 
     def look(self) -> None:

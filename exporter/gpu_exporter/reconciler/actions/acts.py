@@ -33,7 +33,7 @@ HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # limits of a journal entry: names of holde
 
 
 class ActionObserver(Protocol):
-    """Counts acts, and underused groups that were not acted on. A Protocol, since Telemetry imports this room."""
+    """Counts acts, and underused groups that were not acted on. A Protocol, since Telemetry imports this package."""
 
     def count_action(self, action: str, result: str) -> None:
         """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
