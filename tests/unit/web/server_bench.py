@@ -14,6 +14,7 @@ import bcrypt
 import pytest
 
 from gpu_exporter.common.web import crowd
+from gpu_exporter.common.web import server as web
 from gpu_exporter.common.web.request import Request
 from gpu_exporter.common.web.server import TEXT, HttpServer, Reply
 
@@ -44,8 +45,14 @@ class Site:
 def note_connections(monkeypatch: pytest.MonkeyPatch) -> list[crowd.Connection]:
     """A list to which every connection is added that a server accepts from now on."""
     made: list[crowd.Connection] = []
-    begin = crowd.Connection.__init__
-    monkeypatch.setattr(crowd.Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
+
+    class Noted(crowd.Connection):
+        def __init__(self, client: socket.socket, address: str) -> None:
+            super().__init__(client, address)
+            made.append(self)
+
+    # Not crowd.Connection.__init__: a function that is replaced while the server's thread is inside it ends CPython 3.11.
+    monkeypatch.setattr(web, "Connection", Noted)
     return made
 
 

@@ -168,14 +168,17 @@ def test_a_client_that_does_not_read_the_end_is_closed_within_the_limit(
 ) -> None:
     """The rest of the reply fits into the server's buffer, so nothing more is written. The limit must apply nevertheless."""
     monkeypatch.setattr(web, "WRITE_S", 0.5)
-    begin, made = crowd.Connection.__init__, list[crowd.Connection]()
+    made = list[crowd.Connection]()
 
-    def begin_small(self: crowd.Connection, client: socket.socket, address: str) -> None:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel's default buffer would take all of it
-        begin(self, client, address)
-        made.append(self)
+    class Small(crowd.Connection):
+        def __init__(self, client: socket.socket, address: str) -> None:
+            client.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+            )  # the kernel's default buffer would take all of it
+            super().__init__(client, address)
+            made.append(self)
 
-    monkeypatch.setattr(crowd.Connection, "__init__", begin_small)
+    monkeypatch.setattr(web, "Connection", Small)
     server = HttpServer("127.0.0.1:0", site)
     server.start()
     try:
