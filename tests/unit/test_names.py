@@ -18,7 +18,7 @@ def test_the_golden_list_has_every_public_name_and_the_changelog_names_each_chan
     """`make golden` writes the list only if CHANGELOG.md names what is new and what is gone, below Unreleased."""
     before = GOLDEN.read_text("utf-8") if GOLDEN.exists() else ""
     text, unnamed = update(before, list_names(), (ROOT / "CHANGELOG.md").read_text("utf-8"))
-    assert unnamed == [], "name them in CHANGELOG.md below Unreleased, in backquotes"
+    assert "\n".join(unnamed) == "", "name them in CHANGELOG.md below Unreleased, in backquotes"
     golden("names.txt", text)
 
 
