@@ -24,7 +24,7 @@ from tests.testbed.node import program
 from tests.testbed.processes import wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.recorded_schemas import VERSIONS, read_recorded
-from tests.testbed.schemas import write_schemas
+from tests.testbed.schemas import read_crd, write_schemas
 
 pytestmark = pytest.mark.kubernetes
 PRESETS = sorted((CHART / "presets").glob("*.yaml"))
@@ -66,7 +66,7 @@ SCC = {
 def cluster(plane: ControlPlane) -> ControlPlane:
     """The control plane with the kinds that monitors, rules and OpenShift need."""
     api = client.ApiextensionsV1Api(plane.api)
-    crds = [yaml.safe_load(path.read_text("utf-8")) for path in prometheus_operator_crds().glob("*.yaml")]
+    crds = [read_crd(path) for path in prometheus_operator_crds().glob("*.yaml")]
     for crd in (SCC, *crds):
         api.create_custom_resource_definition(crd)
     wait_for(
@@ -159,7 +159,7 @@ def test_the_prometheus_operators_api_accepts_the_alertmanager_configuration(clu
         cluster, "apply", "--dry-run=server", "--validate=strict", "--namespace=monitoring", "-f", "-", text=text
     )
     assert tried.returncode == 0, tried.stderr
-    crd = yaml.safe_load((prometheus_operator_crds() / "alertmanagerconfigs.yaml").read_text("utf-8"))
+    crd = read_crd(prometheus_operator_crds() / "alertmanagerconfigs.yaml")
     (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1alpha1"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["route"]
     root = yaml.safe_load(text)["spec"]["route"]

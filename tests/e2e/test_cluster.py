@@ -32,6 +32,7 @@ from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, free_port, wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.sandbox import SYSCTLS, left_behind
+from tests.testbed.schemas import read_crd
 from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
 from tests.testbed.written import ROOT, calls, code_block
 
@@ -160,7 +161,7 @@ def first_panel(plane: ControlPlane) -> tuple[str, str]:
 def create_crds(plane: ControlPlane) -> None:
     api = client.ApiextensionsV1Api(plane.api)
     for path in sorted(prometheus_operator_crds().glob("*.yaml")):
-        api.create_custom_resource_definition(yaml.safe_load(path.read_text("utf-8")))
+        api.create_custom_resource_definition(read_crd(path))
     wait_for(
         lambda: all(
             any(each.type == "Established" and each.status == "True" for each in crd.status.conditions or ())

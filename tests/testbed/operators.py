@@ -16,6 +16,7 @@ from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import program
 from tests.testbed.processes import Processes, Running, free_port, wait_for
 from tests.testbed.programs import operator_crds
+from tests.testbed.schemas import read_crd
 
 GPU = "nvidia.com/gpu"
 # The MPI operator controls MPIJobs of v2beta1; the training operator has another definition of that kind.
@@ -36,7 +37,7 @@ def install_definitions(plane: ControlPlane) -> None:
     names = []
     for path in sorted(operator_crds().glob("*.yaml")):
         if path.name not in OTHERS:
-            body = yaml.safe_load(path.read_text("utf-8"))
+            body = read_crd(path)
             if body["spec"]["group"] == KUEUE[0]:
                 body["spec"]["conversion"] = CONVERSION
             extensions.create_custom_resource_definition(body)

@@ -14,6 +14,11 @@ import yaml
 REFERENCE = "#/definitions/"
 
 
+def read_crd(path: Path) -> dict[str, Any]:
+    """A definition has thousands of lines, for which the parser in Python takes a second."""
+    return dict(yaml.load(path.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
 def write_schemas(openapi: dict[str, Any], crds: Path, directory: Path) -> str:
     """Write one schema per kind; returns kubeconform's --schema-location. `openapi`: the answer of /openapi/v2."""
     definitions = {name: _close(body) for name, body in openapi["definitions"].items()}
@@ -23,7 +28,7 @@ def write_schemas(openapi: dict[str, Any], crds: Path, directory: Path) -> str:
             schema = {**body, "definitions": {each: definitions[each] for each in reached}}
             _write(directory, kind["group"], kind["version"], kind["kind"], schema)
     for path in crds.glob("*.yaml"):
-        crd = yaml.safe_load(path.read_text("utf-8"))["spec"]
+        crd = read_crd(path)["spec"]
         for version in crd["versions"]:
             schema = _close(version["schema"]["openAPIV3Schema"])
             schema["properties"]["metadata"] = {"type": "object"}
