@@ -30,7 +30,7 @@ LONG = {"slow", "servers", "slurm", "kubelet", "kubernetes", "browser", "realtim
 SHARED = {"taken_back"}
 SLURM_RELEASES = ("22.05", "24.11", "26.05")
 # Their files take longest. They begin first, so that no process is left alone with one at the end.
-LONGEST = ("realtime", "slurm", "kubernetes")
+LONGEST = ("realtime", "slurm", "kubernetes", "servers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

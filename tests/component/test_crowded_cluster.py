@@ -131,9 +131,15 @@ def test_an_act_in_a_namespace_of_20000_pods_takes_less_than_ten_seconds(site: S
         PodMarker(api, POLICY, clock, resources=GPU_RESOURCES),
         PodActor(api, POLICY, clock, resources=GPU_RESOURCES),
     )
-    began = clock.monotonic()
-    decisions = judge_of(site.source, [marker], Rulebook(POLICY), clock).judge().decisions
-    judged_s = clock.monotonic() - began
+
+    def judge() -> tuple[float, Sequence[Decision]] | None:
+        """None while the API server's caches are behind etcd again (504), as they are on a busy machine."""
+        began = clock.monotonic()
+        decisions = judge_of(site.source, [marker], Rulebook(POLICY), clock).judge().decisions
+        is_behind = any("status 504" in each.reason for each in decisions)
+        return None if is_behind else (clock.monotonic() - began, decisions)
+
+    judged_s, decisions = wait_for(judge, "the API server's caches", 120, 1.0)
     own: dict[HolderName, Decision] = {each.name: each for each in decisions if each.stage == UNDERUSED}
     assert len(own) == len(pods), [(each.stage, each.reason) for each in decisions]
 

@@ -16,7 +16,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import NotFoundException
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.actor import DONE
+from gpu_exporter.reconciler.actor import DONE, Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
@@ -24,6 +24,7 @@ from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.shapes import SHAPES
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
+from gpu_exporter.reconciler.marks import MarkError
 from tests.component.pods_bench import POLICY
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane
@@ -108,10 +109,21 @@ class Ground(Site):
     def rest(self, reference: Reference) -> set[str]:
         """Suspend the object as the reconciler does. Returns the pods that its controllers end."""
         before = set(self.alive())
-        target = self.read(reference)
-        self.admin.rehearse(target)
-        entry = self.admin.open_entry(target, "0a0b0c0d", SYSTEM_CLOCK.wall())
-        self.admin.act(target, entry)
+
+        def act() -> tuple[Target, Entry] | None:
+            """None if a controller has changed the object since it was read: then the reconciler reads it again."""
+            target = self.read(reference)
+            try:
+                self.admin.rehearse(target)
+                entry = self.admin.open_entry(target, "0a0b0c0d", SYSTEM_CLOCK.wall())
+                self.admin.act(target, entry)
+            except MarkError as exc:
+                if "status 409" not in str(exc):
+                    raise
+                return None
+            return target, entry
+
+        target, entry = wait_for(act, "the object to be at rest")
         assert self.admin.look(entry) == DONE
         expected = {part.name.name for part in target.ends}
         with contextlib.suppress(AssertionError):  # the pods that ended until then are compared

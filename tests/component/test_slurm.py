@@ -139,7 +139,9 @@ def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
 
     def poll(user: str) -> Answer:
         return SlurmSource(
-            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm, user), vendor=NVIDIA
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
+            run=run_as(slurm, user),
+            vendor=NVIDIA,
         ).poll()
 
     seen = poll("")
@@ -168,7 +170,7 @@ def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
     source = SlurmSource(
-        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"),
+        SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
         run=run_as(slurm),
         clock=clock,
         vendor=NVIDIA,
@@ -189,7 +191,7 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     clock = ManualClock()
     pace = Pace(60.0, lambda: 0.0)
     source = SlurmSource(
-        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"),
+        SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
         run=run_as(slurm),
         clock=clock,
         pace=pace,
@@ -294,7 +296,7 @@ def test_nodes_whose_prolog_writes_files_send_no_request(
         clock = StoppableClock()
         nodes = [
             SlurmSource(
-                SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=files),
+                SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", job_files=files),
                 run=run_as(slurm),
                 clock=clock,
                 vendor=NVIDIA,
@@ -423,7 +425,7 @@ def test_jobs_have_their_mig_devices_beside_whole_gpus(release: str, processes: 
     with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
         source = SlurmSource(
-            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path),
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path),
             run=run_as(slurm),
             vendor=NVIDIA,
         )

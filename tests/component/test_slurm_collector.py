@@ -58,9 +58,11 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
 
     def answers(node: str) -> list[list[tuple[object, ...]]]:
         collect()
-        asking = SlurmSource(SlurmOptions(node=node, gres_conf=gres_conf), run=ask, clock=clock, vendor=NVIDIA).poll()
+        asking = SlurmSource(
+            SlurmOptions(node=node, timeout_s=60.0, gres_conf=gres_conf), run=ask, clock=clock, vendor=NVIDIA
+        ).poll()
         reading = SlurmSource(
-            SlurmOptions(node=node, gres_conf=gres_conf, collected=str(tmp_path / "shared")),
+            SlurmOptions(node=node, timeout_s=60.0, gres_conf=gres_conf, collected=str(tmp_path / "shared")),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -86,7 +88,10 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
         processes.start(collector, environment=slurm.environment)
         wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round")
         overheard = SlurmSource(
-            SlurmOptions(node="n0", gres_conf=gres_conf, collected=f"{url}/"), run=ask, clock=clock, vendor=NVIDIA
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, collected=f"{url}/"),
+            run=ask,
+            clock=clock,
+            vendor=NVIDIA,
         ).poll()
         assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
         metrics = fetch(f"{url}/metrics") or ""
@@ -95,14 +100,17 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
     with pytest.raises(
         SourceError, match=r"/nodes/n7: HTTP status 404; check that `gpu-exporter slurm-collector` runs"
     ):
-        SlurmSource(SlurmOptions(node="n7", collected=url), run=ask, clock=clock, vendor=NVIDIA).poll()
+        SlurmSource(SlurmOptions(node="n7", timeout_s=60.0, collected=url), run=ask, clock=clock, vendor=NVIDIA).poll()
 
     name = tmp_path / "shared" / "n0.json"
     assert '"jobs":[{"job_id":1' not in name.read_text()
     assert len(json.loads(name.read_text())["jobs"]) == 4
     with pytest.raises(SourceError, match=r"n7\.json: no such file; check that `gpu-exporter slurm-collector"):
         SlurmSource(
-            SlurmOptions(node="n7", collected=str(tmp_path / "shared")), run=ask, clock=clock, vendor=NVIDIA
+            SlurmOptions(node="n7", timeout_s=60.0, collected=str(tmp_path / "shared")),
+            run=ask,
+            clock=clock,
+            vendor=NVIDIA,
         ).poll()
 
 
@@ -148,7 +156,9 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
     assert run()
     nodes = [
         SlurmSource(
-            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", collected=str(tmp_path)),
+            SlurmOptions(
+                node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", collected=str(tmp_path)
+            ),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -169,7 +179,10 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
             held.append(slurm.submit("--gres=gpu:1", "-w", "n0", "-N1"))
             steps.append(
                 SlurmSource(
-                    SlurmOptions(node="n0", collected=str(tmp_path)), run=ask, clock=clock, vendor=NVIDIA
+                    SlurmOptions(node="n0", timeout_s=60.0, collected=str(tmp_path)),
+                    run=ask,
+                    clock=clock,
+                    vendor=NVIDIA,
                 )._presence._steps.read()
             )
             before = requests(slurm)

@@ -143,7 +143,9 @@ def site(
 def watch(slurm: Slurm, holders: set[HolderKey], stop: threading.Event) -> None:
     """Poll a second source like the exporter's, to record the holders of the runs."""
     source = SlurmSource(
-        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"),
+        SlurmOptions(
+            node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"
+        ),
         run=run_as(slurm),
         vendor=NVIDIA,
     )

@@ -66,7 +66,7 @@ def test_a_job_that_hangs_is_named_and_its_seconds_are_stalled(
         (allocation,) = json.loads(fetch(f"{url}/api/v1/status") or "")["allocations"]
         assert allocation["stall"]["confidence"] == "medium", "the network of this host is not the job's own"
         assert re.search(r"100 % busy; at (99|100|101) W, .*; against it: not known", allocation["evidence"])
-        assert allocation["stalled_seconds"] >= 20.0 and allocation["pending_seconds"] == 0.0
+        assert allocation["stalled_seconds"] > 18.0 and allocation["pending_seconds"] == 0.0
         busy = allocation["busy_seconds"]
         wait_for(lambda: value("gpu_allocation_stalled_run_seconds") == 0.0 or None, "work", each_s=0.5)
         assert value("gpu_allocation_stalled_seconds_total") == pytest.approx(50.0, abs=6.0)

@@ -108,7 +108,11 @@ class Slurm:
 
     def run(self, *command: str, user: str = "", environment: Mapping[str, str] | None = None) -> str:
         """The output of a command, run as root or `user`, with `environment` added; it must not fail."""
-        done = self.attempt(*command, user=user, environment=environment)
+        is_question = command[0] in ("squeue", "sinfo", "sacct") or command[:2] == ("scontrol", "show")
+        for _ in range(4 if is_question else 1):  # Slurm's own limit of 10 s passes on a busy machine
+            done = self.attempt(*command, user=user, environment=environment)
+            if "timed out" not in done.stderr:
+                break
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -122,7 +126,7 @@ class Slurm:
         elif user:
             prefix = ["runuser", "-u", user, "--", "env", f"SLURM_CONF={environment['SLURM_CONF']}"]
         return subprocess.run(
-            [*prefix, *command], env=environment, capture_output=True, text=True, check=False, timeout=30
+            [*prefix, *command], env=environment, capture_output=True, text=True, check=False, timeout=60
         )
 
     def start_rest(self, processes: Processes) -> str:
@@ -208,7 +212,7 @@ class Slurm:
 
     def cancel_all(self) -> None:
         for job in self._jobs:
-            subprocess.run(["scancel", job], env=self.environment, check=False, timeout=30)
+            subprocess.run(["scancel", job], env=self.environment, check=False, timeout=60)
         self._jobs.clear()
         wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end", 60)
 
