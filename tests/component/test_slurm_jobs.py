@@ -60,7 +60,10 @@ class Jobs:
         """Start an exporter on the node, with the state of the exporter before."""
         self._sources[node] = SlurmSource(
             SlurmOptions(
-                node=node, gres_conf=self.slurm.root / "etc" / "gres.conf", state=self.slurm.root / "exporter" / node
+                node=node,
+                timeout_s=60.0,
+                gres_conf=self.slurm.root / "etc" / "gres.conf",
+                state=self.slurm.root / "exporter" / node,
             ),
             run=run_as(self.slurm),
             clock=self._clock,
