@@ -1,4 +1,10 @@
-"""Writes files that other programs read: completely or not at all, and never through a link of another user."""
+"""Writes files that other programs read: completely or not at all, and never through a link of another user.
+
+Reads files in one of two patterns. `read_own`: what the program wrote, or what lies where other users may write: only a
+regular file of a known user, and no link. `read_named`: what an administrator names: links are followed, since every
+file of a mounted Secret is one, but the target is regular, and not every user may write to it. Both limit the size, and
+neither waits for the writer of a FIFO nor opens a device.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 READABLE = 0o644  # regardless of the umask: node_exporter runs as another user
@@ -64,6 +71,54 @@ def read_plain(path: Path, most: int) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"holds more than {most // 2**20} MiB")
+    return data
+
+
+def read_own(path: Path, most: int, uids: Collection[int] = ()) -> bytes:
+    """The content of a file that this program wrote, or that lies where other users may write.
+
+    Raises OSError: also for a link, for anything but a regular file, for more than `most` bytes, and for the file of a
+    user who is neither root nor the user of this process nor in `uids`.
+    """
+    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISLNK(status.st_mode):
+            raise OSError(errno.ELOOP, "it is a link, and links are not followed here", str(path))
+        if status.st_uid not in (0, os.geteuid(), *uids):
+            raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", str(path))
+        return _read_regular(handle, status, path, most)
+    finally:
+        os.close(handle)
+
+
+def read_named(path: Path, most: int) -> bytes:
+    """The content of a file that an administrator names, or to which a named link leads.
+
+    Raises OSError: also for anything but a regular file, for more than `most` bytes, and for a file that every user may
+    write to.
+    """
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:
+            reason = f"every user may write to it (mode {stat.S_IMODE(status.st_mode):04o}): chmod o-w"
+            raise PermissionError(errno.EPERM, reason, str(path))
+        return _read_regular(handle, status, path, most)
+    finally:
+        os.close(handle)
+
+
+def _read_regular(handle: int, status: os.stat_result, path: Path, most: int) -> bytes:
+    """The content of what a descriptor of O_PATH names: only then is it known that opening it does nothing else."""
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # Without O_NONBLOCK, open waits up to lease-break-time (45 s) for the holder of a lease: fcntl(2).
+    opened = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(opened, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is longer than {most} bytes", str(path))
     return data
 
 
