@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,14 +45,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give each test its tier, and the group that one process of pytest-xdist runs, since it shares what was started."""
+    """Give each test its tier."""
     if not LONG.intersection(mark.name for mark in item.iter_markers()):
         item.add_marker("quick")
-    folder = item.path.parent
-    group = folder if folder.name in SHARED else item.path
-    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    release = next((value for value in values if value in SLURM_RELEASES), "")
-    item.add_marker(pytest.mark.xdist_group(f"{group.relative_to(ROOT)} {release}".strip()))
+
+
+def group_of(test: str) -> str:
+    """The group of a test by its id. One process runs a group, since its tests share what the first of them starts."""
+    file, _, name = test.partition("::")
+    folder = str(Path(file).parent)
+    release = next((each for each in SLURM_RELEASES if re.search(rf"[\[-]{re.escape(each)}[]-]", name)), "")
+    return f"{folder if Path(folder).name in SHARED else file} {release}".strip()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups of `group_of`. The marks of --dist=loadgroup do not work: xdist 3.8 writes them into a part of the test's
+    id that pytest 9.2 no longer reads.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # only where processes run tests
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc,unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,3 +60,12 @@ def test_each_test_is_in_one_tier(pytestconfig: pytest.Config) -> None:
             file = str(path.relative_to(ROOT))
             assert [name for name, call in calls if call.runs(file, "quick")] == ["make test"], file
             assert [name for name, call in calls if call.runs(file, "long")] == ["make verify"], file
+
+
+def test_one_process_runs_all_tests_of_a_file() -> None:
+    """Otherwise each process starts a server of its own for them."""
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "3", "--dist=loadscope", "tests/unit/web/test_request.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    processes = re.findall(r"^\[(gw\d)\] .* PASSED", done.stdout, re.M)
+    assert len(processes) > 3, done.stdout
+    assert len(set(processes)) == 1
