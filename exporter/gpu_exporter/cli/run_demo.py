@@ -9,7 +9,6 @@ production, and so is the reconciler, which reads /metrics over HTTP.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from gpu_exporter.agent.devices.scenario import load_scenario
@@ -45,6 +44,9 @@ SHOWS = 3
 PERIOD_MAX_S = 2 * INTERVAL_S  # how long a reading counts: on a busy machine, a cycle of the fast clock comes late
 
 
+STEP_MAX_S = 4 * INTERVAL_S  # three of these gaps without a reading end an idle run
+
+
 def demo_settings() -> Settings:
     """The defaults, with sampling and polling at the pace of the compressed clock."""
     settings = Settings()
@@ -60,10 +62,10 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     """Serve the simulated node, and print its table, the reasons behind it, each label that the reconciler would write,
     what a fix changes, and the decisions.
 
-    Ends after `duration_s` seconds of real time, or never without `duration_s`. Raises ValueError, OSError for a bad
-    address.
+    Ends after `duration_s` times `speed` seconds of the clock, which takes longer on a busy machine, or never without
+    `duration_s`. Raises ValueError, OSError for a bad address.
     """
-    clock = CompressedClock(speed)
+    clock = CompressedClock(speed, STEP_MAX_S)
     settings = demo_settings()
     simulation = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
@@ -79,7 +81,6 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock)
     tracker = StageTracker()
     stop = stop_on_signal()
-    began = time.monotonic()
     report = ""
     due = [
         (FIRST_LOOK_S, lambda: _show_first(publisher, agent.view())),
@@ -92,9 +93,9 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
         if not agent.is_complete():
             return
         process.refresh()
-        elapsed = time.monotonic() - began
-        while due and elapsed * speed > due[0][0]:
+        while due and clock.elapsed_s > due[0][0]:
             due.pop(0)[1]()
+        elapsed = clock.elapsed_s / speed
         seen = evidence.read_evidence()
         decisions = decide(seen, settings.policy)
         report = render_decisions(decisions, seen)

@@ -42,17 +42,28 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class CompressedClock:
-    """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only."""
+    """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only.
 
-    def __init__(self, speed: float) -> None:
+    It advances by at most `step_s` between two looks at it: on a busy machine the process may not run for a second, and
+    minutes in which nobody could read a GPU would pass.
+    """
+
+    def __init__(self, speed: float, step_s: float) -> None:
         if not speed > 0:
             raise ValueError(f"--speed {speed:g}: must be above 0")
         self.speed = speed
-        self._monotonic_start = time.monotonic()
+        self.elapsed_s = 0.0
+        self._step_s = step_s
+        self._monotonic_start = self._looked = time.monotonic()
         self._wall_start = time.time()
+        self._lock = threading.Lock()
 
     def _elapsed(self) -> float:
-        return (time.monotonic() - self._monotonic_start) * self.speed
+        with self._lock:
+            now = time.monotonic()
+            self.elapsed_s += min((now - self._looked) * self.speed, self._step_s)
+            self._looked = now
+            return self.elapsed_s
 
     def monotonic(self) -> float:
         return self._monotonic_start + self._elapsed()
