@@ -339,7 +339,6 @@ def test_a_file_of_tests_has_one_subject() -> None:
 
 # Deadlines of sockets, threads and child processes, which end in the machine's time. All else takes a Clock.
 MACHINE_TIME = {
-    "cli/run_demo.py",  # how long the demo itself lasts
     "agent/runtime/once.py",
     "agent/runtime/record.py",
     "agent/runtime/serve.py",
