@@ -261,7 +261,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
     [
         (["--collector.memry"], "unrecognized arguments: --collector.memry"),
         (["--format=xml"], "argument --format: invalid choice: 'xml'"),
-        (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
+        (["--web.listen-address=nonsense", "--state.directory="], "'nonsense' is not [host]:port"),
         (["--timeout=10"], "argument --timeout: '10' is not a duration"),
         (["reconcil"], "'reconcil' is not a command; did you mean reconcile?"),
         (

@@ -62,6 +62,7 @@ def test_each_test_is_in_one_tier(pytestconfig: pytest.Config) -> None:
             assert [name for name, call in calls if call.runs(file, "long")] == ["make verify"], file
 
 
+@pytest.mark.slow
 def test_one_process_runs_all_tests_of_a_file() -> None:
     """Otherwise each process starts a server of its own for them."""
     command = [sys.executable, "-m", "pytest", "-v", "-n", "3", "--dist=loadscope", "tests/unit/web/test_request.py"]
