@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Each process of pytest runs whole files: see tests/conftest.py. A test that waits leaves its core to the others.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--durations=20)
-ALL_CORES := -n logical --dist=loadscope
-WAITING := -n $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN)) --dist=loadscope --no-loadscope-reorder
+ALL_CORES := -n $(shell expr $(CORES) + 1) --dist=loadscope
+WAITING := -n $(shell expr $(CORES) \* 2) --dist=loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types generated quick verify servers slow hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run generate testbed programs programs-start clean
