@@ -355,6 +355,7 @@ MACHINE_TIME = {
     "reconciler/kubernetes/client/api.py",
     "reconciler/evidence/promql.py",
     "agent/sampling/manager.py",
+    "common/web/budget.py",  # and CPU time
     "common/web/crowd.py",
     "common/web/door.py",
 }

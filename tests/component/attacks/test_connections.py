@@ -84,12 +84,55 @@ def test_the_exporter_answers_with_more_connections_than_file_descriptors(
     )
 
 
+def test_valid_requests_of_one_address_do_not_hold_a_core(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str]
+) -> None:
+    running, port = start()
+    stop = threading.Event()
+    statuses: list[int] = []
+
+    def attack() -> None:
+        while not stop.is_set():
+            client = http.client.HTTPConnection("127.0.0.1", port, 20.0, source_address=(HOSTILE, 0))
+            with contextlib.closing(client), contextlib.suppress(OSError, http.client.HTTPException):
+                while not stop.is_set():
+                    client.request("GET", "/metrics?name[]=gpu_up")
+                    answer = client.getresponse()
+                    answer.read()
+                    statuses.append(answer.status)
+
+    attackers = [threading.Thread(target=attack) for _ in range(8)]
+    for attacker in attackers:
+        attacker.start()
+    wait_for(lambda: 429 in statuses or None, "the budget to be used")
+    before, began, asked = cpu_s(running.process.pid), time.monotonic(), len(statuses)
+    took = []
+    while time.monotonic() < began + 5.0:  # the period over which the share of a core is measured
+        at = time.monotonic()
+        assert get(port, "/metrics", HONEST)[0] == 200
+        took.append(1e3 * (time.monotonic() - at))
+        stop.wait(0.1)
+    share = (cpu_s(running.process.pid) - before) / (time.monotonic() - began)
+    rate = (len(statuses) - asked) / (time.monotonic() - began)
+    stop.set()
+    for attacker in attackers:
+        attacker.join()
+    assert set(statuses) == {200, 429}
+    assert share < 0.5, "a tenth of a core for the attacker, and the exporter's own work and honest scrapes"
+    assert max(took) < 1e3 * PROMPT_S
+    seen[ORDER[4]] = (
+        f"after the first {asked} requests {100 * share:.0f} % of a core, for {rate:.0f} requests per second and the honest scrapes; "
+        f"further requests get 429; {len(took)} honest scrapes from another address took at most {max(took):.0f} ms"
+    )
+
+
 def test_the_exporter_refuses_invalid_requests(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
     _, port = start()
     statuses = []
     for text in (
         b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000,
         b"GET /metrics HTTP/1.1\r\nContent-Length: 20\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nX: y\nTransfer-Encoding: chunked\r\n\r\n",
         b"DELETE /metrics HTTP/1.1\r\n\r\n",
         bytes(range(128, 256)) + b"\r\n\r\n",
     ):
@@ -97,8 +140,8 @@ def test_the_exporter_refuses_invalid_requests(start: Callable[..., tuple[Runnin
             whole = converse(client, text)
         assert whole.count(b"HTTP/1.1 ") == 1
         statuses.append(whole.split()[1].decode())
-    assert statuses == ["431", "413", "405", "400"]
-    seen[ORDER[4]] = f"one answer each ({', '.join(statuses)}), then the exporter closes the connection"
+    assert statuses == ["431", "413", "400", "405", "400"]
+    seen[ORDER[5]] = f"one answer each ({', '.join(statuses)}), then the exporter closes the connection"
 
 
 class Secured:

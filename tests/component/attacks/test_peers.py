@@ -94,7 +94,7 @@ def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
         ended = max(ended, time.monotonic() - began)
         silent.listener.close()
     assert ended < PROMPT_S
-    seen[ORDER[5]] = (
+    seen[ORDER[6]] = (
         f"the reconciler gives up after 10 s and logs it; probes take {slowest:.0f} ms meanwhile; SIGTERM ends it in {ended:.1f} s"
     )
 
@@ -104,14 +104,14 @@ def test_the_reconciler_refuses_an_endless_answer(seen: dict[str, str]) -> None:
     assert code == 3
     assert "the answer is longer than 64 MiB" in text
     assert most < 300
-    seen[ORDER[6]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak memory {most:.0f} MiB"
+    seen[ORDER[7]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak memory {most:.0f} MiB"
 
 
 def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str]) -> None:
     code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
     assert code == 3
     assert "not an answer of a PromQL API (RecursionError)" in text
-    seen[ORDER[7]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
+    seen[ORDER[8]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
 
 
 def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None:
@@ -119,7 +119,7 @@ def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None
     code, text, _, _ = run_dry(Peer(head, iter([])))
     assert code == 3
     assert "redirects to another server, and the redirect is not followed" in text
-    seen[ORDER[8]] = "status 3: the redirect is not followed"
+    seen[ORDER[9]] = "status 3: the redirect is not followed"
 
 
 def test_invalid_text_in_names_is_escaped_in_every_output(
@@ -138,4 +138,4 @@ def test_invalid_text_in_names_is_escaped_in_every_output(
         assert body is not None
         assert "\x1b" not in body
     assert "\x1b" not in running.log()
-    seen[ORDER[9]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"
+    seen[ORDER[10]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"

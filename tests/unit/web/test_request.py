@@ -91,6 +91,48 @@ def test_malformed_or_unsupported_requests_are_refused(text: str, status: int) -
     assert caught.value.status == status
 
 
+@pytest.mark.parametrize("control", sorted({*map(chr, range(32)), "\x7f"} - {"\t"}))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET /metrics?x={} HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nX: a{}Transfer-Encoding: chunked\r\n\r\n",
+        "GET / HTTP/1.1\r\nX: a{}\r\n\r\n",
+        "GET / HTTP/1.1\r\nX{}: a\r\n\r\n",
+        "GET / HTTP/1.1{}\r\n\r\n",
+    ],
+)
+def test_a_control_character_in_a_head_is_refused(text: str, control: str) -> None:
+    """Some proxies end a line at a bare LF or CR: they would see two headers, or two requests."""
+    with pytest.raises(BadRequest) as caught:
+        parse_head(text.format(control).encode("latin-1"))
+    assert caught.value.status == 400
+
+
+def test_a_tab_is_allowed_in_values_only() -> None:
+    assert head("X: a\tb").headers["x"] == "a\tb"
+    for text in ("GET /\t HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nX\t: a\r\n\r\n"):
+        with pytest.raises(BadRequest):
+            parse_head(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query", "host"),
+    [
+        ("http://node:9836/metrics?name[]=gpu_up", "/metrics", "name[]=gpu_up", "node:9836"),
+        ("HTTPS://evil.example/", "/", "", "evil.example"),
+        ("http://node", "/", "", "node"),
+        ("http://node?x=1", "/", "x=1", "node"),
+        ("//node/metrics", "//node/metrics", "", "localhost"),
+        ("http:///metrics", "http:///metrics", "", "localhost"),
+        ("http://user:password@node/metrics", "http://user:password@node/metrics", "", "localhost"),
+    ],
+)
+def test_an_absolute_target_is_read_as_its_path_with_its_host(target: str, path: str, query: str, host: str) -> None:
+    request = head("Host: localhost", first=f"GET {target} HTTP/1.1")
+    assert (request.path, request.query, request.headers["host"]) == (path, query, host)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
     try:

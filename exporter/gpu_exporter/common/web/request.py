@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import NamedTuple
 
 HEAD_MAX = 16 * 1024  # bytes; browsers send 2 KiB, Prometheus 300
+# Some proxies end a line at a bare CR or LF, and would see another request than this server (RFC 9112, 2.2).
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+ABSOLUTE = re.compile(r"https?://([^/?#@]+)(|[/?].*)", re.IGNORECASE)  # RFC 9112, 3.2.2
 
 
 class BadRequest(Exception):
@@ -18,7 +22,9 @@ class BadRequest(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: names in lower case. `keeps`: the client wants the connection to stay."""
+    """`headers`: names in lower case; `host` is that of an absolute target. `keeps`: the client wants the connection to
+    stay.
+    """
 
     method: str
     path: str
@@ -48,6 +54,8 @@ def parse_head(head: bytes) -> Request:
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[0].isalpha():
         raise BadRequest(400, "the request line is not that of HTTP/1.0 or HTTP/1.1")
+    if CONTROL.search("".join(lines)) or not words[1].isprintable():
+        raise BadRequest(400, "the request head contains a control character")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
@@ -62,7 +70,10 @@ def parse_head(head: bytes) -> Request:
         raise BadRequest(413, "requests with a body are not accepted")
     if words[0] not in ("GET", "HEAD"):
         raise BadRequest(405, "only GET and HEAD are accepted")
-    path, _, query = words[1].partition("?")
+    target = words[1]
+    if absolute := ABSOLUTE.fullmatch(target):
+        headers["host"], target = absolute[1], absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
+    path, _, query = target.partition("?")
     wish = headers.get("connection", "").lower()
     keeps = wish != "close" if words[2] == "HTTP/1.1" else wish == "keep-alive"
     return Request(words[0], path, query, headers, keeps)

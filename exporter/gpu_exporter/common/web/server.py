@@ -1,7 +1,8 @@
 """HTTP server for bodies only. One thread serves all connections; a few workers render bodies that are not ready.
 
-No client can block the others. Every step has a time limit, and every address a limit of connections. Above this limit,
-the oldest waiting or stalled connection is closed. The thread of the loop never blocks, so it always answers probes.
+No client can block the others. Every step has a time limit, and every address a limit of connections and of CPU time.
+Above the limit of connections, the oldest waiting or stalled connection is closed. The thread of the loop never blocks,
+so it always answers probes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.threads import start
+from gpu_exporter.common.web.budget import BYTES_PER_S, CONNECTION_S, HANDSHAKE_S, REQUEST_S, CpuBudget, measure
 from gpu_exporter.common.web.crowd import Connection, Crowd
 from gpu_exporter.common.web.door import Doorkeeper
 from gpu_exporter.common.web.listen import listen_tcp, listen_unix
@@ -58,6 +60,7 @@ class Reply(NamedTuple):
 
 
 UNAUTHORIZED = Reply(401, TEXT, b"user and password are required\n")
+TOO_MUCH = Reply(429, TEXT, b"this address used too much CPU time of the exporter; retry in a second\n")
 TOO_MANY = Reply(429, TEXT, b"too many passwords to check; retry in a few seconds\n")
 BUSY = Reply(503, TEXT, b"too many requests; retry in a second\n")
 
@@ -87,6 +90,7 @@ class _Listener:
         self._workers = workers
         self._asked = 0  # requests that workers answer now or have to answer
         self._crowd = Crowd()
+        self._budget = CpuBudget()
 
     def begin(self) -> None:
         """Accept connections until `end`. Without a task: a cancelled task would drop the connection it waits for."""
@@ -118,6 +122,7 @@ class _Listener:
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             owns_socket = True
+            await self._budget.pace(connection.address, HANDSHAKE_S if context is not None else CONNECTION_S)
             if context is not None:
                 await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent client costs only a socket
                 if not self._crowd.begin_to_shake(connection):
@@ -175,10 +180,15 @@ class _Listener:
         except BadRequest as exc:
             await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
             return False
+        is_over = await self._budget.pace(connection.address, REQUEST_S)  # while it waits, it may be closed for another
         connection.turn()
-        reply = await self._refuse(request, connection) or self._site.answer_at_once(request)
+        if is_over and request.path not in PROBES:
+            reply: Reply | None = TOO_MUCH
+        else:
+            reply = await self._refuse(request, connection) or self._site.answer_at_once(request)
         if reply is None:
-            reply = BUSY if only_probes else await self._ask(request)
+            reply = BUSY if only_probes else await self._ask(request, connection.address)
+        self._budget.charge(connection.address, len(reply.body) / BYTES_PER_S)
         keeps = request.keeps and not only_probes and not connection.is_old
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
         return keeps and not connection.is_old  # it may have become old meanwhile
@@ -198,17 +208,19 @@ class _Listener:
             return TOO_MANY
         return None if admitted else UNAUTHORIZED
 
-    async def _ask(self, request: Request) -> Reply:
+    async def _ask(self, request: Request, address: str) -> Reply:
         if self._asked >= WAITING_MAX:
             return BUSY
         try:
-            answer = asyncio.get_running_loop().run_in_executor(self._workers, self._site.answer, request)
+            answer = asyncio.get_running_loop().run_in_executor(self._workers, measure, self._site.answer, request)
         except RuntimeError as exc:  # the first requests start the workers, and the host may have no thread left
             log.debug("no worker: %s", exc)
             return BUSY
         self._asked += 1
         try:
-            return await answer
+            reply, cpu_s = await answer
+            self._budget.charge(address, cpu_s)
+            return reply
         except Exception:
             log.exception("cannot answer %s", request.path)
             return Reply(500, TEXT, b"internal error: see the log of the exporter\n")
