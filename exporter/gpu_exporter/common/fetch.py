@@ -38,6 +38,10 @@ class FetchError(AnswerError):
         self.status = status
 
 
+class LimitError(FetchError):
+    """The answer was longer than allowed, or not complete in time."""
+
+
 class _Deadline:
     """Ends the watched connections when the time is over.
 
@@ -163,10 +167,10 @@ def fetch_text(
             raise FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
-                raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
+                raise LimitError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
             raise FetchError(f"{shorten(url)}: {getattr(exc, 'reason', None) or exc}") from exc
         if deadline.is_over:  # an answer without a length ends when its connection ends
-            raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
+            raise LimitError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
     return text.decode("utf-8", "replace")
 
 
@@ -189,7 +193,7 @@ def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:
     while chunk := answer.read1(CHUNK):
         size += len(chunk)
         if size > most_bytes:
-            raise FetchError(f"{shorten(url)}: the answer is longer than {most_bytes / MIB:.3g} MiB")
+            raise LimitError(f"{shorten(url)}: the answer is longer than {most_bytes / MIB:.3g} MiB")
         chunks.append(chunk)
     if answer.length:
         raise http.client.IncompleteRead(b"", answer.length)

@@ -20,6 +20,8 @@ ORDER = [
     "a source that sends one byte from time to time",
     "a source with an endless answer",
     "a source with an endlessly nested answer",
+    "a source that answers each query of `digest` with 200,000 rows",
+    "a source that answers each query of `digest` with as many new tenants as are allowed",
     "a source that redirects to another server",
     "names with half of a surrogate pair and terminal escapes",
     "a recording for replay that unpacks to 1 GiB",

@@ -29,7 +29,7 @@ def test_a_recording_that_unpacks_to_1_gib_is_refused(tmp_path: Path, seen: dict
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert (process.returncode, "holds more than 256 MiB" in text) == (3, True)
-    seen[ORDER[11]] = (
+    seen[ORDER[13]] = (
         f"status 3 after {time.monotonic() - began:.1f} s: the file holds more than 256 MiB; peak memory {usage.ru_maxrss / 1024:.0f} MiB"
     )
 
@@ -45,7 +45,7 @@ def test_changed_state_files_are_ignored_and_replaced(
     assert "counters start at 0: state file damaged" in running.log()
     assert get(port, "/metrics", HONEST)[0] == 200
     wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
-    seen[ORDER[12]] = "counters start at 0 and the log gives the reason; both files are replaced"
+    seen[ORDER[14]] = "counters start at 0 and the log gives the reason; both files are replaced"
     wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices")
     wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file")
     assert running.stop() == 0
@@ -69,7 +69,7 @@ def test_a_textfile_is_not_written_to_a_world_writable_directory(
     assert not list(directory.iterdir())
     directory.chmod(0o755)
     wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file")
-    seen[ORDER[13]] = "nothing is written and the log gives the reason; after `chmod o-w`, the next write succeeds"
+    seen[ORDER[15]] = "nothing is written and the log gives the reason; after `chmod o-w`, the next write succeeds"
 
 
 def test_the_exporter_keeps_running_when_no_thread_can_be_started(
@@ -91,7 +91,7 @@ def test_the_exporter_keeps_running_when_no_thread_can_be_started(
     host.has_threads(False)
     assert running.stop() == 0
     assert "Traceback" not in running.log()
-    seen[ORDER[14]] = (
+    seen[ORDER[16]] = (
         f"scrapes and probes are answered in at most {slowest:.0f} ms; SIGUSR1, SIGHUP and SIGTERM work; the log names the "
         "limits; attribution recovers automatically"
     )
@@ -105,7 +105,7 @@ def test_the_exporter_keeps_running_when_no_thread_can_be_started(
     )
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert "raise the limit of tasks (TasksMax= of the unit" in ended.stderr
-    seen[ORDER[15]] = f"status {ended.returncode}; a one-line error names the limits"
+    seen[ORDER[17]] = f"status {ended.returncode}; a one-line error names the limits"
 
 
 def observed_s(port: int) -> float:
@@ -129,4 +129,4 @@ def test_activity_is_known_soon_after_a_clock_jump(
     wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
     took = time.monotonic() - began
     assert running.stop() == 0
-    seen[ORDER[16]] = f"the log reports the jump; activity is known again after {took:.0f} s"
+    seen[ORDER[18]] = f"the log reports the jump; activity is known again after {took:.0f} s"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import itertools
 import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.reports.digest.read import TENANT_ROWS_MAX
 from tests.component.attacks.attack_bench import ORDER, probe_ms
 from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, Running, fetch, free_port, wait_for
 
@@ -59,11 +63,17 @@ sys.exit(code)
 
 
 def run_dry(peer: Peer) -> tuple[int, str, float, float]:
+    """As `measure`."""
+    ended = measure("reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}")
+    peer.listener.close()
+    return ended
+
+
+def measure(*command: str) -> tuple[int, str, float, float]:
     """The exit status, the output, the seconds that the command took, and its peak memory in MiB."""
     began = time.monotonic()
-    command = [*GPU_EXPORTER, "reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}"]
-    done = subprocess.run([sys.executable, "-c", MEASURED, *command], capture_output=True, text=True, check=False)
-    peer.listener.close()
+    measured = [sys.executable, "-c", MEASURED, *GPU_EXPORTER, *command]
+    done = subprocess.run(measured, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stdout
     return done.returncode, done.stdout, time.monotonic() - began, int(done.stderr) / 1024
 
@@ -114,12 +124,56 @@ def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str])
     seen[ORDER[8]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
 
 
+@contextlib.contextmanager
+def promql(rows: int) -> Iterator[str]:
+    """The address of a source that answers each query with so many rows, each of another tenant and holder."""
+    numbers = itertools.count()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
+            found = () if 'namespace!=""' in query else itertools.islice(numbers, rows)
+            labels = '"cluster":"c","scheduler":"kubernetes","namespace":"n%d","pod":"p%d","cause":"x"'
+            result = ",".join(f'{{"metric":{{{labels % (each, each)}}},"value":[1,"1"]}}' for each in found)
+            body = f'{{"status":"success","data":{{"resultType":"vector","result":[{result}]}}}}'.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "row", "said"),
+    [
+        (200_000, 9, "the answer has more than 10000 rows"),
+        (TENANT_ROWS_MAX, 10, "the period has more than 20000 tenants"),
+    ],
+)
+def test_a_digest_of_too_many_rows_ends_with_its_remedy(rows: int, row: int, said: str, seen: dict[str, str]) -> None:
+    with promql(rows) as url:
+        status, output, took, peak = measure("digest", f"--source.prometheus={url}", "--since=14d")
+    assert (status, output.count("\n")) == (3, 1)
+    assert said in output and "take a shorter --since" in output
+    assert peak < 256
+    seen[ORDER[row]] = f"status 3 after {took:.1f} s: {said}; peak memory {peak:.0f} MiB"
+
+
 def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None:
     head = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
     code, text, _, _ = run_dry(Peer(head, iter([])))
     assert code == 3
     assert "redirects to another server, and the redirect is not followed" in text
-    seen[ORDER[9]] = "status 3: the redirect is not followed"
+    seen[ORDER[11]] = "status 3: the redirect is not followed"
 
 
 def test_invalid_text_in_names_is_escaped_in_every_output(
@@ -138,4 +192,4 @@ def test_invalid_text_in_names_is_escaped_in_every_output(
         assert body is not None
         assert "\x1b" not in body
     assert "\x1b" not in running.log()
-    seen[ORDER[10]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"
+    seen[ORDER[12]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"

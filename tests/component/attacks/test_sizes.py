@@ -80,7 +80,7 @@ def test_the_reconciler_survives_hundreds_of_forged_labels(
         foreign = besieged.value("gpu_reconciler_foreign_marks")
     assert foreign == count
     assert bench.labels("p7").get(LABEL) == "underused", "left alone"
-    seen[ORDER[17]] = (
+    seen[ORDER[19]] = (
         f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; counted as {foreign:.0f} foreign marks, which remain "
         "unchanged; another pod is marked; every cycle succeeds"
     )
@@ -147,7 +147,7 @@ def test_the_reconciler_survives_objects_of_maximum_size(
         assert besieged.last_success() > 0.0
         assert (besieged.value('gpu_reconciler_odd_objects_total{kind="Pod",reason="size"}') or 0.0) >= 10
         answered = 1e3 * (time.monotonic() - began)
-    seen[ORDER[18]] = (
+    seen[ORDER[20]] = (
         f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; another pod in the namespace is marked; every cycle "
         f"succeeds; the reconciler's metrics answer in {answered:.0f} ms"
     )
@@ -188,7 +188,7 @@ def test_a_collector_survives_8000_long_jobs(
     wait_for(lambda: rounds() >= 2 or None, "two rounds", 60)
     assert fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
     slowest = probe_ms(port)
-    seen[ORDER[19]] = (
+    seen[ORDER[21]] = (
         f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB for an answer of {len(jobs) / 2**20:.0f} MiB; "
         f"probes take {slowest:.0f} ms meanwhile"
     )

@@ -8,7 +8,8 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, pag
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.promql.vector import parse_vector
+from gpu_exporter.common.promql import vector
+from gpu_exporter.common.promql.vector import TooManyRows, parse_vector
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, restrict
@@ -391,3 +392,13 @@ def test_the_query_for_sharing_candidates_has_its_own_time_limit_after_the_evide
     )
     evidence = source.read_evidence()
     assert (len(evidence.holders), within) == (1, {"hint": 10.0}), "its failure does not affect the evidence"
+
+
+@pytest.mark.parametrize("many", ["[]", '"ab"', '{"a":"b"}', "1.5"])
+def test_a_text_of_too_many_objects_is_refused_before_they_are_made(many: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f'{{"status":"success","data":{{"resultType":"vector","result":[{",".join([many] * 300)}]}}}}'
+    with pytest.raises(AnswerError, match="not an answer"):
+        parse_vector(text, "up")
+    monkeypatch.setattr(vector.json, "loads", None)
+    with pytest.raises(TooManyRows, match="more than 10 rows: up"):
+        parse_vector(text, "up", 10)

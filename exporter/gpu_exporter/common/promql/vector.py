@@ -11,8 +11,13 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import clean
 from gpu_exporter.common.outside import need_sample
 
+PARTS_MAX = 24  # opening brackets and commas of a row: nineteen labels, or more than twice as many as a row of ours has
 STRINGS = frozenset({str})
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
+
+
+class TooManyRows(AnswerError):
+    """The answer has more rows than allowed."""
 
 
 class VectorRow(NamedTuple):
@@ -22,8 +27,13 @@ class VectorRow(NamedTuple):
     value: float
 
 
-def parse_vector(text: str, query: str) -> list[VectorRow]:
-    """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query."""
+def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[VectorRow]:
+    """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query.
+
+    `rows_max`: a text that would become more objects than these rows need is refused before it is parsed.
+    """
+    if rows_max is not None and sum(map(text.count, "[{,")) > PARTS_MAX * (rows_max + 1):
+        raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")
     try:
         answer: Any = json.loads(text)
         if answer.get("status") != "success":
@@ -32,6 +42,8 @@ def parse_vector(text: str, query: str) -> list[VectorRow]:
         if data["resultType"] != "vector":
             kind = clean(str(data["resultType"]))
             raise AnswerError(f"the source returned a {kind} instead of a vector for the query: {query}")
+        if rows_max is not None and len(data["result"]) > rows_max:
+            raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")
         rows = [VectorRow(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
         rows = [row for row in rows if math.isfinite(row.value)]  # NaN and infinity are not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:

@@ -24,9 +24,7 @@ class CpuBudget:
     """The debts of addresses (monotonic seconds). Used only in the thread of the loop."""
 
     def __init__(self) -> None:
-        self._paid_at: dict[
-            str, float
-        ] = {}  # when SHARE of a core has paid for all that it used
+        self._paid_at: dict[str, float] = {}  # when SHARE of a core has paid for all that it used
 
     async def pace(self, address: str, cpu_s: float) -> bool:
         """Charge a step of an address. True after a wait, and without a charge, if the address is above its budget."""

@@ -6,13 +6,15 @@ the recordings are not loaded, both are missing, and the digest lists them as mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import MIB, LimitError
 from gpu_exporter.common.promql.client import Fetch
-from gpu_exporter.common.promql.vector import VectorRow, parse_vector
+from gpu_exporter.common.promql.vector import TooManyRows, VectorRow, parse_vector
 from gpu_exporter.common.threads import NoThread, run_ahead
 from gpu_exporter.reconciler.evidence.records import ENFORCED, HolderName, holder_name, title, users_id_of
 from gpu_exporter.reports.digest import oversized, targets
@@ -20,8 +22,15 @@ from gpu_exporter.reports.digest.oversized import Oversized
 
 DAY_S = 86400.0
 ANSWER_S = 120.0  # a query over a day of a large site; no mark depends on this query
-MOST_BYTES = 256 * 1024 * 1024
+WITHIN_S = 900.0  # all queries of a digest: two weeks are 240, ninety days 1,500
+# The largest answer is that about oversized holders. Each has more than 24 GPU-hours, so 2,000 GPUs have at most 28,000
+# of them in two weeks. A row has 310 bytes, or 500 if names are long: 9 to 14 MB. The limits are twice that.
+MOST_BYTES = 32 * MIB
+ROWS_MAX = 60_000
+TENANT_ROWS_MAX = 10_000  # and of nodes, and of tenants with a cause: 2,000 GPUs seldom have a thousand tenants a day
+TENANTS_MAX = 20_000  # of the whole period
 WORKERS = 2
+REMEDY = "take a shorter --since, or a Prometheus that has a part of the site"
 HOLDERS_MAX = 200  # per day: includes the largest of the whole period, unless they are small on every day
 TENANT = "cluster, scheduler, namespace, account, user"
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
@@ -132,12 +141,15 @@ class _PeriodPart(NamedTuple):
 class DigestReader:
     """Queries one PromQL API. Every method may raise AnswerError."""
 
-    def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
+    def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch, clock: Clock = SYSTEM_CLOCK) -> None:
         """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
         self._url, self._matcher, self._interval_s, self._fetch = url.rstrip("/"), matcher, interval_s, fetch
+        self._clock = clock
+        self._until = 0.0  # end of the time for all queries (monotonic)
 
     def read(self, since_s: float, end: float) -> Digest:
         """The digest of `since_s` seconds up to `end` (Unix seconds)."""
+        self._until = self._clock.monotonic() + WITHIN_S
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
         whole = _PeriodPart(0.0, since_s)
@@ -145,22 +157,18 @@ class DigestReader:
         nameless = self._count("gpu_tenant_held_gpu_seconds_total", 'node=""', whole)
         twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
         first = [(whole, ("enforced", enforced)), (whole, ("nameless", nameless))]
-        known = self._ask_all([*first, *((part, ("twice", query)) for part, query in twice.items())], end)
-        if known[whole, "enforced"]:
+        first += [(part, ("twice", query)) for part, query in twice.items()]
+        nodes = {key: {row.labels.get("node", "") for row in rows} for key, rows in self._ask_each(first, end)}
+        if nodes[whole, "enforced"]:
             raise AnswerError(f"{self._url}: {ENFORCED}")
-        queries = [
-            (part, query)
-            for part in parts
-            for query in self._queries(part, part.ago < since_s, twice[part] if known[part, "twice"] else "")
-        ]
-        queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")]
-        answers = self._ask_all(queries, end)
         idle: dict[HolderName, IdleHolder] = {}
         causes: dict[tuple[TenantName, str], float] = {}
-        for part in sorted(parts, key=lambda each: -each.ago):
+        for part in sorted(parts, key=lambda each: -each.ago):  # one after the other: their rows need memory
             is_before = part.ago >= since_s
+            queries = self._queries(part, not is_before, twice[part] if nodes[part, "twice"] else "")
+            answers = {name: rows for (_, name), rows in self._ask_each(((part, each) for each in queries), end)}
             day = Hours()
-            for tenant, hours in self._hours(part, answers).items():
+            for tenant, hours in _hours(answers).items():
                 day.add(hours)
                 if not is_before:
                     digest.tenants.setdefault(tenant, Hours()).add(hours)
@@ -168,9 +176,12 @@ class DigestReader:
                 digest.before.add(day)
             else:
                 digest.days.append((end - part.ago - part.span, day))
-                _add_holders(idle, answers.get((part, "holders"), []))
-                _add_causes(causes, answers.get((part, "causes"), []))
-        over = {name: rows for (part, name), rows in answers.items() if name.startswith("over_")}
+                _add_holders(idle, answers.get("holders", []))
+                _add_causes(causes, answers.get("causes", []))
+            if max(len(digest.tenants), len(causes)) > TENANTS_MAX:
+                raise AnswerError(f"{self._url}: the period has more than {TENANTS_MAX} tenants: {REMEDY}")
+        queries = oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")
+        over = {name: rows for (_, name), rows in self._ask_each(((whole, each) for each in queries), end)}
         digest.oversized = oversized.find(over, _owner_of)
         found = [TenantCause(tenant, cause, hours) for (tenant, cause), hours in causes.items()]
         digest.causes = sorted(found, key=lambda each: (-each.hours, each.tenant, each.cause))
@@ -180,20 +191,19 @@ class DigestReader:
                 f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
                 "--source.matcher"
             )
-        twice_there = {row.labels.get("node", "") for part in parts for row in known[part, "twice"]}
-        digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(known[whole, "nameless"])))
+        twice_there = set().union(*(nodes[part, "twice"] for part in parts))
+        digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(nodes[whole, "nameless"])))
         return digest
 
     def _count(self, name: str, matcher: str, part: _PeriodPart) -> str:
         matchers = ",".join(filter(None, (self._matcher, matcher)))
         return f"count(last_over_time({name}{{{matchers}}}{part.window}))"
 
-    def _ask_all(
-        self, queries: list[tuple[_PeriodPart, tuple[str, str]]], end: float
-    ) -> dict[tuple[_PeriodPart, str], list[VectorRow]]:
+    def _ask_each(
+        self, queries: Iterable[tuple[_PeriodPart, tuple[str, str]]], end: float
+    ) -> Iterator[tuple[tuple[_PeriodPart, str], list[VectorRow]]]:
         try:
-            answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
-            return {(part, name): rows for part, name, rows in answers}
+            yield from run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
         except NoThread as exc:
             raise AnswerError(str(exc)) from exc
 
@@ -224,23 +234,32 @@ class DigestReader:
         yield "causes", f"sum by ({TENANT}, cause) ({causes}) * {hours:g}"
         yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
 
-    def _ask(self, part: _PeriodPart, query: tuple[str, str], end: float) -> tuple[_PeriodPart, str, list[VectorRow]]:
+    def _ask(
+        self, part: _PeriodPart, query: tuple[str, str], end: float
+    ) -> tuple[tuple[_PeriodPart, str], list[VectorRow]]:
         name, expression = query
+        left_s = self._until - self._clock.monotonic()
+        if left_s <= 0.0:
+            raise AnswerError(f"{self._url}: the queries took longer than {WITHIN_S:.0f} s together: {REMEDY}")
         form = {"query": expression, "time": f"{end:.3f}"}
-        text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, ANSWER_S)
-        return part, name, parse_vector(text, expression)
+        rows_max = ROWS_MAX if name.startswith("over_") else TENANT_ROWS_MAX
+        try:
+            text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, min(ANSWER_S, left_s))
+            return (part, name), parse_vector(text, expression, rows_max)
+        except LimitError as exc:
+            raise AnswerError(f"{exc}: {REMEDY}; the query was {expression}") from exc
+        except TooManyRows as exc:
+            raise AnswerError(f"{self._url}: {exc}: {REMEDY}") from exc
 
-    @staticmethod
-    def _hours(
-        part: _PeriodPart, answers: Mapping[tuple[_PeriodPart, str], list[VectorRow]]
-    ) -> dict[TenantName, Hours]:
-        found: dict[TenantName, Hours] = {}
-        for name in vars(Hours()):
-            for row in answers.get((part, name), []):
-                tenant = _tenant_of(row.labels)
-                hours = found.setdefault(tenant, Hours())
-                setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
-        return found
+
+def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:
+    found: dict[TenantName, Hours] = {}
+    for name in vars(Hours()):
+        for row in answers.get(name, []):
+            tenant = _tenant_of(row.labels)
+            hours = found.setdefault(tenant, Hours())
+            setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
+    return found
 
 
 def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterator[str]:
