@@ -47,12 +47,16 @@ class Tally:
     def __init__(self) -> None:
         self.decided: Counter[Account] = Counter()
         self.outcomes: Counter[tuple[Account, str]] = Counter()
+        self.dropped: Counter[str] = Counter()
 
     def count_decision(self, account: Account) -> None:
         self.decided[account] += 1
 
     def count_outcome(self, account: Account, outcome: str) -> None:
         self.outcomes[account, outcome] += 1
+
+    def count_dropped(self, what: str, number: int) -> None:
+        self.dropped[what] += number
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
         self.decided[Account(policy, kind, "")] += decisions

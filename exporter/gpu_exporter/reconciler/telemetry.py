@@ -16,7 +16,7 @@ from prometheus_client import (
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.decision.brakes import FREEZES
-from gpu_exporter.reconciler.decision.outcomes import OUTCOMES, Account, tenant_of
+from gpu_exporter.reconciler.decision.outcomes import DROPPED, OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.decision.spared import why_spared
 from gpu_exporter.reconciler.decision.surroundings import EXEMPT_BY
@@ -157,6 +157,15 @@ class Telemetry:
             ["policy", "class", "outcome"],
             registry=self.registry,
         )
+        self._dropped = Counter(
+            "gpu_reconciler_record_dropped",
+            "Parts of the record of decisions that were dropped because it was full. watches: decisions whose outcome "
+            "became unknown. tenants: counted without their name. acts: no longer watched for an undo. days: lost.",
+            ["what"],
+            registry=self.registry,
+        )
+        for what in DROPPED:
+            self._dropped.labels(what)
         self._spared = Gauge(
             "gpu_reconciler_spared_gpus",
             "GPUs and MIG instances that have been idle for long enough but stay with their holder, by reason and by "
@@ -256,6 +265,9 @@ class Telemetry:
 
     def count_outcome(self, account: Account, outcome: str) -> None:
         self._outcomes.labels(*account[:2], outcome).inc()
+
+    def count_dropped(self, what: str, number: int) -> None:
+        self._dropped.labels(what).inc(number)
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
         self._underused.labels(policy, kind).inc(decisions)

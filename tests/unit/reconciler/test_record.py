@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from gpu_exporter.reconciler.actions.record import (
     ACTS_MAX,
     COUNTS,
     DAY_S,
+    DECIDED,
     KEY,
     TAKEN_OVER_S,
     TENANTS_MAX,
@@ -32,7 +34,18 @@ from gpu_exporter.reconciler.actions.record import (
     _pool,
 )
 from gpu_exporter.reconciler.actor import Entry
-from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
+from gpu_exporter.reconciler.decision.outcomes import (
+    DROPPED,
+    ENDED,
+    REGRET,
+    RIGHT,
+    RUNS,
+    UNKNOWN,
+    Account,
+    Watch,
+    WatchStart,
+    shortest_run,
+)
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Held
@@ -370,7 +383,71 @@ def test_a_record_of_many_acts_days_and_tenants_can_be_read_again() -> None:
     again.note([], clock.wall(), lambda *_: RUNS)
     answer = again.why_not(account("a"), SETTINGS)
     assert isinstance(answer, Held) and answer.reason == "shadow", "the record is readable, but too few cycles have run"
-    assert len(again._acts) == ACTS_MAX and int(WALL // DAY_S) in again._days
+    assert len(again._acts) == ACTS_MAX and len(again._days) == 14, "tenants lose their names before a day is lost"
+
+
+def test_a_flood_of_one_tenant_costs_no_day_and_no_watch_of_another(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    """900 pods of one namespace, whose names have 253 characters, become underused at the same time."""
+    clock, tally = record._clock, record._observer
+    assert isinstance(clock, ManualClock) and isinstance(tally, Tally)
+    for _ in range(14):
+        fill(record, a=(3, 0), b=(3, 0), c=(3, 0), d=(3, 0))
+        clock.advance(DAY_S)
+        record.note([], clock.wall(), lambda *_: RUNS)
+    days = {day: dict(counts) for day, counts in record._days.items()}
+    clock.advance(30.0)
+    names = [hashlib.sha512(f"{number}".encode()).hexdigest() * 2 for number in range(3000)]
+    honest = [decided("train", 7300.0, 0.0, clock, "honest")]
+    record.note(
+        [decided(name[:253], 7300.0, 0.0, clock, "flood") for name in names] + honest, clock.wall(), lambda *_: RUNS
+    )
+    assert days.items() <= record._days.items() and len(days) == 14
+    assert tally.dropped["watches"] > 0 and set(tally.dropped) == {"watches"}
+    assert any(watch.account.tenant == "honest" for watch in record.watches.open.values())
+    assert caplog.text.count("the record of decisions is full") == 1
+
+
+def totals(record: Record) -> dict[int, int]:
+    """The decisions of each day."""
+    return {day: sum(each[COUNTS.index(DECIDED)] for each in counts.values()) for day, counts in record._days.items()}
+
+
+@given(
+    days=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    watches=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 5)), max_size=30),
+    acts=st.integers(0, 8),
+    longest=st.integers(400, 6000),
+)
+def test_what_is_cheap_is_dropped_before_what_is_dear(
+    days: list[int], watches: list[tuple[str, int]], acts: int, longest: int
+) -> None:
+    clock = ManualClock(wall=WALL)
+    record = Record(Texts(), tally := Tally(), clock, KEEP_S)
+    for number in range(acts):
+        record.note_act(entry(hashlib.sha512(f"{number}".encode()).hexdigest(), clock.wall()))
+    for day, tenants in enumerate(days):
+        for number in range(tenants):
+            key = account(hashlib.sha256(f"{number}".encode()).hexdigest())
+            record._days[int(WALL // DAY_S) - day][key] = [day + number + 1] * len(COUNTS)
+    for number, (tenant, size) in enumerate(watches):
+        names = [hashlib.sha512(f"{number} {each}".encode()).hexdigest() for each in range(size)]
+        holders = {HolderName("kubernetes", tenant, name): WatchStart("uid", 7300.0, 0.0) for name in names}
+        record.watches.open["kubernetes", tenant, f"{number}"] = Watch(account(tenant), WALL, holders)
+    before = totals(record)
+    text = record._render_within(longest)
+    left = {
+        "days": len(record._days) - 1,
+        "acts": len(record._acts),
+        "tenants": sum(key.tenant != "other" for counts in record._days.values() for key in counts),
+        "watches": len(record.watches.open),
+    }
+    dropped = [what for what in DROPPED if tally.dropped[what]]
+    assert all(left[what] <= 0 for last in dropped for what in DROPPED[: DROPPED.index(last)])
+    assert len(text) <= longest or not any(each > 0 for each in left.values())
+    assert totals(record).items() <= before.items(), "a tenant without its name still counts"
+    assert tally.outcomes.total() == tally.dropped["watches"] == len(watches) - left["watches"]
 
 
 def test_the_shortest_run_of_a_holder_is_that_of_its_least_idle_gpu() -> None:

@@ -24,10 +24,12 @@ from gpu_exporter.common.outside import need_real, need_wholes
 from gpu_exporter.reconciler.actions.journal import parse, render
 from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.outcomes import (
+    ACTS,
+    DAYS,
     OUTCOMES,
     REGRET,
     RIGHT,
-    UNKNOWN,
+    TENANTS,
     Account,
     AskFate,
     RecordObserver,
@@ -46,7 +48,7 @@ KEY = "record"  # key of the text in its TextPlace
 DAY_S, HOUR_S = 86_400.0, 3600.0
 TEXT_MAX = 200 * 1024  # characters; all annotations of an object together may have 256 KiB
 PLAIN_MAX = 8 * 1024 * 1024
-TENANTS_MAX = 200  # per policy and class; further tenants are counted as OTHER
+TENANTS_MAX = 200  # per day, policy and class; the tenants with the fewest decisions are counted as OTHER
 OTHER = "other"
 FIFTH = 0.2
 TENANTS_MIN = 3
@@ -90,6 +92,7 @@ class Record:
         self._keep_s = keep_s
         self._by = by or socket.gethostname()
         self._trouble = ""
+        self._said: dict[str, float] = {}  # by word of DROPPED, when it was logged (monotonic)
         self._clear()
 
     def forget(self) -> None:
@@ -134,6 +137,14 @@ class Record:
         self._count(account, outcome)
         self._observer.count_outcome(account, outcome)
 
+    def count_dropped(self, what: str, number: int) -> None:
+        """As Observer. Logged once an hour."""
+        now = self._clock.monotonic()
+        if now - self._said.get(what, -math.inf) >= HOUR_S:
+            self._said[what] = now
+            log.warning("the record of decisions is full, so it lost %s (%d now): see docs/limits.md", what, number)
+        self._observer.count_dropped(what, number)
+
     def note_act(self, entry: Entry) -> None:
         """Count an act that was done. For a day it is checked whether its owner resumes the target.
 
@@ -146,7 +157,7 @@ class Record:
             return
         self._count(Account(*entry.record), ACTED)
         while len(self._acts) >= ACTS_MAX:
-            del self._acts[next(iter(self._acts))]
+            self._drop_act()
         self._acts[entry.ident] = entry._replace(holders=(), waited_for=(), undo="")
         self._save()
 
@@ -216,11 +227,33 @@ class Record:
 
     def _count(self, account: Account, what: str) -> None:
         day = self._days[math.floor(self._clock.wall() / DAY_S)]
-        if account not in day and sum(key[:2] == account[:2] for key in day) >= TENANTS_MAX:
-            account = account._replace(tenant=OTHER)
-        self._is_changed = True
+        self._is_changed, is_new = True, account not in day
         day[account][COUNTS.index(what)] += 1
         self._totals[account[:2]][COUNTS.index(what)] += 1
+        if is_new and len(day) > TENANTS_MAX:
+            self._fold(day, TENANTS_MAX)
+
+    def _fold(self, day: defaultdict[Account, list[int]], most: int) -> None:
+        """Count tenants of a day as OTHER, so that each policy and class names at most `most`: first those without
+        regrets and with the fewest decisions.
+        """
+        groups: defaultdict[tuple[str, str], list[Account]] = defaultdict(list)
+        for account in day:
+            if account.tenant != OTHER:
+                groups[account[:2]].append(account)
+        for group in groups.values():
+            group.sort(key=lambda each: (day[each][COUNTS.index(REGRET)] > 0, max(day[each])))
+            folded = group[: max(0, len(group) - most)]
+            for account in folded:
+                other, numbers = day[account._replace(tenant=OTHER)], day.pop(account)
+                other[:] = [sum(pair) for pair in zip(other, numbers, strict=True)]
+            if folded:
+                self.count_dropped(TENANTS, len(folded))
+
+    def _drop_act(self) -> None:
+        """Drop the oldest act: whether its owner resumes it is then not known."""
+        del self._acts[next(iter(self._acts))]
+        self.count_dropped(ACTS, 1)
 
     def _load(self) -> None:
         """Read the record of the previous process. If it cannot be read, the next cycle tries again."""
@@ -257,17 +290,25 @@ class Record:
             self._is_changed, self._saved_at, self._trouble = False, now, ""
 
     def _render_within(self, longest: int) -> str:
-        """The record as a text of at most `longest` characters. Drops the oldest days first, then watches and acts."""
+        """The record as a text of at most `longest` characters. Drops in the order of DROPPED: watches first, which are
+        many, and days last, since without them no act is allowed for two weeks.
+        """
         text = self._render()
-        while len(text) > longest and len(self._days) > 1:
-            del self._days[min(self._days)]
-            text = self._render()
         while len(text) > longest and self.watches.open:
-            for key in list(self.watches.open)[: max(1, len(self.watches.open) // 4)]:
-                self.count_outcome(self.watches.open.pop(key).account, UNKNOWN)
+            self.watches.give_up(max(1, self.watches.watched // 4))
+            text = self._render()
+        most = TENANTS_MAX
+        while len(text) > longest and most:
+            most //= 2
+            for day in self._days.values():
+                self._fold(day, most)
             text = self._render()
         while len(text) > longest and self._acts:
-            del self._acts[next(iter(self._acts))]
+            self._drop_act()
+            text = self._render()
+        while len(text) > longest and len(self._days) > 1:
+            del self._days[min(self._days)]
+            self.count_dropped(DAYS, 1)
             text = self._render()
         return text
 

@@ -11,7 +11,7 @@ between two cycles.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
@@ -29,6 +29,7 @@ UNKNOWN_S = 60.0  # ledger.idle_run_unknown_reset: unknown time up to this lengt
 HOLDERS_MAX = 5000  # holders watched at a time; every cycle asks the source for each of them
 FATES_MAX = 50  # holders without series, per cycle, whose fate the scheduler is asked for
 RIGHT, REGRET, UNKNOWN = OUTCOMES = ("right", "regret", "unknown")
+DROPPED = WATCHES, TENANTS, ACTS, DAYS = ("watches", "tenants", "acts", "days")  # in this order, if a record is full
 RUNS, ENDED, LOST = "runs", "ended", "lost"  # the fate of a holder without series, as its scheduler reports it
 Key: TypeAlias = tuple[str, str, str]  # scheduler, namespace, and the name of a group or holder
 AskFate: TypeAlias = Callable[[HolderName, str], str]
@@ -50,6 +51,9 @@ class OutcomeObserver(Protocol):
 
     def count_outcome(self, account: Account, outcome: str) -> None:
         """Count the outcome, one of OUTCOMES, of a decision that was counted."""
+
+    def count_dropped(self, what: str, number: int) -> None:
+        """Count what was dropped of the record since it was full, by a word of DROPPED."""
 
 
 class RecordObserver(OutcomeObserver, Protocol):
@@ -101,9 +105,33 @@ class Watches:
         """The holders to ask the source about: a list of idle holders does not contain a holder that works."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
+    @property
+    def watched(self) -> int:
+        """The number of watched holders."""
+        return sum(len(watch.holders) for watch in self.open.values())
+
     def is_open(self, decisions: Iterable[Decision]) -> bool:
         """Whether any group of these decisions is still watched."""
         return not self.open.keys().isdisjoint(map(key_of, decisions))
+
+    def give_up(self, holders: int) -> None:
+        """Watch at least so many holders less, with the outcome unknown. The tenant with the most holders loses the
+        newest of its watches first, so that no tenant can end the watches of others.
+        """
+        number = 0
+        keys: defaultdict[str, list[Key]] = defaultdict(list)
+        sizes: Counter[str] = Counter()
+        for key, watch in self.open.items():
+            keys[watch.account.tenant].append(key)
+            sizes[watch.account.tenant] += len(watch.holders)
+        while holders > 0 and self.open:
+            tenant = max(sizes, key=sizes.__getitem__)
+            watch = self.open.pop(keys[tenant].pop())
+            holders, number = holders - len(watch.holders), number + 1
+            sizes[tenant] -= len(watch.holders)
+            self._observer.count_outcome(watch.account, UNKNOWN)
+        if number:
+            self._observer.count_dropped(WATCHES, number)
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
         """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake.
@@ -158,7 +186,6 @@ class Watches:
             groups[key_of(decision)].append(decision)
         before = self._underused
         underused: dict[Key, frozenset[tuple[HolderName, str]]] = {}
-        watched = sum(len(watch.holders) for watch in self.open.values())
         for key, group in groups.items():
             identity = frozenset((decision.name, _incarnation(decision)) for decision in group)
             is_known = before is not None and before.get(key) == identity
@@ -168,14 +195,11 @@ class Watches:
                     continue
                 account = account_of(group[0])
                 self._observer.count_decision(account)
-                if watched + len(group) > HOLDERS_MAX:
-                    self._observer.count_outcome(account, UNKNOWN)
-                    continue
-                watched += len(group)
                 holders = {
                     each.name: WatchStart(_incarnation(each), shortest_run(each), _longest_gap(each)) for each in group
                 }
                 self.open[key] = Watch(account, wall, holders)
+        self.give_up(self.watched - HOLDERS_MAX)
         by_name = {decision.name: decision for decision in decisions}
         for key, identity in (before or {}).items():
             if key not in underused and all(_rests(by_name.get(name), of) for name, of in identity):
