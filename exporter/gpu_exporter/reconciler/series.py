@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gpu_exporter.reconciler.decision.policy import MARKED, Decision
+from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, Decision
 from gpu_exporter.reconciler.decision.stalls import SPINNING, STALLED
 from gpu_exporter.reconciler.evidence.records import Demand
 
+log = logging.getLogger(__name__)
+CHEAP = ("candidate", SHARING)  # stages on which nothing acts
 STAGES_MAX = 30_000  # series; normally a tenth of 100,000 allocations is idle at a time, a bug could publish more
 
 
@@ -37,11 +40,17 @@ class Stages(Collector):
 
     def __init__(self) -> None:
         self._rows: Sequence[tuple[str, ...]] = ()
+        self._is_full = False
 
     def note(self, decisions: Sequence[Decision]) -> None:
         """Keep only the published labels, without the evidence behind them."""
         labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED]
         labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
+        if len(labelled) > STAGES_MAX:
+            if not self._is_full:
+                log.warning("%d stages are more than %d; some candidates have no series", len(labelled), STAGES_MAX)
+            labelled.sort(key=lambda row: row[1] in CHEAP)
+        self._is_full = len(labelled) > STAGES_MAX
         self._rows = [
             ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
             for (scheduler, namespace, name), stage in labelled[:STAGES_MAX]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.agent.devices.kmsg import (
     BATCH,
+    PROBES_MAX,
     RECORD_MAX,
     KernelLog,
     XidLine,
@@ -209,4 +210,14 @@ def test_old_records_of_the_log_give_failed_probes_but_no_xids(tmp_path: Path) -
     batch = log.read()
     assert [report.line.xid for report in batch.reports] == [62]
     assert batch.probes == {"0000:12:00.0"}
+    log.close()
+
+
+def test_boards_that_the_driver_refuses_take_no_place_of_one_that_failed(tmp_path: Path) -> None:
+    legacy = (b"NVRM: ignoring the legacy GPU %04x:01:00.0\n" % number for number in range(PROBES_MAX + 10))
+    refused = [PREFIX + line for line in legacy]
+    path = tmp_path / "kmsg"
+    path.write_bytes(b"".join(refused) + PREFIX + b"nvidia: probe of ffff:11:00.0 failed with error -1\n")
+    log = KernelLog(path)
+    assert log.read_past() == {"ffff:11:00.0"}
     log.close()

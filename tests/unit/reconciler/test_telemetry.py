@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from prometheus_client import generate_latest
 
+from gpu_exporter.reconciler import series
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -68,3 +70,27 @@ def test_holders_that_are_candidates_or_more_are_published_until_the_next_cycle(
     ]
     telemetry.note_cycle(0.0, False, {})
     assert "allocation_stage{" not in generate_latest(telemetry.registry).decode()
+
+
+def test_too_many_stages_leave_out_candidates_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(series, "STAGES_MAX", 3)
+    telemetry = Telemetry()
+    stages = ("candidate", "sharing-candidate", "candidate", "underused", "partial")
+    decisions = [
+        Decision(HolderName("slurm", "", f"{number}"), "", stage, "idle", (), 1, None)
+        for number, stage in enumerate(stages)
+    ]
+    decisions.append(Decision(A, "", "active", "works", (), 1, None, stall="stalled"))
+    for _ in range(2):
+        telemetry.note_cycle(0.0, True, {}, decisions)
+    text = generate_latest(telemetry.registry).decode()
+    assert [
+        stage for stage in (*stages, "stalled") if f'stage="{stage}"}} 1.0' in text.partition("allocation_stage{")[2]
+    ] == [
+        "underused",
+        "partial",
+        "stalled",
+    ]
+    assert caplog.text.count("some candidates have no series") == 1

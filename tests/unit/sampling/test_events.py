@@ -182,7 +182,7 @@ def test_a_host_without_xid_events_is_no_error() -> None:
     assert book.counts("GPU-0") is None  # not 0: no thread receives events
 
 
-def test_xid_codes_are_counted_by_class_from_zero_with_a_limit() -> None:
+def test_xid_codes_are_counted_by_class_from_zero_with_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     book = XidBook()
     book.watch("GPU-0")
     counts = book.counts("GPU-0")
@@ -194,6 +194,7 @@ def test_xid_codes_are_counted_by_class_from_zero_with_a_limit() -> None:
     assert counts is not None
     assert counts.codes[:2] == ((31, "application", 2, 5.0), (79, "hardware", 1, 5.0))
     assert len(counts.codes) == MAX_CODES
+    assert caplog.text.count("is not counted") == 1
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,10 @@ class KernelLog:
             for record in data.split(b"\n"):
                 if (report := parse_report(record)) is not None:
                     reports.append(report)
-                elif (probe := parse_probe(record)) is not None and len(self._failed | self._refused) < PROBES_MAX:
-                    (self._refused if probe[1] else self._failed).add(probe[0])
+                elif (probe := parse_probe(record)) is not None:
+                    kept = self._refused if probe[1] else self._failed  # of each as many: boards that failed are missed
+                    if len(kept) < PROBES_MAX:
+                        kept.add(probe[0])
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:

@@ -27,6 +27,7 @@ class XidBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._codes: dict[str, dict[tuple[int, str], tuple[int, float]]] = {}  # by UUID, by code and class
+        self._full: set[str] = set()  # GPUs with an XID that is not counted
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
@@ -49,6 +50,9 @@ class XidBook:
     def _add(self, event: XidEvent, wall: float) -> bool:
         codes, key = self._codes.setdefault(event.uuid, {}), (event.xid, classify(event.xid, event.severity))
         if key not in codes and len(codes) >= MAX_CODES:
+            if event.uuid not in self._full:
+                self._full.add(event.uuid)
+                log.warning("XID %d of GPU %s is not counted: it had %d other codes", event.xid, event.uuid, MAX_CODES)
             return False
         codes[key] = (codes.get(key, (0, 0.0))[0] + 1, wall)
         return True
