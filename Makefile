@@ -127,7 +127,7 @@ testbed: ## install the Debian packages that the tests start; on other systems, 
 gpu-check: $(VENV)/dev ## record the answers of this machine's driver and their latency (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
 
-locks: $(VENV)/dev ## write exporter/locks anew: the images' dependencies, with hashes
+locks: $(VENV)/dev ## write exporter/locks anew: dependencies of the images, and the release's tools, with hashes
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 	$(BIN)/python -m tools.locks
 
@@ -136,5 +136,5 @@ workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs 
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yaml
 	$(BIN)/zizmor --offline --min-severity=medium .github
 
-release-dry-run: $(VENV)/dev ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing
-	@rm -rf out/release && $(BIN)/python -m tools.release
+release-dry-run: ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing
+	@rm -rf out/release && PYTHONPATH=exporter $(PYTHON) -m tools.release

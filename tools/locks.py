@@ -1,4 +1,4 @@
-"""Writes exporter/locks: what each image installs, with the hashes of all files of each version: `make locks`."""
+"""Writes exporter/locks: what the images and a release's tools install, with the hashes of all files: `make locks`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ LOCKS = ROOT / "exporter" / "locks"
 HEAD = "# make locks: every dependency with the hashes of its files, for each Python and platform.\n"
 EXTRAS = {"agent": ("web-auth",), "reconciler": ("web-auth", "reconciler")}
 BUILD = "setuptools==80.9.0"  # builds the package itself; removed from the image afterwards
+RELEASE = f"{BUILD}\nbuild==1.6.1\ncyclonedx-bom==7.5.0\n"
 
 
 def compile_lock(source: str, extras: tuple[str, ...] = (), text: str | None = None) -> str:
@@ -25,7 +26,8 @@ def compile_lock(source: str, extras: tuple[str, ...] = (), text: str | None = N
 
 def main() -> int:
     LOCKS.mkdir(exist_ok=True)
-    (LOCKS / "build.txt").write_text(compile_lock("-", text=BUILD), encoding="ascii")
+    for name, text in (("build", BUILD), ("release", RELEASE)):
+        (LOCKS / f"{name}.txt").write_text(compile_lock("-", text=text), encoding="ascii")
     for part, extras in EXTRAS.items():
         (LOCKS / f"{part}.txt").write_text(compile_lock("pyproject.toml", extras), encoding="ascii")
     return 0

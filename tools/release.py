@@ -25,15 +25,13 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import yaml
-
 from gpu_exporter.common.version import VERSION
 from tools.files import ROOT
 from tools.manifests import find_helm
 
 OUT = ROOT / "out" / "release"
 TOOLS, WHEELS = OUT / "tools", OUT / "wheels"
-REQUIREMENTS = ("build==1.6.1", "setuptools==80.9.0", "cyclonedx-bom==7.5.0")
+LOCKS = ROOT / "exporter" / "locks"
 CHART = ROOT / "helm" / "gpu-exporter"
 SCENARIO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
 MACHINES = ("x86_64", "aarch64")
@@ -92,16 +90,18 @@ def make_venv(folder: Path) -> Path:
 def download() -> None:
     """Tools of the release, and the dependencies of both images as wheels."""
     python = make_venv(TOOLS)
-    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS])
+    checked = ["--quiet", "--disable-pip-version-check", "--require-hashes"]
+    # Wheels alone: a source distribution would be built by tools that no lock names.
+    run([python, "-m", "pip", "install", *checked, "--only-binary=:all:", "-r", LOCKS / "release.txt"])
     shutil.rmtree(WHEELS, ignore_errors=True)
-    fetch = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+    fetch = [python, "-m", "pip", "download", *checked]
     for part in PARTS:
-        run([*fetch, "--dest", WHEELS, "-r", ROOT / "exporter" / "locks" / f"{part}.txt"])
+        run([*fetch, "--dest", WHEELS, "-r", LOCKS / f"{part}.txt"])
     say(f"download: {len(list(WHEELS.iterdir()))} dependencies")
     for part in PARTS:
         for machine in MACHINES:
             with tempfile.TemporaryDirectory() as folder:
-                run([*fetch, "--dest", folder, *for_image(machine), "-r", ROOT / "exporter" / "locks" / f"{part}.txt"])
+                run([*fetch, "--dest", folder, *for_image(machine), "-r", LOCKS / f"{part}.txt"])
                 say(f"download: {part} on {machine}: {len(list(Path(folder).iterdir()))} wheels, each with its hash")
 
 
@@ -142,8 +142,8 @@ def dist() -> None:
 
 def chart() -> None:
     """The chart's package. Its version must be the project's."""
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
-    if (about["version"], about["appVersion"]) != (VERSION, VERSION):
+    about = (CHART / "Chart.yaml").read_text("utf-8").splitlines()
+    if not {f"version: {VERSION}", f"appVersion: {VERSION}"} <= set(about):
         raise ReleaseError(
             f"Chart.yaml: version and appVersion must be {VERSION}, as in exporter/gpu_exporter/common/version.py"
         )

@@ -1,4 +1,4 @@
-"""The images install what pyproject.toml asks for, in versions that it allows, and each file by its hash."""
+"""Images and releases install what they ask for, in versions that pyproject.toml allows, and each file by its hash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from tools import locks, release
 
 LOCKS = Path(__file__).resolve().parents[2] / "exporter" / "locks"
 EXTRAS = {"agent": ("", "web-auth"), "reconciler": ("", "web-auth", "reconciler")}
@@ -44,3 +45,43 @@ def test_each_dependency_is_locked_in_an_allowed_version_with_its_hashes(part: s
 def test_the_agent_installs_nothing_of_the_reconciler() -> None:
     assert "kubernetes" not in locked("agent")
     assert set(locked("build")) == {"setuptools"}
+
+
+def test_a_lock_names_no_registry() -> None:
+    for path in LOCKS.glob("*.txt"):
+        assert not re.search(r"://|--(extra-)?index-url|--find-links", path.read_text("ascii")), path.name
+
+
+def test_the_tools_of_a_release_are_locked_with_all_that_they_install() -> None:
+    tools, built_by = locked("release"), locked("build")
+    assert all(hashes for _, hashes in tools.values())
+    for line in locks.RELEASE.split():
+        name, _, version = line.partition("==")
+        assert tools[name][0] == version
+    assert tools["setuptools"] == built_by["setuptools"], "the wheel and the images are built by one version"
+    assert {"packaging", "pyproject-hooks", "cyclonedx-python-lib", "jsonschema"} <= set(tools), (
+        "and their dependencies"
+    )
+
+
+def test_a_release_installs_only_what_has_a_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The job builds the wheel that is attested: no program without a hash may run in it."""
+    commands: list[list[str]] = []
+
+    def run(command: list[object], *_: object, **__: str) -> str:
+        commands.append(list(map(str, command)))
+        (tmp_path / "WHEELS").mkdir(exist_ok=True)
+        return ""
+
+    for name in ("OUT", "TOOLS", "WHEELS"):
+        monkeypatch.setattr(release, name, tmp_path / name)
+    release.OUT.mkdir()
+    monkeypatch.setattr(release, "run", run)
+    monkeypatch.setattr(release, "make_venv", lambda folder: folder / "python")
+    release.download()
+    assert len(commands) == 1 + len(release.PARTS) * (1 + len(release.MACHINES))
+    for command in commands:
+        assert "--require-hashes" in command and "-r" in command
+    assert str(LOCKS / "release.txt") in commands[0] and "--only-binary=:all:" in commands[0]
+    makefile = (LOCKS.parents[1] / "Makefile").read_text("utf-8")
+    assert re.search(r"^release-dry-run: ##", makefile, re.MULTILINE), "it needs no environment without hashes"

@@ -68,3 +68,18 @@ def test_nothing_is_published_before_everything_was_checked() -> None:
     assert list(STEPS) == ["download", "dist", "chart", "sbom", "use", "images", "sums"], (
         "the order in which a release is made"
     )
+
+
+def test_a_bot_proposes_renewals_of_all_that_is_pinned() -> None:
+    updates = read(ROOT / ".github" / "dependabot.yml")["updates"]
+    found = {
+        (each["package-ecosystem"], path.relative_to(ROOT).as_posix())
+        for each in updates
+        for place in each.get("directories", [each.get("directory")])
+        for path in (ROOT.glob(place.strip("/")) if "*" in place else [ROOT / place.strip("/")])
+    }
+    wanted = {("github-actions", "."), ("docker", "."), ("pip", "."), ("pip", "exporter/locks")}
+    wanted |= {
+        ("gomod", path.parent.relative_to(ROOT).as_posix()) for path in (ROOT / "tests/testbed/go").rglob("go.mod")
+    }
+    assert wanted <= found
