@@ -182,7 +182,8 @@ class _Listener:
             return False
         is_over = await self._budget.pace(connection.address, REQUEST_S)  # while it waits, it may be closed for another
         connection.turn()
-        if is_over and request.path not in PROBES:
+        # A scrape from an address that it shares with a flood is late, and not lost: its body is rendered once for all.
+        if is_over and request.query:
             reply: Reply | None = TOO_MUCH
         else:
             reply = await self._refuse(request, connection) or self._site.answer_at_once(request)
