@@ -1,4 +1,4 @@
-"""Ctrl-C and streams that nobody reads end every command without a traceback, whatever it does at that moment."""
+"""Ctrl-C and streams without a reader end every command without a traceback, whatever it does at that moment."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ def unread() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_a_command_ends_as_usual_where_nobody_reads_what_it_prints(
-    name: str, place: Place, url: str, unread: int
-) -> None:
+def test_a_command_whose_output_has_no_reader_ends_as_usual(name: str, place: Place, url: str, unread: int) -> None:
     piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     usual, out, _ = end_of(start(name, place, url, **piped))
     with Path("/dev/full").open("wb") as full:
@@ -117,7 +115,7 @@ def test_a_command_ends_as_usual_where_nobody_reads_what_it_prints(
 
 
 @pytest.mark.parametrize("flag", ["--once", "--wrong"])
-def test_errors_that_nobody_reads_do_not_change_how_a_command_ends(flag: str, unread: int, url: str) -> None:
+def test_a_command_whose_errors_have_no_reader_ends_as_usual(flag: str, unread: int, url: str) -> None:
     command = [*GPU_EXPORTER, "top", flag, f"--from={url}"]
     codes = [
         subprocess.run(command, check=False, timeout=60, stdout=subprocess.PIPE, **streams).returncode  # type: ignore[call-overload]

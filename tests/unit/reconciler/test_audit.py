@@ -177,7 +177,7 @@ def test_lines_that_are_no_audit_records_are_skipped(
     assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle"
 
 
-def test_a_line_that_is_cut_is_not_written_and_readers_skip_it_and_say_so(tmp_path: Path) -> None:
+def test_a_line_that_is_cut_is_not_written_and_explain_reports_it(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     bench = Audited(Book(), path=path)
     bench.runs = {A: [UNDERUSED]}
