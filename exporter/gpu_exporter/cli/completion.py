@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from gpu_exporter.cli.output import show
 from gpu_exporter.cli.parser import Parser, add_help
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "contrib" / "completion"
@@ -33,4 +33,5 @@ def run(given: list[str]) -> int:
         text = (SCRIPTS / SHELLS[options.shell]).read_text("utf-8")
     except OSError as exc:
         parser.fail(str(exc))
-    return show(text)
+    sys.stdout.write(text)
+    return 0

@@ -27,8 +27,8 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the list and end the process."""
+    """Print the list; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     check_files(parser, options)
-    print_reading(parser, options)
+    return print_reading(parser, options)

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-import io
+import atexit
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from typing import NoReturn
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE, Command
+from gpu_exporter.cli.output import READER_LEFT, prepare_streams
+from gpu_exporter.common.exits import Exit
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> NoReturn:
+    """The program: run the command of the command line, and end the process."""
+    _end_at_signals()
+    out = prepare_streams()
+    code = 1
+    try:
+        code = run_command(sys.argv[1:])
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    if out.lost is not None and out.lost.errno not in READER_LEFT:
+        sys.stderr.write(f"gpu-exporter: standard output cannot be written: {out.lost.strerror}\n")
+        code = code or Exit.UNFORESEEN
+    # Python's own end would wait for a thread that hangs in the driver, could crash if a thread logs meanwhile, and
+    # restores the default of each signal, so that a second SIGTERM would make a clean end a failure.
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_at_signals() -> None:
+    """SIGTERM and SIGINT end the process. Commands that have something to finish set handlers of their own.
+
+    KeyboardInterrupt is not used: Python raises it at any line, prints a traceback, loses it in a destructor, and does
+    not raise it while a driver call hangs.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if os.getpid() == 1:
+            # The kernel discards a signal to the first process of a container that has no handler. Without one, a pod
+            # that is deleted while it starts waits for its grace period.
+            signal.signal(number, lambda number, _: os._exit(128 + number))
+        elif signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script
+            signal.signal(number, signal.SIG_DFL)
+
+
+def run_command(given: list[str]) -> int:
     """Run one command; the exit code."""
-    if os.getpid() == 1:
-        # The kernel discards a signal to the first process of a container that has no handler. Without one, a pod that
-        # is deleted while it starts waits for its grace period. Commands that have something to finish set their own.
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show must not end the command
-        sys.stdout.reconfigure(errors="replace")
     if not given or given[0].startswith("-"):
         return _run(SERVE, given)
     name, rest = given[0], given[1:]

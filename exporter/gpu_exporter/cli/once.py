@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.cli.agent_parts import build_backend, build_processes, build_sources
@@ -14,8 +13,8 @@ from gpu_exporter.cli.parser import Parser, read_config
 SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wait 5 ms for an import in another thread
 
 
-def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
-    """Print one reading and end the process. Without a daemon to ask, the GPUs are read while the program's other
+def print_reading(parser: Parser, options: argparse.Namespace) -> int:
+    """Print one reading; the exit code. Without a daemon to ask, the GPUs are read while the program's other
     modules load.
     """
     settings = read_config(parser, options.config_file).settings
@@ -31,14 +30,14 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if socket_path is None or not socket_path.exists():
         reading.start()
-    from gpu_exporter.agent.runtime.once import exit_now, run_once
+    from gpu_exporter.agent.runtime.once import run_once
     from gpu_exporter.agent.runtime.surroundings import Host
 
     sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, clock)
     host = Host(options.sysfs if backend.is_live else None, processes, directory=directory)
     try:
-        code = run_once(
+        return run_once(
             lambda: take_one_view(settings, backend, reading, sources, clock, host),
             options.format,
             options.output,
@@ -49,4 +48,3 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
         )
     except OSError as exc:
         parser.fail(str(exc))
-    exit_now(code)

@@ -1,25 +1,60 @@
-"""Standard output of a command that prints a text and ends."""
+"""Standard streams that a command can always write to, also after their reader has left."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
+from select import select
+from typing import Any
 
-from gpu_exporter.common.exits import Exit
+READER_LEFT = (errno.EPIPE, errno.EBADF)  # `| head` has seen enough; `>&-` wants nothing. Neither is an error
 
 
-def show(text: str) -> int:
-    """Print the text; the exit code. A reader that has seen enough, e.g. `| head`, is no error."""
-    if sys.stdout is None:  # closed by the caller
-        return Exit.DONE
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as exc:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if sys.stderr is not None:
-            sys.stderr.write(f"gpu-exporter: standard output cannot be written: {exc.strerror}\n")
-        return Exit.UNFORESEEN
-    return Exit.DONE
+class Output(io.FileIO):
+    """A stream that drops what cannot be written, so that a command that acts still completes. `lost`: the first
+    error.
+    """
+
+    lost: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            while (written := super().write(data)) is None:  # another process has made the pipe non-blocking
+                select((), (self,), ())
+        except OSError as exc:
+            self.lost = self.lost or exc
+            return len(memoryview(data))
+        return written
+
+
+def prepare_streams() -> Output:
+    """Replace the standard streams; the one for output. A closed descriptor is opened for nothing, so that no file or
+    socket of the program gets its number.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest free number; a write to it fails
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the life of the process
+    out, err = Output(1, "w", closefd=False), Output(2, "w", closefd=False)
+    # "replace": a name that the terminal cannot show must not end the command
+    sys.stdout, sys.stderr = _text(out, sys.stdout, "replace"), _text(err, sys.stderr, "backslashreplace")
+    return out
+
+
+def _text(raw: Output, former: object, errors: str) -> io.TextIOWrapper:
+    """`former`: what Python opened, None if it was closed."""
+    encoding, by_line = "utf-8", True
+    if isinstance(former, io.TextIOWrapper):
+        encoding, by_line = former.encoding, former.line_buffering or former.write_through
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line)
+
+
+def is_read() -> bool:
+    """Whether standard output still has a reader, as far as a write has shown."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return not (isinstance(raw, Output) and raw.lost is not None)

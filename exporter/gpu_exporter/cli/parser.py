@@ -133,11 +133,11 @@ class Parser(argparse.ArgumentParser):
 
     def warn(self, message: str) -> None:
         """Report a request that will not be followed, and continue."""
-        _complain(f"{self.prog}: warning: {message}\n")
+        sys.stderr.write(f"{self.prog}: warning: {message}\n")
 
     def fail(self, message: str) -> NoReturn:
         """End the process for an error that is not an error of usage."""
-        _complain(f"{self.prog}: {message}\n")
+        sys.stderr.write(f"{self.prog}: {message}\n")
         sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
@@ -145,7 +145,7 @@ class Parser(argparse.ArgumentParser):
         if self._variable:
             what = message.partition(": ")[2] if message.startswith("argument ") else message
             message = f"environment variable {self._variable}: {what}"
-        _complain(f"{self.prog}: {message}; see {self.prog} --help\n")
+        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
         sys.exit(Exit.USAGE)
 
 
@@ -165,12 +165,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if action.option_strings and action.metavar is not None:
             return f"{action.option_strings[-1]} {action.metavar}"
         return super()._format_action_invocation(action)
-
-
-def _complain(line: str) -> None:
-    """Write to standard error, unless that was closed."""
-    if sys.stderr is not None:
-        sys.stderr.write(line)
 
 
 def _as_variable(flag: str) -> str:

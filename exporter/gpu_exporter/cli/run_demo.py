@@ -18,6 +18,7 @@ from gpu_exporter.agent.runtime.agent import Agent
 from gpu_exporter.agent.runtime.serve import ProcessSeries
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.surroundings import Host, Publishing
+from gpu_exporter.cli.output import is_read
 from gpu_exporter.common.clock import CompressedClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import AllocationView, View
@@ -102,7 +103,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
         shown = len(due) < SHOWS
         for line in tracker.changes(decisions) if shown else ():
             _say(f"  {elapsed:4.0f} s  {line}")
-        if duration_s is not None and elapsed >= duration_s:
+        if not is_read() or (duration_s is not None and elapsed >= duration_s):
             stop.set()
 
     _say(f"Status page {page}  metrics {page}metrics")

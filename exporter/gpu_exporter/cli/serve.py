@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpu_exporter.agent.attribution.source import Source
     from gpu_exporter.agent.devices.protocol import Backend
     from gpu_exporter.agent.ledger.state import StateFile
-    from gpu_exporter.agent.runtime.serve import Ended
     from gpu_exporter.agent.runtime.surroundings import Host
     from gpu_exporter.common.config.defaults import Settings
 
@@ -55,7 +54,7 @@ def run(given: list[str]) -> int:
     if options.once:
         from gpu_exporter.cli.once import print_reading
 
-        print_reading(parser, options)
+        return print_reading(parser, options)
     return _run_daemon(parser, options, read_config(parser, options.config_file).settings)
 
 
@@ -107,9 +106,8 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     import os
 
     from gpu_exporter.agent.ledger.state import StateInUse, open_state, read_boot_id
-    from gpu_exporter.agent.runtime.once import exit_now
     from gpu_exporter.agent.runtime.restart import restart_or_exit
-    from gpu_exporter.agent.runtime.serve import Ended, hold_signals
+    from gpu_exporter.agent.runtime.serve import hold_signals
     from gpu_exporter.agent.runtime.surroundings import Host
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.common.logs import set_up_logging
@@ -134,7 +132,7 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
             with_files=settings.causes.files == "trace",
             with_training=settings.training.files == "read",
         )
-        ended = _serve(
+        is_replaced = _serve(
             options,
             settings,
             backend,
@@ -146,11 +144,9 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
         )
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
-    if ended is Ended.CHANGED:
-        restart_or_exit(options.driver_changed, SYSTEM_CLOCK.wall())
+    if is_replaced:
+        return restart_or_exit(options.driver_changed, SYSTEM_CLOCK.wall())
     log.info("ended")
-    if ended is Ended.HUNG:
-        exit_now(0)
     return 0
 
 
@@ -161,8 +157,8 @@ def _serve(
     sources: list[Source],
     host: Host,
     state: StateFile | None,
-) -> Ended:
-    """Publish until a signal. Raises ValueError, OSError."""
+) -> bool:
+    """Publish until a signal. Whether a new process must take over. Raises ValueError, OSError."""
     from gpu_exporter.agent.runtime.agent import Agent
     from gpu_exporter.agent.runtime.serve import serve, write_textfiles
     from gpu_exporter.agent.runtime.surroundings import Publishing

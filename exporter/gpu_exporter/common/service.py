@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpu_exporter.common.threads import start
 
+log = logging.getLogger(__name__)
 LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick ends with the process
 
 
+def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> None:
+    """Call `actions[number]` in a separate thread for each signal that arrives. Raises NoThread.
+
+    The handler itself only puts the number into a queue, because a handler may interrupt any other code, another
+    handler too. So it must not take a lock that the interrupted code may hold, as those of Event.set and of log.info.
+    SimpleQueue.put takes none. It is the handler without Python code around it, which the next signal could interrupt.
+    The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
+    """
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def act() -> None:
+        while True:
+            number = signal.Signals(arrived.get())
+            try:
+                actions[number]()
+            except Exception:  # an error of the exporter must not disable the next signal
+                log.exception("%s could not be followed", number.name)
+
+    start(threading.Thread(target=act, name="signal", daemon=True))
+    handler: Any = arrived.put  # its second parameter, `block`, takes the frame, and is ignored
+    for number in actions:
+        signal.signal(number, handler)
+
+
 def stop_on_signal() -> threading.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """An event that is set after SIGTERM or SIGINT. Raises NoThread."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    follow_signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set})
     return stop
 
 

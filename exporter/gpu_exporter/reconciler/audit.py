@@ -1,7 +1,7 @@
 """The audit log: one JSON line for every mark that was set or withdrawn, and for every action, with its evidence.
 
 The file is opened for each line, so that logrotate may move it. Decisions never read it. A line that cannot be written
-is counted, and prevents no mark.
+whole is counted. It prevents no mark, but it prevents an act.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import logging
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.rules import plain_rules
+from gpu_exporter.common.files import append_line, open_log, open_named, write_whole
 from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.version import VERSION
@@ -30,7 +30,10 @@ from gpu_exporter.reconciler.marks import Mark, timestamp
 log = logging.getLogger(__name__)
 Record: TypeAlias = dict[str, Any]
 STDOUT = Path("-")
-LINE_MAX = 1024 * 1024  # characters: a holder of 4,000 GPUs has 800,000
+STDOUT_NUMBER = 1
+LINE_MAX = 1024 * 1024  # bytes: a holder of 4,000 GPUs has 800,000
+BEGINNING = b'{"time":'
+READ_MAX = 256 * 1024 * 1024  # bytes at the end of the file, the newest
 SHOWN_MAX = 20  # transitions of one holder, the newest
 MODE = 0o640  # it names users
 
@@ -45,8 +48,9 @@ class AuditLog:
         self._on_error = on_error
         self._policy = policy_hash(book)
         self._trouble = ""
+        self._is_torn = False  # of standard output, which cannot be read
         if path != STDOUT:
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE))
+            os.close(open_log(path, MODE))
 
     def note_marked(self, decision: Decision, field: str) -> None:
         """Log a mark that was set, or rose. `field`: the label or the field of the job that carries it."""
@@ -73,18 +77,16 @@ class AuditLog:
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:
         head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
-        line = json.dumps({**head, **name._asdict(), **facts}, allow_nan=False, separators=(",", ":")) + "\n"
+        record = {**head, **name._asdict(), **facts}
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         trouble = ""
         try:
             if self._path == STDOUT:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-            else:  # one write per line, so that the lines of two processes do not mix
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE)
-                try:
-                    os.write(descriptor, line.encode())
-                finally:
-                    os.close(descriptor)
+                was_torn, self._is_torn = self._is_torn, True
+                write_whole(STDOUT_NUMBER, b"\n" + line if was_torn else line)
+                self._is_torn = False
+            else:
+                append_line(self._path, line, MODE)
         except OSError as exc:
             trouble = str(exc)
             self._on_error()
@@ -128,30 +130,59 @@ def policy_hash(book: Rulebook) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> list[Record]:
-    """The newest transitions of a holder up to `until_wall` (Unix seconds), oldest first. Raises OSError.
+class Transitions(NamedTuple):
+    """The newest transitions of a holder, oldest first. `gap`: why some may be missing, "" if none is."""
 
-    Skips lines that are not audit records.
-    """
+    records: list[Record]
+    gap: str
+
+
+def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> Transitions:
+    """The transitions of a holder up to `until_wall` (Unix seconds). Lines of others are skipped. Raises OSError."""
     found: deque[Record] = deque(maxlen=SHOWN_MAX)
-    for record in _records(path):
-        names = (record.get("name"), record.get("job")) if asked.scheduler == "slurm" else (record.get("name"),)
-        place = record.get("scheduler"), record.get("namespace")
-        when = parse_timestamp(str(record.get("time"))) or 0.0
-        if place == (asked.scheduler, asked.namespace) and asked.name in names and when <= until_wall:
-            found.append(record)
-    return list(found)
+    torn = 0
+    with open_named(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        file.seek(max(0, length - READ_MAX))
+        lines = _read_lines(file)
+        if length > READ_MAX:
+            next(lines, None)  # its beginning was not read
+        for record in map(_parse, lines):
+            if record is None:
+                torn += 1
+            elif _is_asked(record, asked, until_wall):
+                found.append(record)
+    gaps = [f"{torn} torn lines were skipped"] if torn else []
+    gaps += [f"only its last {READ_MAX // 2**20} MiB were read"] if length > READ_MAX else []
+    return Transitions(list(found), f"{path}: {', '.join(gaps)}" if gaps else "")
 
 
-def _records(path: Path) -> Iterator[Record]:
-    with path.open("r", encoding="utf-8", errors="replace") as file:
-        while line := file.readline(LINE_MAX):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and parse_timestamp(str(record.get("time"))) is not None:
-                yield record
+def _is_asked(record: Record, asked: HolderName, until_wall: float) -> bool:
+    names = (record.get("name"), record.get("job")) if asked.scheduler == "slurm" else (record.get("name"),)
+    place = record.get("scheduler"), record.get("namespace")
+    when = parse_timestamp(str(record.get("time")))
+    return (
+        place == (asked.scheduler, asked.namespace) and asked.name in names and when is not None and when <= until_wall
+    )
+
+
+def _read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Every line. Of a line that is longer than LINE_MAX, only the beginning, which has no line break."""
+    while line := file.readline(LINE_MAX):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LINE_MAX)
+
+
+def _parse(line: bytes) -> Record | None:
+    """The record of a line; {} for a line that is no audit record, None for one that lacks a part."""
+    try:
+        record = json.loads(line.decode("utf-8", "replace")) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict):
+        return record
+    return None if line.startswith(BEGINNING) else {}
 
 
 def describe(record: Record) -> str:

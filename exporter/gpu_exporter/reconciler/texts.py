@@ -52,6 +52,6 @@ class TextFiles:
         """As TextPlace."""
         path = self._directory / f"reconciler-{key}.json"
         try:
-            write_atomically(path, text.encode(), PRIVATE)
+            write_atomically(path, text.encode(), PRIVATE, is_durable=True)  # an act may follow
         except OSError as exc:
             raise MarkError("error", f"{path}: {exc}") from exc

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.full_disk import size_limited
 
 import gpu_exporter
 from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_job_files
@@ -176,7 +177,13 @@ def run(shell: str, script: str, **variables: str) -> subprocess.CompletedProces
     """Runs the script as slurmd does, with its own small environment."""
     command = [shell, *(["--posix"] if shell == "bash" else []), str(SCRIPTS / script)]
     return subprocess.run(
-        command, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, text=True, check=False, timeout=10
+        command,
+        env={"PATH": "/usr/bin:/bin", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+        restore_signals=False,
     )
 
 
@@ -194,6 +201,23 @@ def test_the_content_of_the_prologs_file_is_read_until_the_epilog_removes_it(she
     done = run(shell, "epilog.sh", **common)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert read(place).keys() == {"43"}
+
+
+def test_what_prolog_or_epilog_could_write_only_in_part_has_no_name(shell: str, tmp_path: Path) -> None:
+    """The disk is full until the prolog asks for the time; then there is room again."""
+    place = tmp_path / "jobs"
+    common = {"GPU_EXPORTER_JOB_FILES": str(place), "SLURM_JOB_ID": "42", "SLURM_JOB_GPUS": "0,1"}
+    date = tmp_path / "date"
+    date.write_text("#!/bin/sh\nprlimit --pid $PPID --fsize=unlimited:\necho 1700000000\n")
+    date.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    with size_limited(len("job=42\ngpus=0")):
+        assert run(shell, "prolog.sh", **common, PATH=path).returncode == 0
+    assert list(place.iterdir()) == []
+    assert run(shell, "prolog.sh", **common).returncode == 0
+    with size_limited((place / "42").stat().st_size + len("end=17")):
+        assert run(shell, "epilog.sh", **common).returncode == 0
+    assert [path.name for path in place.rglob("*")] == [".ended"]
 
 
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])

@@ -11,7 +11,7 @@ import pytest
 from tests.limits import advise
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.main import main
+from gpu_exporter.cli.main import run_command
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.cli.top import SORTS
 from gpu_exporter.reports.top.screen import ORDERS
@@ -22,7 +22,7 @@ SCREENS = 2 * 57  # lines of two screens on a laptop
 
 def run(*given: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     try:
-        code = main(given)
+        code = run_command(list(given))
     except SystemExit as ended:
         code = int(ended.code or 0)
     shown = capsys.readouterr()
@@ -132,7 +132,7 @@ def test_the_version_is_printed_by_a_flag_and_a_command(capsys: pytest.CaptureFi
 
 
 def test_the_parser_of_one_command_loads_no_other_command() -> None:
-    script = "import sys; from gpu_exporter.cli.main import main; main(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
+    script = "import sys; from gpu_exporter.cli.main import run_command; run_command(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
     cli = ("", ".commands", ".environment", ".main", ".output", ".parser", ".print_version")
     loaded = {f"gpu_exporter.cli{name}" for name in cli} | {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testbed.full_disk import size_limited
 from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
 
 from gpu_exporter.common.config.defaults import Policy
@@ -250,6 +251,19 @@ def test_no_act_while_the_audit_log_cannot_be_written(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["result"] for line in lines] == ["begins", "done"]
     assert lines[0]["id"] == lines[1]["id"] and lines[0]["name"] == lines[1]["name"] == "a"
+
+
+def test_no_act_where_only_a_part_of_its_audit_line_was_written(tmp_path: Path) -> None:
+    bench = Bench()
+    path = tmp_path / "audit.jsonl"
+    bench.audit = AuditLog(path, Rulebook(Policy()), bench.clock, lambda: None)
+    bench.restart()
+    with size_limited(100):
+        assert bench.run(decision()) == ([], ["audit"])
+    assert (path.stat().st_size, bench.entries()) == (100, ())
+    assert bench.run(decision())[0] == [("suspend", "done")]
+    torn, *lines = path.read_text().splitlines()
+    assert [json.loads(line)["result"] for line in lines] == ["begins", "done"] and len(torn) == 100
 
 
 def test_mode_shadow_counts_one_name_in_several_namespaces_separately_and_keeps_the_limits() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.full_disk import size_limited
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, A, Bench, Book
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.version import VERSION
+from gpu_exporter.reconciler import audit
 from gpu_exporter.reconciler.audit import AuditLog, describe, policy_hash, read_transitions
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -153,9 +157,9 @@ def test_reading_returns_the_newest_transitions_of_the_asked_holder_only(tmp_pat
     others = [line(name="b"), line(namespace="other"), line(scheduler="slurm", namespace="", name="a")]
     job = line(**JOB._asdict(), job="3010_1", gpus_expected=2, gpus_observed=1)
     path.write_text("".join([job, *(line(reason=str(index)) for index in range(30)), *others]))
-    assert [record["reason"] for record in read_transitions(path, A)] == [str(index) for index in range(10, 30)]
+    assert [record["reason"] for record in read_transitions(path, A).records] == [str(index) for index in range(10, 30)]
     for name in ("3013", "3010_1"):
-        (record,) = read_transitions(path, HolderName("slurm", "", name))
+        (record,) = read_transitions(path, HolderName("slurm", "", name)).records
         assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle (1 of 2 GPUs seen)"
 
 
@@ -169,12 +173,84 @@ def test_lines_that_are_no_audit_records_are_skipped(
 ) -> None:
     path = tmp_path_factory.mktemp("audit") / "audit.jsonl"
     path.write_text("\n".join([*foreign, ""]) + line() + "{" * 50_000 + "\n" + line(time="soon"), "utf-8")
-    (record,) = read_transitions(path, A)
+    (record,) = read_transitions(path, A).records
     assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle"
+
+
+def test_a_line_that_is_cut_is_not_written_and_explain_reports_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    bench = Audited(Book(), path=path)
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    (decision,) = bench.cycle.decisions
+    whole = path.stat().st_size
+    with size_limited(whole + 100):
+        assert not bench.audit.note_action(decision, {"act": "suspend", "result": "begins"})
+    assert (path.stat().st_size, bench.errors) == (whole + 100, 1)
+    assert bench.audit.note_action(decision, {"act": "suspend", "result": "later"})
+    records, gap = read_transitions(path, A)
+    assert [record.get("result") for record in records] == [None, "later"]
+    assert gap == f"{path}: 1 torn lines were skipped"
+
+
+def test_standard_output_that_takes_a_part_of_a_line_gets_the_next_one_on_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, its = os.pipe()
+    os.set_blocking(its, False)
+    monkeypatch.setattr(audit, "STDOUT_NUMBER", its)
+    bench = Audited(Book(), path=audit.STDOUT)
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    (decision,) = bench.cycle.decisions
+    os.read(ours, 2**20)
+    capacity = fcntl.fcntl(its, fcntl.F_GETPIPE_SZ)
+    assert not bench.audit.note_action(decision, {"note": "x" * capacity}), "longer than what the pipe takes"
+    assert (len(os.read(ours, 2**20)), bench.errors) == (capacity, 1)
+    assert bench.audit.note_action(decision, {})
+    empty, whole, rest = os.read(ours, 2**20).split(b"\n")
+    assert (empty, json.loads(whole)["action"], rest) == (b"", "action", b"")
+    os.close(ours)
+    os.close(its)
+
+
+def test_a_torn_last_line_and_one_that_never_ends_cost_only_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    endless = b'{"time":"' + b"x" * (2 * audit.LINE_MAX) + b"\n"
+    long = b"x" * audit.LINE_MAX + line(reason="the end of a longer line").encode()
+    path.write_bytes(
+        line(reason="first").encode() + endless + long + line(reason="second").encode() + line().encode()[:-1]
+    )
+    records, gap = read_transitions(path, A)
+    assert [record["reason"] for record in records] == ["first", "second"]
+    assert gap.endswith(": 2 torn lines were skipped")
+    monkeypatch.setattr(audit, "READ_MAX", 2**20)
+    with path.open("r+b") as file:
+        file.truncate(3 * 2**30)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + line(reason="newest").encode())
+    records, gap = read_transitions(path, A)
+    assert [record["reason"] for record in records] == ["newest"]
+    assert gap.endswith("only its last 1 MiB were read")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory"])
+def test_an_audit_log_that_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """A FIFO without a reader made the reconciler wait for ever."""
+    path = tmp_path / "audit.jsonl"
+    os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    for use in (
+        lambda: AuditLog(path, Rulebook(POLICY), ManualClock(), lambda: None),
+        lambda: read_transitions(path, A),
+    ):
+        with pytest.raises(OSError, match="not a regular file|Is a directory"):
+            use()
 
 
 def test_a_reason_with_control_characters_is_shown_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text(line(reason="a\nb\x1b[2J"))
-    (record,) = read_transitions(path, A)
+    (record,) = read_transitions(path, A).records
     assert "\n" not in describe(record) and "\x1b" not in describe(record)

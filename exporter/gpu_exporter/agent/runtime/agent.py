@@ -97,14 +97,12 @@ class Agent:
         start(thread)
         self._threads.append(thread)
 
-    def stop(self) -> bool:
-        """Stop all threads and save the state. Returns false if a driver call hangs, because the driver is then not
-        closed.
-        """
+    def stop(self) -> None:
+        """Stop all threads and save the state. If a driver call hangs, the driver is not closed."""
         self._stop.set()
         if self._kernel_log is not None:
             self._kernel_log.ask_to_stop()
-        ended = self.devices.stop(STOP_S)
+        self.devices.stop(STOP_S)
         for thread in self._threads:
             thread.join(STOP_S / 2)  # no thread may change the final state
         if self._state is not None:
@@ -113,7 +111,6 @@ class Agent:
             except OSError as exc:
                 log.warning("state could not be saved: %s", exc)
             self._state.release()
-        return ended
 
     def _list_gpus(self) -> dict[str, str]:
         """UUID by PCI slot of every GPU whose name is known, lost GPUs included."""

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.exposition.health import judge_health, list_gaps
@@ -195,11 +194,8 @@ def _deliver(body: str, output: Path | None) -> None:
     if output is not None:
         write_atomically(output, body.encode("utf-8", "replace"))
         return
-    try:
-        sys.stdout.write(body)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, e.g. `| head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout.write(body)
+    sys.stdout.flush()  # before the lines on standard error that belong to it
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
@@ -208,10 +204,3 @@ def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
     return _conclude("no_data", reason, ())
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for a thread that hangs in the driver."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -11,9 +11,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-from gpu_exporter.agent.runtime.once import exit_now
 from gpu_exporter.common.exits import Exit
 
 log = logging.getLogger(__name__)
@@ -41,8 +39,8 @@ def restarted_lately(wall: float) -> bool:
         return False
 
 
-def restart_or_exit(action: str, wall: float) -> NoReturn:
-    """Replace this process by a new one of itself, or exit.
+def restart_or_exit(action: str, wall: float) -> int:
+    """Replace this process by a new one of itself, or return the exit code.
 
     `action`: "restart", "exit", or "auto" to exit in a container and restart elsewhere. `wall`: the time, Unix seconds.
     """
@@ -50,7 +48,7 @@ def restart_or_exit(action: str, wall: float) -> NoReturn:
         log.error(
             "the driver was replaced: the exporter exits with status %d and must be started again", Exit.DRIVER_REPLACED
         )
-        exit_now(Exit.DRIVER_REPLACED)
+        return Exit.DRIVER_REPLACED
     log.warning("the driver was replaced: this process restarts")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,4 +58,4 @@ def restart_or_exit(action: str, wall: float) -> NoReturn:
         )
     except OSError as exc:
         log.error("cannot restart: %s: %s", sys.executable, exc)
-        exit_now(Exit.DRIVER_REPLACED)
+    return Exit.DRIVER_REPLACED

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import queue
 import signal
 import threading
 import time
 from collections.abc import Collection
-from enum import Enum
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +18,7 @@ from gpu_exporter.agent.exposition.site import ExporterSite
 from gpu_exporter.agent.runtime.agent import Agent
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.model.metrics import Family, MetricType
-from gpu_exporter.common.service import repeat, stop_on_signal
+from gpu_exporter.common.service import follow_signals, repeat, stop_on_signal
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.web.server import HttpServer
 
@@ -50,14 +48,6 @@ class ProcessSeries:
         return fresh
 
 
-class Ended(Enum):
-    """How a run ended."""
-
-    CLEAN = "clean"
-    HUNG = "a driver call hangs, so the process must end by force"
-    CHANGED = "the driver was replaced, so a new process must take over"
-
-
 def hold_signals() -> None:
     """Ignore these two signals, which end a process by default, until `release_on_signal`."""
     for number in (signal.SIGUSR1, signal.SIGHUP):
@@ -65,24 +55,8 @@ def hold_signals() -> None:
 
 
 def release_on_signal(agent: Agent) -> None:
-    """SIGUSR1 releases the driver, SIGHUP opens it again. Both run in a thread, because a driver call may hang.
-
-    The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
-    """
-    actions = {signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may be interrupted by another put()
-
-    def act() -> None:
-        while True:
-            try:
-                number = signal.Signals(arrived.get())
-                actions[number]()
-            except Exception:  # an error of the exporter must not disable the next signal
-                log.exception("%s could not be followed", number.name)
-
-    start(threading.Thread(target=act, name="signal", daemon=True))
-    for number in actions:
-        signal.signal(number, lambda number, _: arrived.put(number))
+    """SIGUSR1 releases the driver, SIGHUP opens it again. A driver call may hang: SIGTERM has a thread of its own."""
+    follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take})
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
@@ -98,14 +72,12 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
     return either
 
 
-def _end(agent: Agent, stop: threading.Event) -> Ended:
-    """Stop the agent. `stop` is set if a user or the system asked for the end: then a replaced driver causes no
-    restart.
+def _end(agent: Agent, stop: threading.Event) -> bool:
+    """Stop the agent. Whether a new process must take over: not if `stop` is set, since a user or the system asked for
+    the end.
     """
-    clean = agent.stop()
-    if agent.driver.replaced.is_set() and not stop.is_set():
-        return Ended.CHANGED
-    return Ended.CLEAN if clean else Ended.HUNG
+    agent.stop()
+    return agent.driver.replaced.is_set() and not stop.is_set()
 
 
 def serve(
@@ -116,8 +88,9 @@ def serve(
     socket_mode: int = 0o660,
     web_config: Path | None = None,
     hosts: Collection[str] = (),
-) -> Ended:
-    """Serve until a signal, or until the driver was replaced.
+) -> bool:
+    """Serve until a signal, or until the driver was replaced. Returns whether a new process must take over, because of
+    the driver.
 
     Raises ValueError, OSError if the server cannot listen on the address.
     """
@@ -137,7 +110,7 @@ def serve(
     return _end(agent, stop)
 
 
-def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
+def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
     """Keep a textfile fresh without HTTP. Ends and returns as `serve` does.
 
     The file has no process_* series, because node_exporter publishes its own series under these names and refuses

@@ -11,7 +11,6 @@ file=$directory/$SLURM_JOB_ID
     case $training in /*) rm -rf "${training:?}/$SLURM_JOB_ID" ;; esac # follows no link
     [ -f "$file" ] || exit 0
     [ -d "$directory/.ended" ] || mkdir "$directory/.ended"
-    printf 'end=%s\n' "$(date +%s)" >>"$file"
-    mv -f "$file" "$directory/.ended/$((SLURM_JOB_ID % 256))" || rm -f "$file"
+    printf 'end=%s\n' "$(date +%s)" >>"$file" && mv -f "$file" "$directory/.ended/$((SLURM_JOB_ID % 256))" || rm -f "$file"
 } 2>/dev/null
 exit 0

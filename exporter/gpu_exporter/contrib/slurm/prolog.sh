@@ -17,17 +17,17 @@ say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;;
 {
     [ -d "$directory" ] || mkdir -p "$directory"
     fresh=$directory/.$SLURM_JOB_ID.$$
-    {
-        printf 'job=%s\ngpus=%s\nvisible=%s\n' "$SLURM_JOB_ID" "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}"
-        say user "${SLURM_JOB_USER:-}"
-        say uid "${SLURM_JOB_UID:-}"
-        say account "${SLURM_JOB_ACCOUNT:-}"
-        say partition "${SLURM_JOB_PARTITION:-}"
-        say cluster "${SLURM_CLUSTER_NAME:-}"
-        say restarts "${SLURM_JOB_RESTART_COUNT:-}"
-        say start "${SLURM_JOB_START_TIME:-}" # not before Slurm 23.02
-        say nodes "${SLURM_JOB_NUM_NODES:-}"
-        say began "$(date +%s)"
+    { # joined by &&: a file that lacks a line, since the disk was full meanwhile, would name fewer GPUs
+        printf 'job=%s\ngpus=%s\nvisible=%s\n' "$SLURM_JOB_ID" "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}" &&
+            say user "${SLURM_JOB_USER:-}" &&
+            say uid "${SLURM_JOB_UID:-}" &&
+            say account "${SLURM_JOB_ACCOUNT:-}" &&
+            say partition "${SLURM_JOB_PARTITION:-}" &&
+            say cluster "${SLURM_CLUSTER_NAME:-}" &&
+            say restarts "${SLURM_JOB_RESTART_COUNT:-}" &&
+            say start "${SLURM_JOB_START_TIME:-}" && # not before Slurm 23.02
+            say nodes "${SLURM_JOB_NUM_NODES:-}" &&
+            say began "$(date +%s)"
     } >"$fresh" && mv -f "$fresh" "$directory/$SLURM_JOB_ID" || rm -f "$fresh"
     case $training${SLURM_JOB_UID:-} in
     /*[0-9])

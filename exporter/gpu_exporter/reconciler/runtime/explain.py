@@ -101,7 +101,10 @@ def explain_once(
 def _read_past(audit: Path | None, names: Collection[HolderName], until_wall: float) -> list[str]:
     if audit is None:
         return []
-    return [describe(record) for name in names for record in read_transitions(audit, name, until_wall)]
+    read = [read_transitions(audit, name, until_wall) for name in names]
+    for gap in {each.gap for each in read if each.gap}:
+        complain(gap)
+    return [describe(record) for each in read for record in each.records]
 
 
 def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivity:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.service import stop_on_signal
 from gpu_exporter.common.threads import start
 from gpu_exporter.reports.top.nodes import ClusterReading, NodeAnswer, put_together, read_each, read_nodes
 from gpu_exporter.reports.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
@@ -59,9 +60,10 @@ class _KeyReader:
 
 
 def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
-    """Show the nodes on the whole terminal until q. Raises curses.error if the terminal is unsuitable."""
+    """Show the nodes on the whole terminal until q or a signal. Raises curses.error if the terminal is unsuitable."""
     import curses
 
+    stop = stop_on_signal()  # not the default, which would leave the terminal as curses has set it
     reader = _KeyReader(urls, interval_s)
 
     def show(window: curses.window) -> None:
@@ -70,7 +72,7 @@ def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
             curses.curs_set(0)
         window.timeout(KEY_WAIT_MS)
         writing = False
-        while True:
+        while not stop.is_set():
             height, width = window.getmaxyx()
             window.erase()
             for y, line in enumerate(draw(reader.reading, wish, len(urls), height, width - 1)):
@@ -93,8 +95,6 @@ def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
 
     try:
         curses.wrapper(show)
-    except KeyboardInterrupt:
-        pass
     finally:
         reader.end()
     return Exit.DONE
