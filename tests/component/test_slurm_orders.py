@@ -43,6 +43,12 @@ class Node:
             vendor=NVIDIA,
         )
 
+    def submit(self, *flags: str) -> str:
+        """Submit a job, and wait until the exporter has seen it: a slow slurmctld is asked less often."""
+        job = self.slurm.submit(*flags)
+        wait_for(lambda: job in self.held(), f"job {job} to be seen", each_s=0.5)
+        return job
+
     def edit(self, text: str) -> Answer:
         """Write gres.conf, in a later second than slurmd's start. Returns the exporter's report."""
         wait_for(lambda: time.time() > self.slurm.started() + 2, "a later second than slurmd's start")
@@ -69,7 +75,7 @@ def node(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -
 
 def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Processes) -> None:
     slurm = node.slurm
-    first = slurm.submit("--gres=gpu:1")
+    first = node.submit("--gres=gpu:1")
     old = [str(minor) for minor in slurm.minors()]
     assert node.held() == {first: old[0]}
     for text in (node.text, f"# a comment\n{node.text}", f"{node.text}NodeName=n7 Name=gpu File=/dev/nvidia9\n"):
@@ -82,7 +88,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
     answer = node.edit(REVERSED)
     assert "lists the GPUs in another order than at the start of slurmd: restart slurmd" in answer.problem
     node.pass_skew()
-    second = slurm.submit("--gres=gpu:1")
+    second = node.submit("--gres=gpu:1")
     assert node.held() == {first: old[0], second: ""}
     node.source = node.begin()
     assert node.held() == {first: old[0], second: ""}
@@ -92,7 +98,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
     assert new == old[::-1]
     wait_for(lambda: not node.source.poll().problem, "the new order to be known", each_s=1.0)
     node.pass_skew()
-    third = slurm.submit("--gres=gpu:2")
+    third = node.submit("--gres=gpu:2")
     assert node.held()[first] == old[0] and node.held()[second] == ""
     assert {grant.device for grant in node.source.poll().grants if grant.holder.job_id == third} == {new[2], new[3]}
     forgetful = node.begin(node.state / "none").poll()
@@ -100,7 +106,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
 
 
 def test_a_gres_conf_with_another_count_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
-    job = node.slurm.submit("--gres=gpu:1")
+    job = node.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
     node.pass_skew()
     answer = node.edit(node.text.replace(f"[0-{GPUS - 1}]", "[0-2]"))
@@ -112,14 +118,14 @@ def test_a_gres_conf_with_another_count_proves_nothing_for_later_jobs(node: Node
 
 def test_reconfigure_does_not_prove_which_gres_conf_slurmd_has_read(node: Node) -> None:
     """Before 23.11 slurmd reads gres.conf again without a restart. Since 23.11 slurmd restarts."""
-    job = node.slurm.submit("--gres=gpu:1")
+    job = node.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
     node.pass_skew()
     node.edit(REVERSED)
     before = node.slurm.started()
     node.slurm.run("scontrol", "reconfigure")
     node.pass_skew()
-    later = node.slurm.submit("--gres=gpu:1")
+    later = node.submit("--gres=gpu:1")
     idle = node.slurm.started() > before
     wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has restarted", each_s=1.0)
     held = node.held()
@@ -135,7 +141,7 @@ def test_a_job_keeps_its_gpu_if_slurmd_fetches_its_configuration(
     with start_slurm(processes, chroot_of(release), Layout(configless=True)) as slurm:
         copy = slurm.root / "spool" / "n0" / "conf-cache" / "gres.conf"
         node = Node(slurm, tmp_path, copy)
-        job = slurm.submit("--gres=gpu:1")
+        job = node.submit("--gres=gpu:1")
         assert node.held() == {job: "0"}
         node.pass_skew()
         assert node.held() == {job: "0"}
@@ -147,7 +153,7 @@ def test_a_job_keeps_its_gpu_if_slurmd_fetches_its_configuration(
         wait_for(lambda: slurm.started() > before, "slurmd to restart", 60)
         wait_for(lambda: not node.source.poll().problem, "the new order to be known", each_s=1.0)
         node.pass_skew()
-        later = slurm.submit("--gres=gpu:1")
+        later = node.submit("--gres=gpu:1")
         assert node.held() == {job: "0", later: "2"}
         forgetful = node.begin(tmp_path / "none").poll()
         assert [grant.reason for grant in forgetful.grants if grant.holder.job_id == job] == [BEFORE]

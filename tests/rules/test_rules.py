@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,9 +32,11 @@ def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactor
     for case in merge(cases):
         alike.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
 
+    whole = factory.mktemp("cases")  # two threads must not make the first folder of the process
+
     def run_part(part: tuple[str, dict[str, str], list[Case]]) -> str:
         optional, settings, same = part
-        directory = factory.mktemp("cases")
+        directory = Path(tempfile.mkdtemp(dir=whole))
         holds, text = run(same, directory, build(directory / "rules", settings, optional), program)
         return "" if holds else text
 

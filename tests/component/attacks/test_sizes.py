@@ -77,11 +77,11 @@ def test_the_reconciler_survives_hundreds_of_forged_labels(
         besieged = Besieged(processes, limit, bench, address)
         wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark", 60)
         besieged.cycles(3)
-        foreign = besieged.value("gpu_reconciler_foreign_marks")
-    assert foreign == count
+        # On a busy machine the list of a cycle may reach its limit of time.
+        foreign = wait_for(lambda: besieged.value("gpu_reconciler_foreign_marks") == count and count, "all marks")
     assert bench.labels("p7").get(LABEL) == "underused", "left alone"
     seen[ORDER[19]] = (
-        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; counted as {foreign:.0f} foreign marks, which remain "
+        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; counted as {foreign} foreign marks, which remain "
         "unchanged; another pod is marked; every cycle succeeds"
     )
     plane.core.delete_collection_namespaced_pod("labels", grace_period_seconds=0)
