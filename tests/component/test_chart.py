@@ -748,7 +748,9 @@ def test_the_address_of_alertmanager_may_come_from_a_secret(helm: Helm) -> None:
 
 def test_every_flag_of_the_chart_is_one_that_the_programs_know(helm: Helm) -> None:
     """Also those of credentials, which only some sites set."""
-    prometheus = {name: f"/x/{name}" for name in ("caFile", "certFile", "keyFile", "passwordFile", "headerFile")} | {"username": "u"}
+    prometheus = {name: f"/x/{name}" for name in ("caFile", "certFile", "keyFile", "passwordFile", "headerFile")} | {
+        "username": "u"
+    }
     values = {**VARIANTS["everything"], "extraManifests": []}
     values["reconciler"] = {
         **values["reconciler"],
