@@ -6,7 +6,7 @@ import pytest
 from tests.testbed.secret_options import HARMLESS, HARMLESS_SETTINGS, IN_FILE, IN_TEXT, list_texts
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.main import main
+from gpu_exporter.cli.main import run_command
 from gpu_exporter.cli.parser import Parser, Private
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.config.values import PATTERNS, check_value
@@ -38,7 +38,7 @@ def test_a_secret_in_an_argument_is_refused_and_not_repeated(
     reasons = []
     for text in texts:
         with pytest.raises(SystemExit) as ended:
-            main([command, *more, name, text] if command else [name, text])
+            run_command([command, *more, name, text] if command else [name, text])
         said = capsys.readouterr()
         assert (ended.value.code, said.out) == (2, "")
         assert f"argument {name}: " in said.err
@@ -78,7 +78,7 @@ def test_the_text_after_an_unknown_flag_is_not_repeated(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(list(given))
+        run_command(list(given))
     said = capsys.readouterr().err
     assert "unrecognized arguments: --" in said and MARKER not in said
 
