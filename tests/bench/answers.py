@@ -27,7 +27,7 @@ from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settin
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.reconciler.decision.policy import decide
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.report import decisions_json
 from tests.gpu_review import read
 from tests.testbed.simulated_node import SimulatedNode
@@ -46,7 +46,7 @@ def write_answers(node: SimulatedNode, folder: Path, name: str) -> None:
     (folder / f"{name}.holders").write_text(render_holders(view))
     (folder / f"{name}.table").write_text(render_table(view))
     policy = Settings().policy._replace(candidate_after=300.0, underused_after=600.0)
-    seen = ExporterSource(["node"], policy.underused_after, node.clock, lambda _: text).read_evidence()
+    seen = ExporterSource([parse_exporter("node")], policy.underused_after, node.clock, lambda _: text).read_evidence()
     (folder / f"{name}.decisions").write_text(decisions_json(decide(seen, policy), seen, {}))
 
 

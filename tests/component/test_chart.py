@@ -211,6 +211,15 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
             {"reconciler": {"prometheus": {"bearerTokenFile": "/x/a", "username": "a"}}},
             "use either bearerTokenFile or username",
         ),
+        (
+            {"reconciler": {"prometheusURL": "https://u:marker@p"}},
+            "set reconciler.prometheus.username and passwordFile",
+        ),
+        (
+            {"reconciler": {"alertmanagerURL": "https://u:marker@p"}},
+            "set GPU_EXPORTER_RECONCILE_ALERTMANAGER_URL in reconciler.extraEnv from a Secret",
+        ),
+        ({"reconciler": {"prometheus": {"headers": ["X-Api-Key: marker"]}}}, "write it into headerFile"),
         ({"agent": {"image": {"digest": "abc"}}}, "does not match pattern"),
         ({"reconciler": {"serviceAccount": {"create": False}}}, "its rights would be those of every pod"),
         (
@@ -234,6 +243,7 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], co
     done = helm.template(values, check=False)
     assert done.returncode != 0
     assert complaint in done.stderr
+    assert "marker" not in done.stderr, "a password"
 
 
 @pytest.mark.parametrize(
@@ -726,9 +736,21 @@ def test_openshift_admits_the_agents_account_and_chooses_the_reconcilers_uid(pla
     rbac.delete_cluster_role("cluster-monitoring-view")
 
 
+def test_the_address_of_alertmanager_may_come_from_a_secret(helm: Helm) -> None:
+    name = "GPU_EXPORTER_RECONCILE_ALERTMANAGER_URL"
+    variable = {"name": name, "valueFrom": {"secretKeyRef": {"name": "alertmanager", "key": "url"}}}
+    values = {"settings": {"actions": {"mode": "act", "kinds": "stop"}}}
+    objects = helm.objects({**values, "reconciler": {"apply": True, "extraEnv": [variable]}})
+    (pod,) = (each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment")
+    assert pod["containers"][0]["env"] == [variable]
+    assert [flag for flag in pod["containers"][0]["args"] if flag.startswith("--alertmanager.url")] == []
+
+
 def test_every_flag_of_the_chart_is_one_that_the_programs_know(helm: Helm) -> None:
     """Also those of credentials, which only some sites set."""
-    prometheus = {name: f"/x/{name}" for name in ("caFile", "certFile", "keyFile", "passwordFile")} | {"username": "u"}
+    prometheus = {name: f"/x/{name}" for name in ("caFile", "certFile", "keyFile", "passwordFile", "headerFile")} | {
+        "username": "u"
+    }
     values = {**VARIANTS["everything"], "extraManifests": []}
     values["reconciler"] = {
         **values["reconciler"],

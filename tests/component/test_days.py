@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from random import Random
-from urllib.parse import urlsplit
 
 import pytest
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
@@ -93,13 +93,15 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
     """The `underused` decisions by minute, of a reconciler that runs every minute without a Prometheus."""
     clock = ManualClock(wall=0.0)
 
-    def fetch(url: str) -> str:
-        page = day.pages.get((int(urlsplit(url).port or 0), round(clock.wall() / 60)))
+    def fetch(address: Address) -> str:
+        page = day.pages.get((address.port or 0, round(clock.wall() / 60)))
         if page is None:
-            raise AnswerError(f"{url}: no answer")
+            raise AnswerError(f"{address}: no answer")
         return page
 
-    source = ExporterSource([f"http://node:{node}" for node in range(NODES)], POLICY.underused_after, clock, fetch)
+    source = ExporterSource(
+        [parse_exporter(f"node:{node}") for node in range(NODES)], POLICY.underused_after, clock, fetch
+    )
     record = Record(None, tally, clock, 30 * 86_400.0)
     surveyors = [TrueSurroundings(day, scheduler, clock) for scheduler in ("kubernetes", "slurm")]
     judge = judge_of(source, surveyors, Rulebook(POLICY), clock, record=record)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
@@ -250,7 +251,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 def source(server: Prometheus, matcher: str = 'job="gpu-exporter"') -> PromQLSource:
     return PromQLSource(
         PromQLOptions(
-            url=server.url, candidate_after_s=POLICY.candidate_after, window_s=POLICY.underused_after, matcher=matcher
+            address=parse_address(server.url),
+            candidate_after_s=POLICY.candidate_after,
+            window_s=POLICY.underused_after,
+            matcher=matcher,
         ),
         clock=SYSTEM_CLOCK,
     )
@@ -307,7 +311,10 @@ def test_jobs_that_slurm_hides_are_not_judged_but_their_gpus_are_counted(prometh
 def test_explain_finds_an_array_task_that_is_not_suspected(prometheus: Prometheus) -> None:
     asked = PromQLSource(
         PromQLOptions(
-            url=prometheus.url, candidate_after_s=1e6, window_s=POLICY.underused_after, matcher='job="gpu-exporter"'
+            address=parse_address(prometheus.url),
+            candidate_after_s=1e6,
+            window_s=POLICY.underused_after,
+            matcher='job="gpu-exporter"',
         ),
         clock=SYSTEM_CLOCK,
     )
@@ -342,7 +349,7 @@ def test_policies_get_the_model_of_each_gpu(prometheus: Prometheus) -> None:
     windows = POLICY.candidate_after, POLICY.underused_after
     asking = PromQLSource(
         PromQLOptions(
-            url=prometheus.url,
+            address=parse_address(prometheus.url),
             candidate_after_s=windows[0],
             window_s=windows[1],
             matcher='job="gpu-exporter"',
@@ -359,7 +366,7 @@ def test_host_work_is_evidence_only_for_the_holders_that_do_it(prometheus: Prome
     limits = HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io)
     asked = PromQLSource(
         PromQLOptions(
-            url=prometheus.url,
+            address=parse_address(prometheus.url),
             candidate_after_s=windows[0],
             window_s=windows[1],
             matcher='job="gpu-exporter"',
@@ -380,7 +387,12 @@ def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tupl
     policy = policy._replace(pause_when=pause_when)
     windows = policy.candidate_after, policy.underused_after
     asked = PromQLSource(
-        PromQLOptions(url=server.url, candidate_after_s=windows[0], window_s=windows[1], matcher='job="gpu-exporter"'),
+        PromQLOptions(
+            address=parse_address(server.url),
+            candidate_after_s=windows[0],
+            window_s=windows[1],
+            matcher='job="gpu-exporter"',
+        ),
         clock=SYSTEM_CLOCK,
         fetch=fetch_text,
         pauses=Pauses(policy.pause_when, Rulebook(policy).longest_s),
@@ -441,14 +453,19 @@ def test_the_usual_number_of_idle_gpus_comes_from_earlier_days(prometheus: Prome
 def test_pods_with_a_low_load_in_their_busiest_hour_are_found(prometheus: Prometheus) -> None:
     asked: list[str] = []
 
-    def count(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+    def count(address: Address, form: dict[str, str], most_bytes: int, within_s: float) -> str:
         asked.append(form["query"])
-        return fetch_text(url, form, most_bytes, within_s)
+        return fetch_text(address, form, most_bytes, within_s)
 
     peaks = Peaks(POLICY.sharing_below, POLICY.sharing_window, SYSTEM_CLOCK)
     windows = POLICY.candidate_after, POLICY.underused_after
     api = PromQLSource(
-        PromQLOptions(url=prometheus.url, candidate_after_s=windows[0], window_s=windows[1], matcher='job="serving"'),
+        PromQLOptions(
+            address=parse_address(prometheus.url),
+            candidate_after_s=windows[0],
+            window_s=windows[1],
+            matcher='job="serving"',
+        ),
         clock=SYSTEM_CLOCK,
         fetch=count,
         peaks=peaks,

@@ -13,6 +13,7 @@ from urllib.parse import unquote_plus
 
 import pytest
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import fetch_text
@@ -123,7 +124,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
 
 def proofs(servers: tuple[Prometheus, str, Webhook], filters: tuple[str, ...] = (), matcher: str = MATCHER) -> Proofs:
     prometheus, alertmanager, _ = servers
-    return Proofs(prometheus.url, alertmanager, filters, matcher, 30.0, fetch_text, fetch_text)
+    return Proofs(
+        parse_address(prometheus.url), parse_address(alertmanager), filters, matcher, 30.0, fetch_text, fetch_text
+    )
 
 
 def alert(name: HolderName, since_s: float, alertname: str = ALERT, **more: str) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def test_demand_is_the_number_of_gpus_wanted_all_the_time_in_the_holders_pools(
 def test_explain_reads_how_many_gpus_of_the_holders_pools_are_waited_for(
     servers: tuple[Prometheus, str, Webhook],
 ) -> None:
-    options = PromQLOptions(servers[0].url, 3600.0, 7200.0, 'job="gpu-exporter"')
+    options = PromQLOptions(parse_address(servers[0].url), 3600.0, 7200.0, 'job="gpu-exporter"')
     source = PromQLSource(options, SYSTEM_CLOCK)
     assert source.read_waiting(A) == {"nvidia_com_gpu": 1000.0}
     assert source.read_waiting(JOB) == {"gpu-long": 1000.0}
@@ -218,13 +221,13 @@ def test_an_owner_counts_as_warned_once_notified_and_while_the_alert_is_not_sile
 def test_alerts_of_a_cluster_that_was_not_chosen_prove_nothing() -> None:
     urls: list[str] = []
 
-    def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:
-        urls.append(unquote_plus(url))
+    def answer(address: Address, form: Any, most_bytes: int, within_s: float) -> str:
+        urls.append(unquote_plus(address.query))
         shown = {**alert(A, 9000, cluster="b"), "receivers": [{"name": "owners"}], "status": {"state": "active"}}
         return json.dumps([shown])
 
     def asks(matcher: str, *filters: str) -> Proofs:
-        return Proofs("http://p", "http://a", filters, matcher, 60.0, answer, answer)
+        return Proofs(parse_address("http://p"), parse_address("http://a"), filters, matcher, 60.0, answer, answer)
 
     with pytest.raises(AnswerError, match="the alerts name cluster b: confirm this cluster with --alertmanager.filter"):
         asks('job="gpu-exporter"').read_warnings([A])
@@ -234,7 +237,7 @@ def test_alerts_of_a_cluster_that_was_not_chosen_prove_nothing() -> None:
 
 
 def test_unavailable_servers_prove_nothing(servers: tuple[Prometheus, str, Webhook]) -> None:
-    nowhere = "http://127.0.0.1:9"
+    nowhere = parse_address("http://127.0.0.1:9")
     asks = Proofs(nowhere, nowhere, (), "", 60.0, fetch_text, fetch_text)
     for ask in (
         lambda: asks.read_warnings(ALL),
@@ -249,12 +252,12 @@ def test_unavailable_servers_prove_nothing(servers: tuple[Prometheus, str, Webho
 def test_queries_are_limited_to_the_cluster_of_the_evidence() -> None:
     queries: list[str] = []
 
-    def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:
+    def answer(address: Address, form: Any, most_bytes: int, within_s: float) -> str:
         queries.append(form["query"])
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}})
 
     matcher = 'job="gpu-exporter",cluster="a",slurm_cluster="x"'
-    asks = Proofs("http://p", "http://a", (), matcher, 60.0, answer, answer)
+    asks = Proofs(parse_address("http://p"), parse_address("http://a"), (), matcher, 60.0, answer, answer)
     asks.read_demand([A])
     asks.read_rest("ml", ["a"], 7200.0)
     asks.read_host_work([A])

@@ -35,7 +35,7 @@ from gpu_exporter.common.config.defaults import Policy, Settings
 from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.common.vendor import Vendor, gpu_resources
 from gpu_exporter.reconciler.decision.policy import LABEL, decide
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import Refused, timestamp
@@ -273,7 +273,7 @@ def test_an_idle_part_of_a_board_gets_hours_an_alert_a_line_on_the_dashboard_and
 
     # Label: by the reconciler, once the vendor is in the table.
     clock = ManualClock(wall=day.node.clock.wall())
-    source = ExporterSource(["http://n1:9836/metrics"], Policy().underused_after, clock, lambda _url: day.text)
+    source = ExporterSource([parse_exporter("n1:9836")], Policy().underused_after, clock, lambda _url: day.text)
     decisions = {each.name.name: each for each in decide(source.read_evidence(), Policy())}
     assert {name: each.stage for name, each in decisions.items()} == {"half": "candidate", "train-0": "active"}
     pods = OnePod("half", "uid-half", {"acme.example/part-half": "1"}, clock.wall() - held_s)

@@ -17,6 +17,7 @@ from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.agent.slurm_collector.collector import MAX_ANSWER, CollectorRun, SlurmCollector
 from gpu_exporter.agent.slurm_collector.command_line import CommandLine
 from gpu_exporter.agent.slurm_collector.rest import Rest
+from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.holders import Grant
 from gpu_exporter.common.vendor import NVIDIA
@@ -62,7 +63,7 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
             SlurmOptions(node=node, timeout_s=60.0, gres_conf=gres_conf), run=ask, clock=clock, vendor=NVIDIA
         ).poll()
         reading = SlurmSource(
-            SlurmOptions(node=node, timeout_s=60.0, gres_conf=gres_conf, collected=str(tmp_path / "shared")),
+            SlurmOptions(node=node, timeout_s=60.0, gres_conf=gres_conf, collected=tmp_path / "shared"),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -88,7 +89,7 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
         processes.start(collector, environment=slurm.environment)
         wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round")
         overheard = SlurmSource(
-            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, collected=f"{url}/"),
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, collected=parse_address(f"{url}/")),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -100,14 +101,16 @@ def test_a_collector_gives_nodes_the_same_facts_as_slurmctld(
     with pytest.raises(
         SourceError, match=r"/nodes/n7: HTTP status 404; check that `gpu-exporter slurm-collector` runs"
     ):
-        SlurmSource(SlurmOptions(node="n7", timeout_s=60.0, collected=url), run=ask, clock=clock, vendor=NVIDIA).poll()
+        SlurmSource(
+            SlurmOptions(node="n7", timeout_s=60.0, collected=parse_address(url)), run=ask, clock=clock, vendor=NVIDIA
+        ).poll()
 
     name = tmp_path / "shared" / "n0.json"
     assert '"jobs":[{"job_id":1' not in name.read_text()
     assert len(json.loads(name.read_text())["jobs"]) == 4
     with pytest.raises(SourceError, match=r"n7\.json: no such file; check that `gpu-exporter slurm-collector"):
         SlurmSource(
-            SlurmOptions(node="n7", timeout_s=60.0, collected=str(tmp_path / "shared")),
+            SlurmOptions(node="n7", timeout_s=60.0, collected=tmp_path / "shared"),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -125,7 +128,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
         slurm.submit("--gres=gpu:2", "--array=7-7")
         token = tmp_path / "token"
         token.write_text(slurm.run("scontrol", "token", "username=root"))
-        rest = Rest(slurm.start_rest(processes), token, MAX_ANSWER)
+        rest = Rest(parse_address(slurm.start_rest(processes)), token, MAX_ANSWER)
 
         def answers() -> bool:
             try:
@@ -156,9 +159,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
     assert run()
     nodes = [
         SlurmSource(
-            SlurmOptions(
-                node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", collected=str(tmp_path)
-            ),
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", collected=tmp_path),
             run=ask,
             clock=clock,
             vendor=NVIDIA,
@@ -179,7 +180,7 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
             held.append(slurm.submit("--gres=gpu:1", "-w", "n0", "-N1"))
             steps.append(
                 SlurmSource(
-                    SlurmOptions(node="n0", timeout_s=60.0, collected=str(tmp_path)),
+                    SlurmOptions(node="n0", timeout_s=60.0, collected=tmp_path),
                     run=ask,
                     clock=clock,
                     vendor=NVIDIA,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import time
@@ -83,10 +84,11 @@ def test_a_port_requires_client_certificates_and_passwords(processes: Processes,
         [*GPU_EXPORTER, flag, scenario, "--state.directory=", f"--web.listen-address=127.0.0.1:{agent}"]
     )
     named = f"https://prometheus:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{agent}"
-    source = [f"--source.exporter={named}", f"--source.tls.ca={authority.certificate}"]
+    source = [f"--source.tls.ca={authority.certificate}"]
     certificate = [f"--source.tls.cert={client[0]}", f"--source.tls.key={client[1]}"]
     dry_run = processes.start(
-        [*GPU_EXPORTER, "reconcile", *source, *certificate, flag, f"--web.listen-address=127.0.0.1:{reconciler}"]
+        [*GPU_EXPORTER, "reconcile", *source, *certificate, flag, f"--web.listen-address=127.0.0.1:{reconciler}"],
+        {**os.environ, "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER": named},
     )
     for port in (agent, reconciler):
         url = f"https://127.0.0.1:{port}/metrics"

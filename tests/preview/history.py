@@ -29,7 +29,7 @@ from gpu_exporter.reconciler.decision.outcomes import ENDED
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Surroundings, Unreadable
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import Demand, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.preview import Preview
@@ -150,7 +150,7 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     clock = ManualClock(wall=float(begin))
     telemetry = Telemetry(clock)
     source = ExporterSource(
-        [f"http://{name}/metrics" for name in nodes], 7200.0, clock, lambda url: pages[url.split("/")[2]]
+        [parse_exporter(name) for name in nodes], 7200.0, clock, lambda address: pages[address.place]
     )
     settings = demo_settings()
     book = Rulebook(settings.policy)

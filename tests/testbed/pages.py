@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.fetch import FetchError, fetch_text
 
 
@@ -36,6 +37,6 @@ def serve_page(render: Callable[[], str]) -> Iterator[str]:
 def is_served(url: str, text: str) -> bool | None:
     """True if the page exists and contains this text; None if not yet."""
     try:
-        return text in fetch_text(url) or None
+        return text in fetch_text(parse_address(url)) or None
     except FetchError:
         return None

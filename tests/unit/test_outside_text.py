@@ -16,12 +16,13 @@ from gpu_exporter.agent.devices.scenario import ScenarioError, parse_scenario
 from gpu_exporter.agent.inventory.expected import ExpectedDevices
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import HEADER, VERSION, StateFile
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.load import ConfigError, load_settings
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import parse_vector
 from gpu_exporter.common.web.secure import Security, WebConfigError
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
@@ -57,12 +58,12 @@ def test_any_answer_of_a_promql_api_gives_a_result_or_the_parsers_error(answer: 
         rows = []
     assert all(isinstance(value, str) for row in rows for value in row.labels.values())
 
-    def fetch(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+    def fetch(address: Address, form: dict[str, str], most_bytes: int, within_s: float) -> str:
         return text
 
     try:
         PromQLSource(
-            PromQLOptions(url="http://p", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+            PromQLOptions(address=parse_address("http://p"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
             clock=ManualClock(wall=1e9),
             fetch=fetch,
         ).read_evidence()
@@ -89,7 +90,7 @@ LINE = st.builds(
 @BRIEF
 @given(st.text(max_size=200) | st.lists(LINE | st.text(max_size=30), max_size=6).map("\n".join))
 def test_any_page_of_an_exporter_gives_a_result_or_the_parsers_error(text: str) -> None:
-    source = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=1e9), lambda _url: text)
+    source = ExporterSource([parse_exporter("n1:1")], 7200.0, ManualClock(wall=1e9), lambda _url: text)
     try:
         source.read_evidence()
     except AnswerError as exc:

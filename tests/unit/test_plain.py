@@ -6,19 +6,30 @@ import io
 import json
 import logging
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError
+from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.exposition.series import Series
 from gpu_exporter.agent.exposition.table import layout
 from gpu_exporter.agent.exposition.text import MAX_LABEL_VALUE, TextRenderer
+from gpu_exporter.agent.runtime.once import DaemonUnreadable
+from gpu_exporter.common.commands import CommandError, NotFound
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import FetchError
 from gpu_exporter.common.logs import JsonFormatter, LogfmtFormatter
 from gpu_exporter.common.model.metrics import Family
-from gpu_exporter.common.plain import encodable, one_line, shorten, utc
-from gpu_exporter.reconciler.marks import timestamp
+from gpu_exporter.common.plain import LINE_MAX, describe_yaml, encodable, one_line, shorten, utc
+from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
+from gpu_exporter.reconciler.pause import PauseUnreadable
 from gpu_exporter.reconciler.report import format_time
 
 HOSTILE = ("\x1b[2J", "a\nb", "a\rb", "\u202egpj.x", "\x9b31m", "\ud83d", "\udcff", "\x00", "\u2028")
@@ -29,6 +40,33 @@ ANY = st.text(st.characters(), max_size=300)  # with surrogates
 def test_one_line_is_printable_and_of_the_same_length(text: str) -> None:
     assert one_line(text).isprintable()
     assert len(one_line(text)) == len(text)
+
+
+def test_a_long_text_becomes_a_short_line() -> None:
+    assert len(one_line("\x1b" * 70_000)) == LINE_MAX and one_line("\x1b" * 70_000).isprintable()
+    assert one_line("\x1b[31m" + "a" * 500, 40).endswith("a~" + shorten("\x1b[31m" + "a" * 500, 40)[-16:])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(AnswerError, FetchError, SourceError, CommandError, NotFound, CallError, DaemonUnreadable, DriverUnavailable),
+        *(PauseUnreadable, partial(MarkError, "error"), partial(Refused, "gone")),
+    ],
+)
+def test_an_error_that_repeats_text_of_others_is_a_short_line(error: Callable[[str], Exception]) -> None:
+    text = str(error("\x1b]0;own\x07\r\u202e" + "a" * 64_000))
+    assert text.isprintable() and len(text) == LINE_MAX and "own" in text
+
+
+def test_a_yaml_error_names_the_place_and_quotes_nothing() -> None:
+    for text in ("a: *s3cret", "a: [s3cret", "a: s3cret: b", "\x07s3cret", "a: 's3cret"):
+        with pytest.raises(yaml.YAMLError) as caught:
+            yaml.safe_load(text)
+        assert describe_yaml(caught.value).startswith("not valid YAML") and "s3cret" not in describe_yaml(caught.value)
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.safe_load("b: 1\na: *s3cret")
+    assert describe_yaml(caught.value) == "not valid YAML: see line 2, column 4"
 
 
 @given(ANY, ANY, st.integers(20, 40))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.cli.arguments import duration, file_mode
 from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_resources, add_web_config
+
+if TYPE_CHECKING:
+    from gpu_exporter.common.address import Address
 
 DEFAULT_PORT = ":9836"
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -170,14 +174,25 @@ def _add_slurm_sources(parser: Parser) -> None:
         help="files of the prolog (default: /run/gpu-exporter/jobs if it is there)",
         more="Files of our prolog, of jobstats (gpustat) or of dcgm-exporter (hpc-job-mapping-dir).",
     )
-    parser.flag(
+    parser.address(
         "--attribution.slurm.collected",
+        _parse_collected,
+        "",
         dest="slurm_collected",
-        default="",
+        default=None,
         metavar="PLACE",
         help="directory or URL of a slurm-collector, in place of slurmctld",
         more="This node then never asks slurmctld.",
     )
+
+
+def _parse_collected(text: str) -> Address | Path | None:
+    """The address of a collector, or its directory; None for an empty text. Raises ValueError."""
+    if "://" in text or ("@" in text and not text.startswith((".", "/"))):  # a password is never shown as a directory
+        from gpu_exporter.common.address import parse_address
+
+        return parse_address(text)
+    return Path(text) if text else None
 
 
 def add_form_flags(parser: Parser) -> None:

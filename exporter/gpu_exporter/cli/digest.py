@@ -33,7 +33,7 @@ def run(given: list[str]) -> int:
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.reports.digest.run import print_digest
 
-    if not options.prometheus:
+    if options.prometheus is None:
         parser.error("--source.prometheus is needed")
     try:
         client = build_client(options, options.prometheus)

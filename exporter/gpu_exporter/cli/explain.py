@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import moment, positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, read_config
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, optional_address, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -79,7 +79,13 @@ def _accept_the_reconcilers(parser: Parser) -> None:
     parser.hides = True
     for flag in ("--once", "--apply", "--slurm.collector", "--kubernetes.condition"):
         parser.flag(flag, action="store_true")
-    for flag in ("--alertmanager.url", "--alertmanager.filter", "--web.listen-address", "--state.directory"):
+    parser.address(
+        "--alertmanager.url",
+        optional_address,
+        "GPU_EXPORTER_RECONCILE_ALERTMANAGER_URL of `reconcile`",
+        action="append",
+    )
+    for flag in ("--alertmanager.filter", "--web.listen-address", "--state.directory"):
         parser.flag(flag, action="append")
     parser.flag("--interval", type=positive_duration)
     add_web_config(parser)

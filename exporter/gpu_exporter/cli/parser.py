@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,10 +19,36 @@ from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.version import VERSION
 
 if TYPE_CHECKING:
+    from gpu_exporter.common.address import Address
     from gpu_exporter.common.config.load import Config
 
 FORMER_PREFIX = "GPU_EXPORTER_"  # prefix of all variables before 0.1; such variables are read with a warning until 0.2
 FLAG_WIDTH = 40  # columns of the flags in --help
+
+
+class Private:
+    """The conversion of a flag whose text may contain a secret. Only its variable may contain it, and `instead`: `ps`
+    shows the arguments of a process to every user of the host.
+    """
+
+    def __init__(
+        self, parser: Parser, flag: str, convert: Callable[[str], Any], is_secret: Callable[[Any], bool], instead: str
+    ) -> None:
+        self._parser, self.convert, self._is_secret = parser, convert, is_secret
+        variable = f"the variable {parser.prefix}{_as_variable(flag)}" if parser.prefix else ""
+        self._instead = " or ".join(filter(None, (instead, variable)))
+
+    def __call__(self, text: str) -> Any:
+        """Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
+        try:
+            value = self.convert(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
+        if self._is_secret(value) and not self._parser.reads_variable:
+            raise argparse.ArgumentTypeError(
+                f"it contains a secret, and every user of this host can read arguments: use {self._instead}"
+            )
+        return value
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,6 +102,21 @@ class Parser(argparse.ArgumentParser):
         if self.prefix:
             (self.verbs if is_verb else self.settings)[self.prefix + _as_variable(name)] = action
 
+    def private(
+        self, name: str, convert: Callable[[str], Any], is_secret: Callable[[Any], bool], instead: str, **options: Any
+    ) -> None:
+        """Add a flag whose text may contain a secret, as Private."""
+        self.flag(name, type=Private(self, name, convert, is_secret, instead), **options)
+
+    def address(self, name: str, convert: Callable[[str], Any], instead: str, **options: Any) -> None:
+        """Add a flag that is the address of a server. `instead`: where its user and password may be."""
+        self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
+
+    @property
+    def reads_variable(self) -> bool:
+        """Whether the text that is being converted is that of a variable."""
+        return bool(self._variable)
+
     def table(self, name: str, **options: Any) -> None:
         """Add a flag that a table in its section's text explains."""
         self.flag(name, help="see the table", **options)
@@ -87,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         """
         options, unknown = self.read_known(given)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.refuse(unknown)
         return options
 
     def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -131,13 +172,20 @@ class Parser(argparse.ArgumentParser):
             self._variable = ""
         return getattr(found, action.dest)
 
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End the process for arguments that this command does not have. The text after an unknown flag is not printed,
+        since it may be a secret.
+        """
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        self.error(f"unrecognized arguments: {' '.join(flags or unknown)}")
+
     def warn(self, message: str) -> None:
         """Report a request that will not be followed, and continue."""
-        sys.stderr.write(f"{self.prog}: warning: {message}\n")
+        _complain(f"{self.prog}: warning: {message}")
 
     def fail(self, message: str) -> NoReturn:
         """End the process for an error that is not an error of usage."""
-        sys.stderr.write(f"{self.prog}: {message}\n")
+        _complain(f"{self.prog}: {message}")
         sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
@@ -145,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         if self._variable:
             what = message.partition(": ")[2] if message.startswith("argument ") else message
             message = f"environment variable {self._variable}: {what}"
-        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+        _complain(f"{self.prog}: {message}; see {self.prog} --help")
         sys.exit(Exit.USAGE)
 
 
@@ -165,6 +213,20 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if action.option_strings and action.metavar is not None:
             return f"{action.option_strings[-1]} {action.metavar}"
         return super()._format_action_invocation(action)
+
+
+def _complain(text: str) -> None:
+    """Write to standard error. The lines of the text are safe for a terminal."""
+    from gpu_exporter.common.plain import one_line
+
+    sys.stderr.write("".join(f"{one_line(line)}\n" for line in text.split("\n")))
+
+
+def optional_address(text: str) -> Address | None:
+    """An address; None for an empty text. Raises ValueError."""
+    from gpu_exporter.common.address import parse_address
+
+    return parse_address(text) if text else None
 
 
 def _as_variable(flag: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.cli import explain
 from gpu_exporter.cli.arguments import moment, positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, read_config
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, optional_address, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -133,10 +133,12 @@ def _add_verbs(parser: Parser) -> None:
 
 def _add_actions(parser: Parser) -> None:
     parser.section("actions")
-    parser.flag(
+    parser.address(
         "--alertmanager.url",
+        optional_address,
+        "",
         dest="alertmanager",
-        default="",
+        default=None,
         metavar="URL",
         help="Alertmanager that sends the owners' alerts: an action requires that the owner was alerted",
     )
@@ -300,7 +302,7 @@ def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, 
     server.
     """
     from gpu_exporter.common.promql.client import Client
-    from gpu_exporter.reconciler.runtime.actions import is_same_server
 
-    shares = is_same_server(options.prometheus, options.alertmanager)
+    prometheus, alertmanager = options.prometheus, options.alertmanager
+    shares = None not in (prometheus, alertmanager) and prometheus.is_same_server(alertmanager)
     return client, client if shares else Client(options.tls_ca)

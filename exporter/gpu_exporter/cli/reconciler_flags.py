@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli.parser import Parser, add_resources
+from gpu_exporter.cli.parser import Parser, add_resources, optional_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpu_exporter.common.address import Address
     from gpu_exporter.common.promql.client import Client
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.evidence.records import ExplainingSource
@@ -18,11 +19,20 @@ if TYPE_CHECKING:
     from gpu_exporter.reconciler.runtime.targets import Targets
 
 
+LOGIN = "--source.basic-auth.username with --source.basic-auth.password-file"
+
+
 def add_prometheus(parser: Parser) -> None:
     """Where evidence is read, and how its server is reached."""
     parser.section("evidence")
-    parser.flag(
-        "--source.prometheus", dest="prometheus", default="", metavar="URL", help="Prometheus, or another PromQL API"
+    parser.address(
+        "--source.prometheus",
+        optional_address,
+        LOGIN,
+        dest="prometheus",
+        default=None,
+        metavar="URL",
+        help="Prometheus, or another PromQL API",
     )
     parser.flag(
         "--source.matcher",
@@ -48,19 +58,31 @@ def add_prometheus(parser: Parser) -> None:
         default=None,
         help="password of that user; read for each request",
     )
-    parser.flag(
+    parser.private(
         "--source.header",
+        _check_header,
+        _is_secret_header,
+        "--source.header-file",
         dest="headers",
         action="append",
         metavar="HEADER",
         help="further header, as 'X-Scope-OrgID: team-a' for Mimir; repeat it",
     )
+    parser.flag(
+        "--source.header-file",
+        dest="header_file",
+        type=Path,
+        default=None,
+        help="further headers that are secret, one a line; read for each request",
+    )
 
 
 def add_exporters(parser: Parser) -> None:
     """Exporters as the source of evidence."""
-    parser.flag(
+    parser.address(
         "--source.exporter",
+        _parse_exporter,
+        LOGIN,
         dest="exporters",
         action="append",
         metavar="URL",
@@ -125,12 +147,35 @@ def add_pause_places(parser: Parser) -> None:
     )
 
 
-def build_client(options: argparse.Namespace, *addresses: str) -> Client:
+def _check_header(text: str) -> str:
+    """Raises ValueError."""
+    from gpu_exporter.common.promql.client import parse_header
+
+    parse_header(text)
+    return text
+
+
+def _is_secret_header(text: str) -> bool:
+    from gpu_exporter.common.promql.client import SECRET_HEADER
+
+    return SECRET_HEADER.search(text.partition(":")[0]) is not None
+
+
+def _parse_exporter(text: str) -> Address:
+    """Raises ValueError."""
+    from gpu_exporter.reconciler.evidence.exporters import parse_exporter
+
+    return parse_exporter(text)
+
+
+def build_client(options: argparse.Namespace, *addresses: Address | None) -> Client:
     """The client for the source of evidence at these addresses. Raises ValueError, OSError."""
     from gpu_exporter.common.promql.client import Client, Credentials
 
-    credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
-    for address in addresses:
+    credentials = Credentials(
+        options.token_file, options.auth_user, options.password_file, options.headers, options.header_file
+    )
+    for address in filter(None, addresses):
         credentials.check_address(address)
     return Client(options.tls_ca, options.tls_cert, options.tls_key, credentials)
 

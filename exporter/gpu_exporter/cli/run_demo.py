@@ -19,6 +19,7 @@ from gpu_exporter.agent.runtime.serve import ProcessSeries
 from gpu_exporter.agent.runtime.simulation import build_simulation
 from gpu_exporter.agent.runtime.surroundings import Host, Publishing
 from gpu_exporter.cli.output import is_read
+from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.clock import CompressedClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import AllocationView, View
@@ -79,7 +80,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     agent.start()
     server.start()
     page = f"http://127.0.0.1:{server.port}/"
-    evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock)
+    evidence = ExporterSource([parse_address(f"{page}metrics")], settings.policy.underused_after, clock)
     tracker = StageTracker()
     stop = stop_on_signal()
     report = ""

@@ -49,7 +49,7 @@ def run(given: list[str]) -> int:
     if misplaced in unknown:
         parser.error(f"the command comes first: gpu-exporter {misplaced} [FLAGS]")
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.refuse(unknown)
     _check_combinations(parser, options)
     if options.once:
         from gpu_exporter.cli.once import print_reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_logging, add_web_config
+from gpu_exporter.cli.parser import Parser, add_logging, add_web_config, optional_address
 
 
 def build_parser() -> Parser:
@@ -27,10 +27,12 @@ def build_parser() -> Parser:
         "--web.listen-address", dest="address", default="", metavar="[HOST]:PORT", help="serve the nodes over HTTP"
     )
     add_web_config(parser)
-    parser.flag(
+    parser.address(
         "--slurmrestd",
+        optional_address,
+        "",
         dest="slurmrestd",
-        default="",
+        default=None,
         metavar="URL",
         help="ask slurmrestd at this address in place of Slurm's commands",
     )
@@ -67,9 +69,9 @@ def run(given: list[str]) -> int:
         parser.error("--directory or --web.listen-address is required")
     if options.directory is not None and not options.directory.is_dir():
         parser.fail(f"{options.directory}: no such directory")
-    if bool(options.slurmrestd) != (options.token_file is not None):
+    if (options.slurmrestd is not None) != (options.token_file is not None):
         parser.error("--slurmrestd requires --slurmrestd.token-file, and the reverse")
-    slurmrestd = (options.slurmrestd, options.token_file) if options.slurmrestd else None
+    slurmrestd = (options.slurmrestd, options.token_file) if options.slurmrestd is not None else None
     try:
         return collect(
             slurmrestd, options.directory, options.interval, options.address, options.web_config, once=options.once

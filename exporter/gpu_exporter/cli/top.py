@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_exporter.cli.arguments import duration
 from gpu_exporter.cli.parser import Parser, add_help
 
+if TYPE_CHECKING:
+    from gpu_exporter.common.address import Address
+
+LOGIN = "--from.basic-auth.username with --from.basic-auth.password-file"
 SORTS = ("waste", "gpu", "util", "memory", "power", "temp", "held")  # a test compares with top.screen.ORDERS
 
 
 def build_parser() -> Parser:
     """Flags of `top`."""
     parser = Parser("top", "Show the GPUs of this node, or of several, and who holds them.")
-    parser.flag(
+    parser.address(
         "--from",
+        _parse_node,
+        LOGIN,
         dest="nodes",
         action="append",
         metavar="HOST:PORT",
         help="exporter of a node, as HOST, HOST:PORT or URL; repeat it (default 127.0.0.1:9836)",
+    )
+    parser.flag(
+        "--from.basic-auth.username", dest="auth_user", default="", metavar="NAME", help="user of all these exporters"
+    )
+    parser.flag(
+        "--from.basic-auth.password-file",
+        dest="password_file",
+        type=Path,
+        default=None,
+        help="password of that user; read for each request",
     )
     parser.flag("--interval", type=duration, default=2.0, help="time between two readings (default 2s)")
     parser.flag(
@@ -38,15 +56,26 @@ def run(given: list[str]) -> int:
     """Show the GPUs until q is pressed, or print them once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.reports.top.nodes import complete
+    from gpu_exporter.common.promql.client import Client, Credentials
     from gpu_exporter.reports.top.screen import ViewOptions
     from gpu_exporter.reports.top.terminal import print_once, run_top
 
     try:
-        urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))
+        credentials = Credentials(None, options.auth_user, options.password_file, flags="--from")
+        nodes = list(dict.fromkeys(options.nodes or [_parse_node("127.0.0.1")]))
+        for node in nodes:
+            credentials.check_address(node)
     except ValueError as exc:
-        parser.fail(f"--from: {exc}")
+        parser.fail(str(exc))
+    fetch = Client(credentials=credentials)
     wish = ViewOptions(options.sort, options.words)
     if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return print_once(urls, wish)
-    return run_top(urls, wish, options.interval)
+        return print_once(nodes, wish, fetch)
+    return run_top(nodes, wish, options.interval, fetch)
+
+
+def _parse_node(text: str) -> Address:
+    """Raises ValueError."""
+    from gpu_exporter.reports.top.nodes import parse_node
+
+    return parse_node(text)

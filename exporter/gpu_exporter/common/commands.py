@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, NamedTuple
 
+from gpu_exporter.common.errors import ForeignError
+from gpu_exporter.common.plain import REASON_MAX, one_line
+
 # Directories of Slurm at sites where Slurm is not on the PATH of a service.
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
 END_S = 1.0  # wait for a killed child; a child that hangs in the kernel is left behind
@@ -22,7 +25,7 @@ MAX_REASON = 4096
 CHUNK = 1 << 16
 
 
-class CommandError(Exception):
+class CommandError(ForeignError):
     """There is no usable result: not found, not started, too slow, too much output. The text names the command."""
 
 
@@ -80,7 +83,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float
                 stream.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-    text = reason.decode("utf-8", "replace").strip().partition("\n")[0][:200]
+    text = one_line(reason.decode("utf-8", "replace").strip().partition("\n")[0], REASON_MAX)
     return Done(process.returncode, out.decode("utf-8", "replace"), text)
 
 

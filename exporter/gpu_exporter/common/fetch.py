@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.common.threads import start
 
 ANSWER_S = 10.0  # for a whole answer, from opening the connection to the last byte
@@ -26,7 +27,6 @@ CHUNK = 65536
 MIB = 1024 * 1024
 # For answers of unknown size: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
 MOST_BYTES = 64 * MIB
-REASON_MAX = 200  # characters of Prometheus's error text for a query; for any other error only the status is shown
 
 
 class FetchError(AnswerError):
@@ -121,23 +121,21 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 class _SamePlace(urllib.request.HTTPRedirectHandler):
     """Follows redirects only within one server, so that no other server sees the credentials."""
 
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         target = urlsplit(answer[-1])
         if (target.scheme, target.netloc) != urlsplit(req.full_url)[:2]:
             raise FetchError(
-                f"{shorten(req.full_url)}: the server redirects to another server, and the redirect is not followed: "
+                f"{self._address}: the server redirects to another server, and the redirect is not followed: "
                 "set the final address"
             )
         return super().redirect_request(req, *answer)
 
 
-def shorten(url: str) -> str:
-    """The address without its query, user and password."""
-    return urllib.parse.urlunsplit(urlsplit(_without_user(url))._replace(query="", fragment=""))
-
-
 def fetch_text(
-    url: str,
+    address: Address,
     form: Mapping[str, str] | None = None,
     most_bytes: int = MOST_BYTES,
     within_s: float = ANSWER_S,
@@ -151,49 +149,44 @@ def fetch_text(
 
     The text of the error repeats no part of an answer except the reason that a PromQL API gives for its own errors.
     """
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise FetchError(f"{shorten(url)}: expected http:// or https://")
     body = None if form is None else urllib.parse.urlencode(form).encode()
-    sent = {**(headers or {}), **_authorization(url)}
-    request = urllib.request.Request(_without_user(url), body, sent)  # noqa: S310 - the scheme is checked above
+    sent = {**(headers or {}), **_authorization(address)}
+    url = f"{address}?{address.query}" if address.query else str(address)
+    request = urllib.request.Request(url, body, sent)  # noqa: S310 - an Address is http or https
     with _Deadline(within_s) as deadline:
         try:
-            opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace())
+            opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace(address))
             with opener.open(request, timeout=within_s) as answer:
-                text = _read(answer, url, most_bytes)
+                text = _read(answer, address, most_bytes)
         except FetchError:
             raise
         except urllib.error.HTTPError as exc:
-            raise FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
+            raise FetchError(f"{address}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
-                raise LimitError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
-            raise FetchError(f"{shorten(url)}: {getattr(exc, 'reason', None) or exc}") from exc
+                raise LimitError(f"{address}: no whole answer within {within_s:.3g} s") from exc
+            reason = one_line(str(getattr(exc, "reason", None) or exc), REASON_MAX)
+            raise FetchError(f"{address}: {reason}") from exc
         if deadline.is_over:  # an answer without a length ends when its connection ends
-            raise LimitError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
+            raise LimitError(f"{address}: no whole answer within {within_s:.3g} s")
     return text.decode("utf-8", "replace")
 
 
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _authorization(url: str) -> dict[str, str]:
-    """The header for the user and password of the address; empty if the address has no user."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    if not at:
+def _authorization(address: Address) -> dict[str, str]:
+    """The header for the user and password of the address; empty if the address has none."""
+    if not address.login:
         return {}
-    return {"Authorization": f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()}"}
+    pair = urllib.parse.unquote_to_bytes(address.login)
+    return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
 
 
-def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:
+def _read(answer: http.client.HTTPResponse, address: Address, most_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while chunk := answer.read1(CHUNK):
         size += len(chunk)
         if size > most_bytes:
-            raise LimitError(f"{shorten(url)}: the answer is longer than {most_bytes / MIB:.3g} MiB")
+            raise LimitError(f"{address}: the answer is longer than {most_bytes / MIB:.3g} MiB")
         chunks.append(chunk)
     if answer.length:
         raise http.client.IncompleteRead(b"", answer.length)
@@ -206,9 +199,4 @@ def _reason(error: urllib.error.HTTPError) -> str:
         said = json.loads(error.read(CHUNK))["error"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return f": {clean(said)}" if isinstance(said, str) else ""
-
-
-def clean(text: str) -> str:
-    """A peer's text for a log: one line of at most REASON_MAX characters."""
-    return one_line(text)[:REASON_MAX]
+    return f": {one_line(said, REASON_MAX)}" if isinstance(said, str) else ""

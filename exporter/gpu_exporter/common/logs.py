@@ -6,8 +6,9 @@ import json
 import logging
 import sys
 
-from gpu_exporter.common.plain import utc
+from gpu_exporter.common.plain import shorten, utc
 
+PART_MAX = 16384  # characters of a message or a traceback, which may contain text of others
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
@@ -32,10 +33,10 @@ def _parts(record: logging.LogRecord) -> dict[str, str]:
         "ts": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
         "logger": record.name.removeprefix("gpu_exporter."),
-        "msg": record.getMessage(),
+        "msg": shorten(record.getMessage(), PART_MAX),
     }
     if record.exc_info:
-        parts["exception"] = logging.Formatter().formatException(record.exc_info)
+        parts["exception"] = shorten(logging.Formatter().formatException(record.exc_info), PART_MAX)
     return parts
 
 

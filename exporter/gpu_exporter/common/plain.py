@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 LAST_WALL = 253402300799.0  # the end of the year 9999; Python cannot write later dates
+REASON_MAX = 200  # characters of a reason that another program gives, within a message
 SHOWN_FOR_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+LINE_MAX = 2000  # characters; the longest message of the exporter itself has 700
 DIGEST = 16  # hexadecimal digits; texts that differ only in the part cut off remain different
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks, terminal escapes and characters that change the writing direction."""
+def one_line(text: str, most: int = LINE_MAX) -> str:
+    """Text of others, for people: one line of at most `most` characters, without terminal escapes and without
+    characters that change the writing direction.
+    """
+    text = shorten(text, most)
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else SHOWN_FOR_UNPRINTABLE for character in text)
@@ -37,7 +42,14 @@ def shorten(text: str, most: int) -> str:
 
 def describe_bug(exc: BaseException) -> str:
     """An exception that only a bug of the exporter can raise, for people. Its traceback must be in the log."""
-    return f"internal error ({type(exc).__name__}: {exc}): report it with the traceback in the log"
+    reason = one_line(str(exc), REASON_MAX)
+    return f"internal error ({type(exc).__name__}: {reason}): report it with the traceback in the log"
+
+
+def describe_yaml(exc: Exception) -> str:
+    """Where a file is not YAML. Quotes nothing of it: it may hold a secret, or be another file than was meant."""
+    mark = getattr(exc, "problem_mark", None)
+    return "not valid YAML" + (f": see line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "")
 
 
 def utc(wall: float) -> datetime:

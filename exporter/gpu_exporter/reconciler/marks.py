@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.errors import AnswerError, ForeignError
 from gpu_exporter.common.plain import describe_bug, utc
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surveyor
@@ -42,7 +42,7 @@ class Mark(NamedTuple):
         return title(self.name, self.users_id)
 
 
-class MarkError(Exception):
+class MarkError(ForeignError):
     """A mark could not be read or written. `result`: its label value in gpu_reconciler_writes_total.
 
     replaced: the object is gone, or another object has its name. conflict: the object has changed meanwhile. throttled:
@@ -63,7 +63,7 @@ class MarkError(Exception):
         return self.result != "error" or 400 <= self.status < 500
 
 
-class Refused(Exception):
+class Refused(ForeignError):
     """The live object does not fit the evidence, or must not be marked. `reason`: one word, a label value."""
 
     def __init__(self, reason: str, text: str) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.outside import parse_timestamp
-from gpu_exporter.common.plain import one_line, shorten
+from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence
 from gpu_exporter.reconciler.marks import PREFIX, timestamp
 
 UNTIL, REASON = PREFIX + "pause-until", PREFIX + "pause-reason"
-REASON_MAX = 200  # characters
 FILE_MAX = 64 * 1024
 
 
@@ -30,13 +30,13 @@ class PauseNote(NamedTuple):
 
     def describe(self, wall: float) -> str:
         """In words, at `wall` (Unix seconds)."""
-        reason = shorten(one_line(self.reason), REASON_MAX)
+        reason = one_line(self.reason, REASON_MAX)
         because = f": {reason}" if reason else ""
         lasts = "paused until" if wall < self.until_wall else "not paused; a pause ended"
         return f"{lasts} {timestamp(self.until_wall)}{because}"
 
 
-class PauseUnreadable(Exception):
+class PauseUnreadable(ForeignError):
     """Whether there is a pause cannot be read. The text says where and why."""
 
 
@@ -56,7 +56,7 @@ class PausePlace(PauseSource, Protocol):
 
 def note_facts(note: PauseNote) -> dict[str, str]:
     """As annotations, and as the keys of the file."""
-    return {UNTIL: timestamp(note.until_wall), REASON: shorten(one_line(note.reason), REASON_MAX)}
+    return {UNTIL: timestamp(note.until_wall), REASON: one_line(note.reason, REASON_MAX)}
 
 
 def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
@@ -66,11 +66,11 @@ def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
         return None
     until = parse_timestamp(str(text))
     if until is None:
-        shown = shorten(one_line(str(text)), 40)
+        shown = one_line(str(text), 40)
         raise PauseUnreadable(
             f"{where}: {UNTIL} is {shown!r}, which is not a valid timestamp; end it with gpu-exporter pause --end"
         )
-    return PauseNote(until, shorten(one_line(str(facts.get(REASON) or "")), REASON_MAX))
+    return PauseNote(until, one_line(str(facts.get(REASON) or ""), REASON_MAX))
 
 
 class PauseFile:

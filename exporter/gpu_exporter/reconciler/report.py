@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.common.plain import layout, utc
+from gpu_exporter.common.plain import layout, one_line, utc
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
     NOT_RUNNING,
@@ -118,7 +118,7 @@ def explain(
         lines.append(f"  would otherwise write: {outlook.label}")
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{one_line(line)}\n" for line in lines)
 
 
 def _say_in_short(decision: Decision, causes: CauseTexts, waiting: Mapping[str, float]) -> Iterator[str]:

@@ -107,6 +107,18 @@
 {{- if ne (empty $own.certFile) (empty $own.keyFile) -}}
 {{- fail "reconciler.prometheus: certFile and keyFile belong together" -}}
 {{- end -}}
+{{- $inFile := "which every user of the node could read in the list of processes" -}}
+{{- if contains "@" .Values.reconciler.prometheusURL -}}
+{{- fail (printf "reconciler.prometheusURL: it has a user or password, %s; set reconciler.prometheus.username and passwordFile" $inFile) -}}
+{{- end -}}
+{{- if contains "@" .Values.reconciler.alertmanagerURL -}}
+{{- fail (printf "reconciler.alertmanagerURL: it has a user or password, %s; leave it empty, and set GPU_EXPORTER_RECONCILE_ALERTMANAGER_URL in reconciler.extraEnv from a Secret" $inFile) -}}
+{{- end -}}
+{{- range $own.headers -}}
+{{- if regexMatch "(?i)auth|cookie|credential|key|pass|secret|signature|token" (first (splitList ":" .)) -}}
+{{- fail (printf "reconciler.prometheus.headers: one looks like a secret, %s; write it into headerFile" $inFile) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $own.bearerTokenFile $own.username -}}
 {{- fail "reconciler.prometheus: use either bearerTokenFile or username" -}}
 {{- end -}}

@@ -87,7 +87,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- define "gpu-exporter.sourceFlags" -}}
 {{- $flags := list (printf "--source.prometheus=%s" .Values.reconciler.prometheusURL) (printf "--source.matcher=%s" .Values.reconciler.matcher) -}}
 {{- $own := .Values.reconciler.prometheus -}}
-{{- range $flag, $value := dict "tls.ca" $own.caFile "tls.cert" $own.certFile "tls.key" $own.keyFile "bearer-token-file" $own.bearerTokenFile "basic-auth.username" $own.username "basic-auth.password-file" $own.passwordFile -}}
+{{- range $flag, $value := dict "tls.ca" $own.caFile "tls.cert" $own.certFile "tls.key" $own.keyFile "bearer-token-file" $own.bearerTokenFile "basic-auth.username" $own.username "basic-auth.password-file" $own.passwordFile "header-file" $own.headerFile -}}
 {{- if $value }}{{ $flags = append $flags (printf "--source.%s=%s" $flag $value) }}{{ end -}}
 {{- end -}}
 {{- range $own.headers }}{{ $flags = append $flags (printf "--source.header=%s" .) }}{{ end -}}

@@ -76,7 +76,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("reconsile",), "gpu-exporter: 'reconsile' is not a command; did you mean reconcile?; see gpu-exporter --help\n"),
         (("help", "xyz"), "gpu-exporter: 'xyz' is not a command; the commands are holders, top, "),
         (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
-        (("--log.levle=debug",), "unrecognized arguments: --log.levle=debug"),
+        (("--log.levle=debug",), "unrecognized arguments: --log.levle; see"),
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID"),
         (("explain", "ml/a", "--gpu=GPU-1"), "gpu-exporter explain: name either a holder"),

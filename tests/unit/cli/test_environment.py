@@ -13,7 +13,9 @@ import pytest
 from gpu_exporter.cli.arguments import duration, file_mode, positive_duration
 from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.environment import is_given, split_items
-from gpu_exporter.cli.parser import Parser
+from gpu_exporter.cli.parser import Parser, Private
+from gpu_exporter.reconciler.evidence.exporters import parse_exporter
+from gpu_exporter.reports.top.nodes import parse_node
 
 SERVICES = {"": SERVE, "reconcile": COMMANDS["reconcile"], "slurm-collector": COMMANDS["slurm-collector"]}
 DAEMON = {"holders"}  # this command prints the daemon's data, with the daemon's variables
@@ -56,6 +58,10 @@ def texts_of(action: argparse.Action) -> tuple[str, str]:
     if action.choices is not None:
         one, other, *_ = sorted(action.choices, key=lambda choice: choice == action.default)
         return str(one), str(other)
+    if action.dest == "headers":
+        return "X-One: 1", "X-Other: 2"
+    if isinstance(action.type, Private):  # every other one is an address
+        return "http://one:1", "http://other:2"
     return TEXTS.get(action.type, ("/one{1,2}", "/other{3,4}"))  # type: ignore[arg-type]
 
 
@@ -94,8 +100,8 @@ def test_a_variable_sets_what_its_flag_sets_and_a_flag_replaces_it(
         ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", [], "resources", ["vendor\\.com/gpu.{1,3}", "b"]),
         ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", ["--attribution.resource=c"], "resources", ["c"]),
         ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", ["--attribution.resource=c", "--attribution.resource=d"], "resources", ["c", "d"]),
-        ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_HEADER", [], "headers", ["vendor\\.com/gpu.{1,3}", "b"]),
-        ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER", ["--source.exporter=c"], "exporters", ["c"]),
+        ("reconcile", "GPU_EXPORTER_RECONCILE_ALERTMANAGER_FILTER", [], "alert_filters", ["vendor\\.com/gpu.{1,3}", "b"]),
+        ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER", ["--source.exporter=c"], "exporters", [parse_exporter("c")]),
     ],
 )  # fmt: skip
 def test_a_list_has_one_item_a_line_and_is_replaced_and_never_joined(
@@ -129,7 +135,7 @@ def test_items_are_lines_and_for_some_flags_also_separated_by_commas(
         ("", {"GPU_EXPORTER_WEB_HOSTS": "a.b,c.d"}, "hosts", ["a.b", "c.d"]),
         ("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": "a.com/gpu,b.com/gpu.{1,3}"}, "resources", ["a.com/gpu", "b.com/gpu.{1,3}"]),
         ("", {"GPU_EXPORTER_ATTRIBUTION_MONITOR": "a/b,c/d"}, "monitors", ["a/b", "c/d"]),
-        ("reconcile", {"GPU_EXPORTER_SOURCE_EXPORTER": "http://a,http://b"}, "exporters", ["http://a", "http://b"]),
+        ("reconcile", {"GPU_EXPORTER_SOURCE_EXPORTER": "http://a,http://b"}, "exporters", [parse_exporter("a"), parse_exporter("b")]),
         ("reconcile", {"GPU_EXPORTER_RECONCILE_SOURCE_HEADER": "X-List: a,b"}, "headers", ["X-List: a,b"]),
     ],
 )  # fmt: skip
@@ -232,7 +238,9 @@ def test_a_command_that_ends_by_itself_points_out_a_variable_that_it_read_before
 
 def test_the_host_of_top_is_not_read_as_a_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, [], monkeypatch)["nodes"] == []
-    assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == ["gpu-2"]
+    assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == [
+        parse_node("gpu-2")
+    ]
 
 
 def test_a_former_variable_is_read_with_a_warning_and_the_new_variable_takes_precedence(
@@ -240,7 +248,7 @@ def test_a_former_variable_is_read_with_a_warning_and_the_new_variable_takes_pre
 ) -> None:
     former = {"GPU_EXPORTER_INTERVAL": "7s", "GPU_EXPORTER_SOURCE_EXPORTER": "a\nb"}
     options = read("reconcile", former, [], monkeypatch)
-    assert (options["interval"], options["exporters"]) == (7.0, ["a", "b"])
+    assert (options["interval"], options["exporters"]) == (7.0, [parse_exporter("a"), parse_exporter("b")])
     assert capsys.readouterr().err.splitlines() == [
         "gpu-exporter reconcile: warning: GPU_EXPORTER_SOURCE_EXPORTER is used as "
         "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER; from version 0.2 on, only GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER counts here",

@@ -59,7 +59,7 @@ class Cluster:
 
     def source(self, node: str = "n0", each_s: float = 15.0, job_files: Path | None = None) -> SlurmSource:
         return SlurmSource(
-            SlurmOptions(node=node, gres_conf=self.gres_conf, job_files=job_files, collected=str(self.directory)),
+            SlurmOptions(node=node, gres_conf=self.gres_conf, job_files=job_files, collected=self.directory),
             run=self.run,
             clock=self.clock,
             pace=Pace(each_s, lambda: 0.0),

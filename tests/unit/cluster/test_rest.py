@@ -18,6 +18,7 @@ from tests.testbed.memory_slurm import row_of_24_11
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.agent.slurm_collector.answers import find_cluster, parse_rest_nodes
 from gpu_exporter.agent.slurm_collector.rest import MAX_TOKEN, VERSIONS, Rest
+from gpu_exporter.common.address import parse_address
 
 
 def token_of(claims: Any) -> str:
@@ -63,7 +64,7 @@ class Restd:
                 return
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.address = parse_address(f"http://127.0.0.1:{self._server.server_address[1]}/")
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ def token(tmp_path: Path) -> Path:
 
 
 def test_the_newest_served_api_version_is_found_once_and_again_after_an_upgrade(restd: Restd, token: Path) -> None:
-    rest = Rest(f"{restd.address}/", token, 10_000)
+    rest = Rest(restd.address, token, 10_000)
     assert set(rest.read_nodes()) == {"n0"}
     rest.read_jobs()
     tried = [f"/slurm/v0.0.{version}/nodes/" for version in range(VERSIONS[0], 41, -1)]

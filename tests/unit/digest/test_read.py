@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import LimitError
@@ -26,7 +27,7 @@ class Source:
         self.asked: list[tuple[str, int, float]] = []
         self.after: Callable[[], None] = lambda: None
 
-    def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str:
+    def __call__(self, address: Address, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str:
         assert form is not None
         self.asked.append((form["query"], most_bytes, within_s))
         result = [{"metric": labels, "value": [END, "1"]} for labels in self.rows(form["query"])]
@@ -34,7 +35,7 @@ class Source:
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
 
     def read(self, days: int = 2) -> read.Digest:
-        return DigestReader("http://prometheus", 'job="x"', 30.0, self).read(days * DAY_S, END)
+        return DigestReader(parse_address("http://prometheus"), 'job="x"', 30.0, self).read(days * DAY_S, END)
 
 
 def one(query: str) -> list[dict[str, str]]:
@@ -74,7 +75,7 @@ def test_all_queries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     source = Source(one)
     source.after = lambda: clock.advance(100.0)
     with pytest.raises(AnswerError, match="took longer than 900 s together: take a shorter --since"):
-        DigestReader("http://prometheus", "", 30.0, source, clock).read(DAY_S, END)
+        DigestReader(parse_address("http://prometheus"), "", 30.0, source, clock).read(DAY_S, END)
     assert [within_s for _, _, within_s in source.asked] == [read.ANSWER_S] * 8 + [100.0]
 
 
@@ -85,7 +86,7 @@ def test_an_answer_beyond_a_limit_names_its_query_and_the_remedy() -> None:
     with pytest.raises(
         AnswerError, match=r"longer than 32 MiB: take a shorter --since.*; the query was count\("
     ) as caught:
-        DigestReader("http://prometheus", "", 30.0, fetch).read(DAY_S, END)
+        DigestReader(parse_address("http://prometheus"), "", 30.0, fetch).read(DAY_S, END)
     assert not isinstance(caught.value, LimitError)
 
 

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.decision.policy import decide
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS
 from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
@@ -38,7 +39,9 @@ def page(
 
 
 def stage_of(text: str) -> tuple[str, str]:
-    source = ExporterSource(["http://n1:9836/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
+    source = ExporterSource(
+        [parse_exporter("http://n1:9836/metrics")], 7200.0, ManualClock(wall=NOW), lambda _url: text
+    )
     (decision,) = decide(source.read_evidence(), Policy())
     return decision.stage, decision.owner
 
@@ -47,13 +50,13 @@ def at_most_covered(on_s: int, off_s: int) -> float:
     """The highest coverage of an exporter that comes and goes for four hours, read every 30 s."""
     clock = ManualClock(wall=-30.0)
 
-    def fetch(url: str) -> str:
+    def fetch(address: Address) -> str:
         if clock.wall() % (on_s + off_s) >= on_s:
-            raise AnswerError(f"{url}: connection refused")
+            raise AnswerError(f"{address}: connection refused")
         rounds, rest = divmod(clock.wall(), on_s + off_s)
         return page(10_000.0, clock.wall() + 1.0, rounds * on_s + rest + 1.0)
 
-    source = ExporterSource(["http://n1/metrics"], 7200.0, clock, fetch)
+    source = ExporterSource([parse_exporter("http://n1/metrics")], 7200.0, clock, fetch)
     shares = []
     for _ in range(0, 14_400, 30):
         clock.advance(30.0)
@@ -76,8 +79,8 @@ class FakeApi:
         self.labels: dict[str, str] = {}  # added to every row
         self.values: dict[str, float | None] = {}  # instead of the usual ones
 
-    def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
-        assert url.endswith("/api/v1/query")
+    def __call__(self, address: Address, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        assert address.path == "/api/v1/query"
         query = form["query"]
         self.queries.append(query)
         if query.startswith("{") or ",__name__" in query:  # the query for all facts together
@@ -132,7 +135,7 @@ class FakeApi:
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
     return PromQLSource(
-        PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+        PromQLOptions(address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
         clock=ManualClock(wall=NOW),
         fetch=api,
     ).read_evidence(marked)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tests.unit.reconciler.actions_bench import ALL, ROOT, WALL, decision, job
 
+from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.config.defaults import Actions, Policy, Settings
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions.proofs import ALERT, parse_alerts
@@ -16,7 +17,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions, is_same_server
+from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions
 
 
 @pytest.mark.parametrize(
@@ -108,22 +109,22 @@ def test_the_alert_that_proves_a_warning_is_an_alert_to_owners() -> None:
 @pytest.mark.parametrize(
     ("changes", "witnesses", "audit", "keeps", "problem"),
     [
-        ({"mode": "none"}, ("", ""), False, False, ""),
+        ({"mode": "none"}, (None, None), False, False, ""),
         ({"mode": "shadow", "kinds": "stop"}, ("http://p", "http://a"), False, True, ""),
         ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), True, True, ""),
         ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), False, True, "--audit.file"),
         ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), True, False, "--state.directory"),
-        ({"mode": "shadow", "kinds": "stop"}, ("http://p", ""), True, True, "--alertmanager.url"),
-        ({"mode": "shadow", "kinds": "stop"}, ("", "http://a"), True, True, "--source.prometheus"),
+        ({"mode": "shadow", "kinds": "stop"}, ("http://p", None), True, True, "--alertmanager.url"),
+        ({"mode": "shadow", "kinds": "stop"}, (None, "http://a"), True, True, "--source.prometheus"),
         ({"mode": "act"}, ("http://p", "http://a"), True, True, "actions.kinds is empty"),
-        ({"mode": "act", "kinds": "stop"}, ("http://p", "localhost:9093"), True, True, "write it as http://HOST:9093"),
     ],
 )
 def test_the_reconciler_does_not_start_with_actions_but_without_proofs_or_audit(
-    changes: dict[str, str], witnesses: tuple[str, str], audit: bool, keeps: bool, problem: str
+    changes: dict[str, str], witnesses: tuple[str | None, str | None], audit: bool, keeps: bool, problem: str
 ) -> None:
     settings = Settings()._replace(actions=Actions(**changes))  # type: ignore[arg-type]
-    places = ProofPlaces(witnesses[0], "", witnesses[1], ())
+    prometheus, alertmanager = (parse_address(text) if text else None for text in witnesses)
+    places = ProofPlaces(prometheus, "", alertmanager, ())
     if not problem:
         check_actions(settings, places, has_audit=audit, keeps_texts=keeps)
         return
@@ -132,9 +133,10 @@ def test_the_reconciler_does_not_start_with_actions_but_without_proofs_or_audit(
 
 
 def test_credentials_are_sent_to_the_same_server_only() -> None:
-    assert is_same_server("https://mimir:443/prometheus", "https://mimir:443/alertmanager")
-    for other in ("http://mimir:443/", "https://mimir/", "https://alertmanager:443/", ""):
-        assert not is_same_server("https://mimir:443/prometheus", other)
+    source = parse_address("https://mimir:443/prometheus")
+    assert source.is_same_server(parse_address("https://MIMIR:443/alertmanager"))
+    for other in ("http://mimir:443/", "https://mimir/", "https://alertmanager:443/"):
+        assert not source.is_same_server(parse_address(other))
 
 
 def test_the_counters_of_actions_and_of_held_reasons_exist_from_the_start() -> None:

@@ -7,11 +7,12 @@ import json
 import pytest
 from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
-from gpu_exporter.reconciler.evidence.causes import CAUSES_MAX, STATUS_MAX, TEXT_MAX, parse_causes, status_url
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.causes import CAUSES_MAX, STATUS_MAX, TEXT_MAX, parse_causes
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.report import explain
 
@@ -33,10 +34,10 @@ def with_cause(text: str, cause: str = "cpu_quota", confidence: str = "high") ->
 
 
 def source(text: str, status: str = json.dumps(STATUS)) -> ExporterSource:
-    def fetch(url: str) -> str:
-        return status if url.endswith("/api/v1/status") else text
+    def fetch(address: Address) -> str:
+        return status if address.path == "/api/v1/status" else text
 
-    return ExporterSource(["n1:9836"], 7200.0, ManualClock(wall=NOW), fetch)
+    return ExporterSource([parse_exporter("n1:9836")], 7200.0, ManualClock(wall=NOW), fetch)
 
 
 def causes_of(text: str) -> tuple[PublishedCause, ...]:
@@ -96,10 +97,6 @@ def test_what_is_the_same_for_all_gpus_is_printed_once() -> None:
     text = explain(twice, Policy(), causes={("GPU-0", ""): [cause], ("GPU-1", ""): [cause]})
     assert text.count("to change: ask for more CPUs") == 1
     assert text.count("cause: cpu_quota, confidence high: as above") == 1
-
-
-def test_the_status_has_the_address_of_the_metrics() -> None:
-    assert status_url("https://n1:9836/metrics?name[]=x") == "https://n1:9836/api/v1/status"
 
 
 @pytest.mark.parametrize(

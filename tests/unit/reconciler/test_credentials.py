@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql import client as fetch
 from gpu_exporter.common.promql.client import Client, Credentials
@@ -17,6 +18,9 @@ def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret"
     path.write_text("s3cret\n")
     return path
+
+
+FORM = "--source.header: write a header as 'Name: value', such as 'X-Scope-OrgID: team-a'"
 
 
 def test_the_token_file_is_read_for_each_request(secret: Path) -> None:
@@ -35,18 +39,15 @@ def test_a_password_may_contain_anything_but_a_line_break_at_its_end(secret: Pat
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        (
-            "X-Scope-OrgID",
-            "--source.header 'X-Scope-OrgID': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'",
-        ),
-        ("A: b\r\nHost: other", "--source.header 'A': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
-        ("A b: c", "--source.header 'A b': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
-        ("A:", "--source.header 'A': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
+        ("s3cret", FORM),
+        ("A: s3cret\r\nHost: other", FORM),
+        ("A s3cret: c", FORM),
+        ("A:", FORM),
         (
             "authorization: Bearer s3cret",
-            "--source.header authorization: use --source.bearer-token-file or --source.basic-auth.*",
+            "--source.header: authorization: use --source.bearer-token-file or --source.basic-auth.*",
         ),
-        ("Host: other", "--source.header Host: the reconciler sets this header itself"),
+        ("Host: other", "--source.header: Host: the reconciler sets this header itself"),
     ],
 )
 def test_a_header_that_would_break_the_request_is_refused(header: str, complaint: str) -> None:
@@ -81,7 +82,7 @@ def test_an_unusable_token_is_an_error_at_the_start_and_later(
     assert str(caught.value) == f"--source.bearer-token-file {secret}: {complaint}"
     monkeypatch.setattr(fetch, "fetch_text", lambda *arguments: pytest.fail("asked without its token"))
     with pytest.raises(AnswerError, match=complaint):
-        client("http://127.0.0.1:1/")
+        client(parse_address("http://127.0.0.1:1/"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_incomplete_and_contradictory_credentials_are_refused(
 
 def test_a_user_in_the_address_is_refused_if_other_credentials_are_set(secret: Path) -> None:
     for credentials in (Credentials(secret), Credentials(None, "a", secret)):
-        credentials.check_address("https://host:9090")
+        credentials.check_address(parse_address("https://host:9090"))
         with pytest.raises(ValueError, match="remove one"):
-            credentials.check_address("https://user:password@host:9090")
-    Credentials().check_address("https://user:password@host:9090")
+            credentials.check_address(parse_address("https://user:password@host:9090"))
+    Credentials().check_address(parse_address("https://user:password@host:9090"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, page, read, stage_of
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql import vector
 from gpu_exporter.common.promql.vector import TooManyRows, parse_vector
 from gpu_exporter.reconciler.decision.policy import decide
-from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, restrict
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
@@ -21,7 +22,9 @@ from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
     api = FakeApi()
     evidence = PromQLSource(
-        PromQLOptions(url="http://p:9090/", candidate_after_s=3600.0, window_s=7200.0, matcher='cluster="a"'),
+        PromQLOptions(
+            address=parse_address("http://p:9090/"), candidate_after_s=3600.0, window_s=7200.0, matcher='cluster="a"'
+        ),
         clock=ManualClock(wall=NOW),
         fetch=api,
     ).read_evidence()
@@ -60,7 +63,7 @@ def test_both_sources_report_work_on_the_host() -> None:
     cpu, io = "gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second"
     source = PromQLSource(
         PromQLOptions(
-            url="http://p",
+            address=parse_address("http://p"),
             candidate_after_s=3600.0,
             window_s=7200.0,
             matcher='a="b"',
@@ -82,7 +85,7 @@ def test_both_sources_report_work_on_the_host() -> None:
     (unit,) = source.read_evidence().holders[0].units
     assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.75, 3e7)
     text = page(8000.0, 9000.0, 8900.0) + f"{cpu}{{{PLACE}}} 0.5\n{io}{{{PLACE}}} 1000\n"
-    direct = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
+    direct = ExporterSource([parse_exporter("n1:1")], 7200.0, ManualClock(wall=NOW), lambda _url: text)
     (unit,) = direct.read_evidence().holders[0].units
     assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.5, 1000.0)
     assert stage_of(text)[0] == "candidate"
@@ -93,14 +96,18 @@ def test_work_on_the_host_still_counts_after_a_restart_of_the_exporter() -> None
     before = page(8000.0, 9000.0, 8900.0, NOW + 3600)
     texts = [before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", before]
     clock = ManualClock(wall=NOW)
-    source = ExporterSource(["n1:1"], 7200.0, clock, lambda _url: texts[min(1, round(clock.wall() - NOW))])
+    source = ExporterSource(
+        [parse_exporter("n1:1")], 7200.0, clock, lambda _url: texts[min(1, round(clock.wall() - NOW))]
+    )
     seen = []
     for seconds in (0.0, 60.0, 840.0, 1.0):
         clock.advance(seconds)
         seen.append(source.read_evidence().holders[0].units[0].host_cpu_ratio)
     assert seen == [0.5, 0.5, 0.5, None]
     pages = {"n1": before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", "n2": before}
-    twins = ExporterSource(["n1:1", "n2:1"], 7200.0, clock, lambda url: pages[url[7:9]])
+    twins = ExporterSource(
+        [parse_exporter("n1:1"), parse_exporter("n2:1")], 7200.0, clock, lambda address: pages[address.host]
+    )
     ratios = [unit.host_cpu_ratio for unit in twins.read_evidence().holders[0].units]
     assert ratios == [0.5, None], "the value of one exporter does not count for another exporter of the same GPU"
     assert source._host == {}
@@ -181,7 +188,11 @@ def test_if_a_page_has_two_rows_for_one_allocation_the_more_careful_value_counts
     for name, pair in pairs.items():
         for labels, value in zip(place, (pair[first], pair[1 - first]), strict=True):
             text += f"gpu_allocation_{name}{{{labels}}} {value}\n"
-    (holder,) = ExporterSource(["n1:1"], 20_000.0, ManualClock(wall=NOW), lambda _url: text).read_evidence().holders
+    (holder,) = (
+        ExporterSource([parse_exporter("n1:1")], 20_000.0, ManualClock(wall=NOW), lambda _url: text)
+        .read_evidence()
+        .holders
+    )
     (unit,) = holder.units
     assert unit.coverage == pytest.approx(6300 / 9000)
     assert (unit.start_wall, unit.idle_run_s, unit.stalled_run_s, holder.held) == (NOW - 9000.0, 7300.0, 900.0, 3)
@@ -242,31 +253,33 @@ def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
     api.blind = True
     with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: correct --source.matcher'):
         PromQLSource(
-            PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'),
+            PromQLOptions(
+                address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'
+            ),
             clock=ManualClock(wall=NOW),
             fetch=api,
         ).read_evidence()
 
 
 def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read() -> None:
-    def fetch(url: str) -> str:
-        if "n2" in url:
-            raise AnswerError(f"{url}: connection refused")
+    def fetch(address: Address) -> str:
+        if address.host == "n2":
+            raise AnswerError(f"{address}: connection refused")
         return page(8000.0, 9000.0, 8900.0, units=2)
 
     evidence = ExporterSource(
-        ["n1:9836", "http://n2:9836/metrics"], 7200.0, ManualClock(wall=NOW), fetch
+        [parse_exporter("n1:9836"), parse_exporter("http://n2:9836/metrics")], 7200.0, ManualClock(wall=NOW), fetch
     ).read_evidence()
     assert evidence.problems == ("http://n2:9836/metrics: connection refused",)
     (decision,) = decide(evidence, Policy())
     assert decision.stage == "unknown"  # the job's other GPU is on the node that is not seen
     with pytest.raises(AnswerError, match="connection refused"):
-        ExporterSource(["http://n2:9836/metrics"], 7200.0, ManualClock(wall=NOW), fetch).read_evidence()
+        ExporterSource([parse_exporter("http://n2:9836/metrics")], 7200.0, ManualClock(wall=NOW), fetch).read_evidence()
 
 
 @pytest.mark.parametrize("text", ["n1:9836", "http://n1:9836", "http://n1:9836/", "http://n1:9836/metrics"])
 def test_the_address_of_an_exporter_is_completed(text: str) -> None:
-    assert complete_url(text) == "http://n1:9836/metrics"
+    assert str(parse_exporter(text)) == "http://n1:9836/metrics"
 
 
 def test_special_characters_of_a_name_cannot_change_the_query() -> None:
@@ -325,7 +338,11 @@ def test_models_are_asked_for_once_and_only_if_a_policy_matches_on_models() -> N
     api = FakeApi()
     source = PromQLSource(
         PromQLOptions(
-            url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"', asks_models=True
+            address=parse_address("http://p:9090"),
+            candidate_after_s=3600.0,
+            window_s=7200.0,
+            matcher='job="x"',
+            asks_models=True,
         ),
         clock=ManualClock(wall=NOW),
         fetch=api,
@@ -356,7 +373,7 @@ def test_if_promql_has_two_rows_for_one_unit_the_longer_gap_counts() -> None:
     api.more = {"gpu_allocation_idle_gap_longest_seconds": [({}, 4000.0), ({"node": "n2"}, 5000.0)]}
     assert read(api).holders[0].units[0].longest_gap_s == 5000.0
     text = page(8000.0, 9000.0, 8900.0) + f"gpu_allocation_idle_gap_longest_seconds{{{PLACE}}} 4000\n"
-    source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
+    source = ExporterSource([parse_exporter("http://n1/metrics")], 7200.0, ManualClock(wall=NOW), lambda _url: text)
     assert source.read_evidence().holders[0].units[0].longest_gap_s == 4000.0
 
 
@@ -375,17 +392,17 @@ def test_the_query_for_sharing_candidates_has_its_own_time_limit_after_the_evide
     now, within = [0.0], dict[str, float]()
 
     class Slow(FakeApi):
-        def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        def __call__(self, address: Address, form: dict[str, str], most_bytes: int, within_s: float) -> str:
             if "bottomk" in form["query"]:
                 within["hint"] = within_s
                 raise AnswerError("too many samples")
             now[0] += 2.9  # ten queries leave little of the thirty seconds
-            return super().__call__(url, form, most_bytes, within_s)
+            return super().__call__(address, form, most_bytes, within_s)
 
     monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.time.monotonic", lambda: now[0])
     peaks = Peaks(0.2, 7 * 86_400.0, ManualClock(wall=NOW))
     source = PromQLSource(
-        PromQLOptions(url="http://p:9090", candidate_after_s=3600.0, window_s=7200.0, matcher=""),
+        PromQLOptions(address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
         clock=ManualClock(wall=NOW),
         fetch=Slow(),
         peaks=peaks,

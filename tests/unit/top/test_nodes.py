@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.fetch import FetchError
-from gpu_exporter.reports.top.nodes import NodeRow, complete, name_of, parse, read_nodes
+from gpu_exporter.reports.top.nodes import NodeRow, name_of, parse, parse_node, read_nodes
 from gpu_exporter.reports.top.screen import table
 
 ROW = {
@@ -29,29 +30,29 @@ STATUS = {"rows": [ROW], "driver_up": True, "driver_error": "", "attribution": [
         ("10.0.0.1:9836", "http://10.0.0.1:9836/api/v1/status", "10.0.0.1"),
         ("https://gpu.example.org/", "https://gpu.example.org/api/v1/status", "gpu.example.org"),
         ("http://[::1]:9836", "http://[::1]:9836/api/v1/status", "::1"),
-        ("http://ada:secret@gpu-1:9836", "http://ada:secret@gpu-1:9836/api/v1/status", "gpu-1"),
+        ("http://ada:secret@gpu-1:9836", "http://gpu-1:9836/api/v1/status", "gpu-1"),
     ],
 )
 def test_a_node_is_named_by_its_host_and_an_unusual_port(text: str, url: str, name: str) -> None:
-    assert (complete(text), name_of(complete(text))) == (url, name)
+    assert (str(parse_node(text)), name_of(parse_node(text))) == (url, name)
 
 
 @pytest.mark.parametrize("text", ["", "ftp://x", "http://", "gpu-1:port"])
 def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        complete(text)
+        parse_node(text)
 
 
 def test_a_silent_node_does_not_affect_the_rows_of_others() -> None:
-    def fetch(url: str, **_: Any) -> str:
-        if "b" in url.split("/")[2]:
+    def fetch(node: Address, **_: Any) -> str:
+        if "b" in node.place:
             raise FetchError("connection refused")
-        if "c" in url.split("/")[2]:
+        if "c" in node.place:
             return "<html>"
         source = {"source": "slurm", "error": "slurmctld is silent"}
         return json.dumps(STATUS | {"attribution": [source], "driver_up": False, "driver_error": "no driver"})
 
-    urls = [complete(name) for name in ("a1", "b1", "c1", "a2")]
+    urls = [parse_node(name) for name in ("a1", "b1", "c1", "a2")]
     reading = read_nodes(urls, fetch)
     assert [(each.node, each.row.holder) for each in reading.rows] == [("a1", "job 7"), ("a2", "job 7")]
     assert reading.answered == 2
@@ -71,7 +72,9 @@ def test_null_means_unknown_and_not_zero() -> None:
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])
 def test_an_impossible_number_affects_only_its_node(number: str) -> None:
     text = json.dumps({**STATUS, "rows": [{**ROW, "idle_seconds": 12321}]}).replace("12321", number)
-    reading = read_nodes([complete("a"), complete("b")], lambda url, **_: text if "//a" in url else json.dumps(STATUS))
+    reading = read_nodes(
+        [parse_node("a"), parse_node("b")], lambda url, **_: text if "a" in url.place else json.dumps(STATUS)
+    )
     assert ([each.node for each in reading.rows], list(reading.problems)) == (["b"], ["a"])
 
 
@@ -87,7 +90,7 @@ JSON = st.recursive(
 @given(JSON, st.sampled_from([*STATUS, *ROW]))
 def test_a_malformed_answer_affects_only_its_node(strange: Any, key: str) -> None:
     answer = {**STATUS, key: strange} if key in STATUS else {**STATUS, "rows": [{**ROW, key: strange}]}
-    reading = read_nodes([complete("a")], lambda url, **_: json.dumps(answer))
+    reading = read_nodes([parse_node("a")], lambda url, **_: json.dumps(answer))
     assert reading.answered + (not reading.answered and bool(reading.problems)) == 1
 
 

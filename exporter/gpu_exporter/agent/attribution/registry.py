@@ -6,11 +6,14 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.agent.attribution.source import Source
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.vendor import Vendor
+
+if TYPE_CHECKING:
+    from gpu_exporter.common.address import Address
 
 COLLECTED_EACH_S = 15.0  # reading a collector's answer costs slurmctld nothing
 
@@ -19,7 +22,7 @@ class SourceOptions(NamedTuple):
     """The choices of the administrator. `kubelet`, `slurm`: None to detect them on this host. `resources`: regular
     expressions of further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long
     an empty answer of the kubelet is doubted. `slurm_interval_s`: shortest interval at which this node asks slurmctld
-    without a change. `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc. `monitors`:
+    without a change. `slurm_collected`: address or directory of a collector. `procfs`: the host's /proc. `monitors`:
     NAMESPACE/POD of further pods whose resource claims only watch. `claims`: folder of the DRA driver's kubelet plugin,
     None to leave it unread. `pod_uid`: of the exporter's own pod, "" to read it from the cgroup. `find_pods`: finds
     which of some pods have a cgroup, None if the host's cgroups are not visible. `state`: directory for remembered
@@ -38,7 +41,7 @@ class SourceOptions(NamedTuple):
     slurm_gres_conf: Path | None
     slurm_interval_s: float
     slurm_job_files: Path | None
-    slurm_collected: str
+    slurm_collected: Address | Path | None
     procfs: Path
     monitors: Sequence[str]
     claims: Path | None
@@ -108,7 +111,7 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
         ),
         clock=clock,
         vendor=vendor,
-        pace=Pace(options.slurm_interval_s if not options.slurm_collected else COLLECTED_EACH_S),
+        pace=Pace(options.slurm_interval_s if options.slurm_collected is None else COLLECTED_EACH_S),
     )
 
 

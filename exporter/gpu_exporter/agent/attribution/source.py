@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.model.holders import Grant
 
 
-class SourceError(Exception):
+class SourceError(ForeignError):
     """The source did not answer, or its answer cannot be trusted. The text contains the place, the reason and the
     remedy.
     """

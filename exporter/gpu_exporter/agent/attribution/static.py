@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.plain import describe_yaml
 
 TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
@@ -42,7 +43,9 @@ class StaticSource:
 
         try:
             return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
-        except (OSError, yaml.YAMLError, ValueError) as exc:
+        except yaml.YAMLError as exc:
+            raise SourceError(f"{self._path}: {describe_yaml(exc)}") from exc
+        except (OSError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
         except RecursionError as exc:
             raise SourceError(f"{self._path}: the file is nested too deeply; it must be a list of entries") from exc

@@ -12,6 +12,8 @@ Exceptions of the binding never leave the backends; they are the `__cause__` of 
 
 from __future__ import annotations
 
+from gpu_exporter.common.errors import ForeignError
+
 DENIED = "NVML_ERROR_NO_PERMISSION"
 OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, but its value is implausible
 
@@ -45,7 +47,7 @@ class DriverChanged(DeviceError):
     """Library and kernel module no longer match: the driver was upgraded while this process ran."""
 
 
-class DriverUnavailable(Exception):
+class DriverUnavailable(ForeignError):
     """NVML does not answer at all. The text is the reason, for people.
 
     `changed`: the library does not match the kernel module (see DriverChanged). `absent`: there is no library or no

@@ -14,6 +14,7 @@ from gpu_exporter.agent.slurm_collector.collector import MAX_ANSWER, CollectorRu
 from gpu_exporter.agent.slurm_collector.command_line import CommandLine
 from gpu_exporter.agent.slurm_collector.rest import Rest
 from gpu_exporter.agent.slurm_collector.site import CollectorMetrics, CollectorSite
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.service import repeat, repeat_aside, stop_on_signal
@@ -25,7 +26,7 @@ EACH_S = 90.0  # as `slurm-collector --interval` by default
 
 
 def collect(
-    slurmrestd: tuple[str, Path] | None,
+    slurmrestd: tuple[Address, Path] | None,
     directory: Path | None,
     each_s: float,
     address: str,
@@ -47,7 +48,7 @@ def collect(
     return Exit.DONE
 
 
-def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: float) -> CollectorRun:
+def _build(slurmrestd: tuple[Address, Path] | None, directory: Path | None, each_s: float) -> CollectorRun:
     slurmctld: Slurmctld = CommandLine(functools.partial(slurm_commands.run, limit=MAX_ANSWER))
     if slurmrestd is not None:
         slurmctld = Rest(*slurmrestd, MAX_ANSWER)

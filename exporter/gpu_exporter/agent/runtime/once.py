@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.exposition.health import judge_health, list_gaps
+from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.model.views import AgentStatus, View
@@ -57,7 +58,7 @@ def render(view: View, form: str) -> str:
     return TextRenderer().render(list_series(view), openmetrics=form == "openmetrics")
 
 
-class DaemonUnreadable(Exception):
+class DaemonUnreadable(ForeignError):
     """A daemon runs on this node, but does not answer this process. The text contains the reason and the remedy."""
 
 
@@ -180,14 +181,14 @@ def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[
         _say(f"no GPU is expected here: {reason}")
     elif health == "partial":
         for gap in gaps[:GAPS_MAX]:
-            _say(f"partial: {one_line(gap)}")
+            _say(f"partial: {gap}")
         if len(gaps) > GAPS_MAX:
             _say(f"partial: {len(gaps) - GAPS_MAX} more; --format=json names all of them")
     return EXITS.get(health, Exit.DONE)
 
 
 def _say(line: str) -> None:
-    print(f"gpu-exporter: {line}", file=sys.stderr)  # noqa: T201 - for the user at the prompt
+    print(f"gpu-exporter: {one_line(line)}", file=sys.stderr)  # noqa: T201 - for the user at the prompt
 
 
 def _deliver(body: str, output: Path | None) -> None:

@@ -16,6 +16,7 @@ from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.agent.slurm_collector.answers import ClusterJob, find_cluster, parse_cluster_jobs, parse_rest_nodes
 from gpu_exporter.agent.slurm_collector.command_line import TIMEOUT_S
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.fetch import FetchError, fetch_text
 
 VERSIONS = range(48, 37, -1)  # 0.0.38 is of Slurm 22.05, 0.0.45 of 26.05; the newest served version is used
@@ -25,10 +26,10 @@ HINT = "write a new one with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
-    """`address`: slurmrestd's, http:// or https://. `token_file`: the output of `scontrol token`, read every time."""
+    """`address`: slurmrestd's. `token_file`: the output of `scontrol token`, read every time."""
 
-    def __init__(self, address: str, token_file: Path, most_bytes: int) -> None:
-        self._address = address.rstrip("/")
+    def __init__(self, address: Address, token_file: Path, most_bytes: int) -> None:
+        self._address = address
         self._token_file = token_file
         self._most_bytes = most_bytes
         self._version: int | None = None
@@ -53,9 +54,9 @@ class Rest:
         headers = self._headers()
         versions = VERSIONS if self._version is None else (self._version,)
         for version in versions:
-            url = f"{self._address}/slurm/v0.0.{version}/{what}/"
+            page = self._address.page(f"/slurm/v0.0.{version}/{what}/")
             try:
-                text = fetch_text(url, None, self._most_bytes, TIMEOUT_S, headers=headers)
+                text = fetch_text(page, None, self._most_bytes, TIMEOUT_S, headers=headers)
             except FetchError as exc:
                 if exc.status == NO_SUCH_PAGE:
                     continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpu_exporter.common.config.defaults import DURATIONS, Settings
 from gpu_exporter.common.config.values import PATTERNS, parse_value, unknown_key
 from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.plain import describe_yaml
 
 if TYPE_CHECKING:
     from gpu_exporter.common.config.rules import PolicyRule
@@ -58,7 +59,9 @@ def load_config(path: Path | None) -> Config:
 
     try:
         node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path}: {describe_yaml(exc)}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     except RecursionError as exc:
         raise ConfigError(f"{path}: nested too deeply for sections and keys") from exc

@@ -19,7 +19,8 @@ CHOICES = {  # settings that are words, with their allowed values
 ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # actions on a holder (docs/actions.md)
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # PromQL, without escapes
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
-ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
+# Published to everyone, so without a user and password.
+ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\@/?#]+(?:[/?#][^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?)?"""
 LABEL = r"[A-Za-z_]\w*"
 POD = r"[\w.*?-]+/[\w.*?-]+"
 PATTERNS = {  # settings that are texts: their format, and its description for errors
@@ -83,6 +84,8 @@ def check_value(section: str, key: str, value: float | str) -> str:
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             if not re.fullmatch(pattern[0], value):
+                if pattern[0] == ADDRESS:  # not quoted, since it may contain a password
+                    return f"expected {pattern[1]}, and without a user"
                 return f"{value!r} is not {pattern[1]}"
             if f"{section}.{key}" == "alerts.resources":
                 try:

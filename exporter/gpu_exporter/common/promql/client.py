@@ -8,19 +8,20 @@ import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, fetch_text
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
+SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|signature|token", re.IGNORECASE)
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
 
 
 class Fetch(Protocol):
     """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises AnswerError."""
 
-    def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
+    def __call__(self, address: Address, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
 
 
 class Credentials:
@@ -35,53 +36,62 @@ class Credentials:
         user: str = "",
         password: Path | None = None,
         headers: Sequence[str] = (),
+        header_file: Path | None = None,
+        flags: str = "--source",
     ) -> None:
-        """`headers`: each as `Name: value`. Raises ValueError."""
+        """`headers`: each as `Name: value`. `header_file`: the same, one a line, for values that are secret. `flags`:
+        how the names of these options begin, for errors. Raises ValueError.
+        """
+        self._flags = flags
         if token is not None and user:
-            raise ValueError("set either --source.bearer-token-file or --source.basic-auth.username, not both")
+            raise ValueError(f"set either {flags}.bearer-token-file or {flags}.basic-auth.username, not both")
         if bool(user) != (password is not None):
-            raise ValueError("set --source.basic-auth.username and --source.basic-auth.password-file together")
+            raise ValueError(f"set {flags}.basic-auth.username and {flags}.basic-auth.password-file together")
         if ":" in user:
-            raise ValueError("--source.basic-auth.username: a user name must not contain a colon (RFC 7617)")
+            raise ValueError(f"{flags}.basic-auth.username: a user name must not contain a colon (RFC 7617)")
         self._token, self._user, self._password = token, user, password
-        self._headers = dict(map(_parse_header, headers))
+        self._headers = dict(parse_header(text, f"{flags}.header") for text in headers)
+        self._header_file = header_file
         self.headers()  # so that an unreadable file is detected at the start
 
     def headers(self) -> dict[str, str]:
         """Headers of one request. Raises ValueError, whose text contains no part of a secret."""
+        headers = dict(self._headers)
+        if self._header_file is not None:
+            flag = f"{self._flags}.header-file"
+            lines = _read_secret(self._header_file, flag).splitlines()
+            headers |= dict(parse_header(line, f"{flag} {self._header_file}") for line in lines if line.strip())
         if self._token is not None:
-            token = _read_secret(self._token, "--source.bearer-token-file")
+            token = _read_secret(self._token, f"{self._flags}.bearer-token-file")
             if not re.fullmatch(r"[\x21-\x7e]+", token):
                 raise ValueError(
-                    f"--source.bearer-token-file {self._token}: a token must be one word of printable ASCII"
+                    f"{self._flags}.bearer-token-file {self._token}: a token must be one word of printable ASCII"
                 )
-            return {**self._headers, "Authorization": f"Bearer {token}"}
-        if self._password is not None:
-            password = _read_secret(self._password, "--source.basic-auth.password-file")
+            headers["Authorization"] = f"Bearer {token}"
+        elif self._password is not None:
+            password = _read_secret(self._password, f"{self._flags}.basic-auth.password-file")
             pair = base64.b64encode(f"{self._user}:{password}".encode()).decode()
-            return {**self._headers, "Authorization": f"Basic {pair}"}
-        return self._headers
+            headers["Authorization"] = f"Basic {pair}"
+        return headers
 
-    def check_address(self, url: str) -> None:
-        """Raise ValueError when the address of a source names a user, and these credentials name another one."""
-        if "@" in urlsplit(url).netloc and (self._token is not None or self._user):
-            raise ValueError(
-                "the address of the source names a user, and --source.* names another user: remove one of them"
-            )
+    def check_address(self, address: Address) -> None:
+        """Raise ValueError when an address names a user, and these credentials name another one."""
+        if address.login and (self._token is not None or self._user):
+            raise ValueError(f"{address} has a user, and {self._flags}.* names another user: remove one of them")
 
 
-def _parse_header(text: str) -> tuple[str, str]:
+def parse_header(text: str, flag: str = "--source.header") -> tuple[str, str]:
+    """Name and value. Raises ValueError, whose text does not contain the value."""
     match = HEADER.fullmatch(text.strip())
-    if match is None:
-        name = text.partition(":")[0][:40]
-        raise ValueError(f"--source.header {name!r}: write it as 'Name: value', such as 'X-Scope-OrgID: team-a'")
+    if match is None:  # nothing is quoted, since all of it may be the value
+        raise ValueError(f"{flag}: write a header as 'Name: value', such as 'X-Scope-OrgID: team-a'")
     if match[1].lower() in ("authorization", "host", "content-length", "content-type", "transfer-encoding"):
         hint = (
             "use --source.bearer-token-file or --source.basic-auth.*"
             if match[1].lower()[0] == "a"
             else "the reconciler sets this header itself"
         )
-        raise ValueError(f"--source.header {match[1]}: {hint}")
+        raise ValueError(f"{flag}: {match[1]}: {hint}")
     return match[1], match[2]
 
 
@@ -132,7 +142,7 @@ class Client:
 
     def __call__(
         self,
-        url: str,
+        address: Address,
         form: Mapping[str, str] | None = None,
         most_bytes: int = MOST_BYTES,
         within_s: float = ANSWER_S,
@@ -147,4 +157,4 @@ class Client:
             headers = self._credentials.headers()
         except ValueError as exc:
             raise AnswerError(str(exc)) from exc
-        return fetch_text(url, form, most_bytes, within_s, self._context, headers)
+        return fetch_text(address, form, most_bytes, within_s, self._context, headers)

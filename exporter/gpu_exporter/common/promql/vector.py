@@ -8,8 +8,8 @@ import re
 from typing import Any, NamedTuple
 
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import clean
 from gpu_exporter.common.outside import need_sample
+from gpu_exporter.common.plain import REASON_MAX, one_line
 
 PARTS_MAX = 24  # opening brackets and commas of a row: nineteen labels, or more than twice as many as a row of ours has
 STRINGS = frozenset({str})
@@ -37,10 +37,11 @@ def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[Vec
     try:
         answer: Any = json.loads(text)
         if answer.get("status") != "success":
-            raise AnswerError(f"query failed: {clean(str(answer.get('error', 'no reason given')))}: {query}")
+            reason = one_line(str(answer.get("error", "no reason given")), REASON_MAX)
+            raise AnswerError(f"query failed: {reason}: {query}")
         data = answer["data"]
         if data["resultType"] != "vector":
-            kind = clean(str(data["resultType"]))
+            kind = one_line(str(data["resultType"]), REASON_MAX)
             raise AnswerError(f"the source returned a {kind} instead of a vector for the query: {query}")
         if rows_max is not None and len(data["result"]) > rows_max:
             raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")

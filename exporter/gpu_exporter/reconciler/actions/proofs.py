@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import MIB
 from gpu_exporter.common.outside import load_json, parse_timestamp
@@ -69,8 +70,8 @@ class Proofs:
 
     def __init__(
         self,
-        prometheus: str,
-        alertmanager: str,
+        prometheus: Address,
+        alertmanager: Address,
         filters: Sequence[str],
         matcher: str,
         rules_s: float,
@@ -80,7 +81,7 @@ class Proofs:
         """`filters`: further matchers for the alerts, e.g. cluster="a". `matcher`: for the exporters' series; its
         matchers on `cluster` apply to every query here. `rules_s`: evaluation interval of the rules (seconds).
         """
-        self._prometheus, self._alertmanager = prometheus.rstrip("/"), alertmanager.rstrip("/")
+        self._prometheus, self._alertmanager = prometheus, alertmanager
         self._matcher = matcher
         self._cluster = cluster_matchers(matcher)
         self._filters = (f'alertname="{ALERT}"', 'audience="owner"', *self._cluster, *filters)
@@ -95,8 +96,8 @@ class Proofs:
             query = urlencode(
                 [*ASKED.items(), *(("filter", each) for each in (*self._filters, *matchers.split(",", 1)))]
             )
-            url = f"{self._alertmanager}/api/v2/alerts?{query}"
-            alerts += parse_alerts(self._fetch_alerts(url, None, ANSWER_MAX, WITHIN_S), names)
+            page = self._alertmanager.page("/api/v2/alerts", query)
+            alerts += parse_alerts(self._fetch_alerts(page, None, ANSWER_MAX, WITHIN_S), names)
         clusters = {alert.cluster for alert in alerts}
         if "" in clusters:  # the alerts of this site name no cluster, so alerts that name one come from other rules
             alerts = [alert for alert in alerts if not alert.cluster]
@@ -182,7 +183,7 @@ class Proofs:
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
         """The rows. Raises AnswerError where they and `clusters` together name several clusters."""
         rows = parse_vector(
-            self._fetch(f"{self._prometheus}/api/v1/query", {"query": query}, ANSWER_MAX, WITHIN_S), query
+            self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )
         refuse_several({row.labels.get("cluster", "") for row in rows} | set(clusters), "the source returned series")
         return rows

@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from gpu_exporter.common.plain import one_line, shorten
+from gpu_exporter.common.plain import one_line
 from gpu_exporter.reconciler.evidence.records import CauseTexts, HolderName, PublishedCause, holder_name
 
 STATUS = "/api/v1/status"
 STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
 TEXT_MAX = 400  # characters
 CAUSES_MAX = 32  # of one allocation: there are fewer rules
-
-
-def status_url(metrics_url: str) -> str:
-    """The address of the status of the exporter whose metrics have this address."""
-    return urlunsplit(urlsplit(metrics_url)._replace(path=STATUS, query="", fragment=""))
 
 
 def parse_causes(text: str, name: HolderName, uuids: Collection[str]) -> CauseTexts:
@@ -41,5 +35,5 @@ def parse_causes(text: str, name: HolderName, uuids: Collection[str]) -> CauseTe
 
 
 def _cause(values: Mapping[str, Any]) -> PublishedCause:
-    texts = {name: shorten(one_line(str(values.get(name, ""))), TEXT_MAX) for name in PublishedCause._fields}
+    texts = {name: one_line(str(values.get(name, "")), TEXT_MAX) for name in PublishedCause._fields}
     return PublishedCause(**texts)

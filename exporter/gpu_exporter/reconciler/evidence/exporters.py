@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import fetch_text, shorten
+from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
-from gpu_exporter.reconciler.evidence.causes import parse_causes, status_url
+from gpu_exporter.reconciler.evidence.causes import STATUS, parse_causes
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
     CAUSES_MAX,
@@ -49,10 +49,10 @@ FETCHES = 16  # in parallel, so that answers do not become old while another nod
 Key: TypeAlias = tuple[str, ...]
 
 
-def complete_url(text: str) -> str:
-    """`host:9836` and `http://host:9836` to the address of the metrics."""
-    url = text if "://" in text else f"http://{text}"
-    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
+def parse_exporter(text: str) -> Address:
+    """`host:9836` and `http://host:9836` to the address of the metrics. Raises ValueError."""
+    address = parse_address(text, scheme="http")
+    return address.page("/metrics") if address.path in ("", "/") else address
 
 
 class ExporterSource:
@@ -60,19 +60,19 @@ class ExporterSource:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        addresses: Sequence[Address],
         window_s: float,
         clock: Clock,
-        fetch: Callable[[str], str] = fetch_text,
+        fetch: Callable[[Address], str] = fetch_text,
         within_s: float = EVIDENCE_S,
     ) -> None:
         """`window_s`: window for coverage (seconds). `within_s`: exporters that answer later are ignored (seconds).
 
         Raises ValueError for too many exporters.
         """
-        if len(urls) > MAX_EXPORTERS:
-            raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
-        self._urls = list(dict.fromkeys(map(complete_url, urls)))
+        if len(addresses) > MAX_EXPORTERS:
+            raise ValueError(f"{len(addresses)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
+        self._addresses = list(dict.fromkeys(addresses))
         self._window_s = window_s
         self._clock = clock
         self._fetch = fetch
@@ -139,62 +139,62 @@ class ExporterSource:
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """As ExplainingSource, from the status of the exporters of these units. One without a status has no texts."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
-        urls = [url for url in self._urls if urlsplit(url).netloc in nodes]
+        addresses = [address for address in self._addresses if address.place in nodes]
 
-        def read(url: str) -> CauseTexts:
+        def read(address: Address) -> CauseTexts:
             with contextlib.suppress(AnswerError):
-                return parse_causes(self._fetch(status_url(url)), name, uuids)
+                return parse_causes(self._fetch(address.at(STATUS)), name, uuids)
             return {}
 
         found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
         with contextlib.suppress(NoThread):
-            for texts in run_ahead(read, urls, FETCHES, "causes"):
+            for texts in run_ahead(read, addresses, FETCHES, "causes"):
                 found |= texts
         return found
 
-    def _read_pages(self) -> dict[str, _Page | AnswerError]:
+    def _read_pages(self) -> dict[Address, _Page | AnswerError]:
         """The answer of each exporter, in the order of the exporters.
 
         The threads are daemons: a thread that waits for a slow exporter ends with its request. Nothing waits for it.
         """
-        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for url in self._urls:
-            urls.put(url)
-        answers: queue.SimpleQueue[tuple[str, _Page | AnswerError]] = queue.SimpleQueue()
+        addresses: queue.SimpleQueue[Address] = queue.SimpleQueue()
+        for address in self._addresses:
+            addresses.put(address)
+        answers: queue.SimpleQueue[tuple[Address, _Page | AnswerError]] = queue.SimpleQueue()
         is_over = threading.Event()
 
         def work() -> None:
             while not is_over.is_set():
                 try:
-                    url = urls.get_nowait()
+                    address = addresses.get_nowait()
                 except queue.Empty:
                     return
-                answers.put((url, self._read_page(url)))
+                answers.put((address, self._read_page(address)))
 
         until = time.monotonic() + self._within_s
-        for _ in range(min(FETCHES, len(self._urls))):
+        for _ in range(min(FETCHES, len(self._addresses))):
             try:
                 start(threading.Thread(target=work, name="fetch", daemon=True))
             except NoThread as exc:
                 raise AnswerError(str(exc)) from exc
-        found: dict[str, _Page | AnswerError] = {}
-        while len(found) < len(self._urls):
+        found: dict[Address, _Page | AnswerError] = {}
+        while len(found) < len(self._addresses):
             try:
-                url, page = answers.get(timeout=max(0.0, until - time.monotonic()))
+                address, page = answers.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            found[url] = page
+            found[address] = page
         is_over.set()
         reason = f"no answer within the {self._within_s:g} s of a cycle"
-        return {url: found.get(url) or AnswerError(f"{shorten(url)}: {reason}") for url in self._urls}
+        return {each: found.get(each) or AnswerError(f"{each}: {reason}") for each in self._addresses}
 
-    def _read_page(self, url: str) -> _Page | AnswerError:
+    def _read_page(self, address: Address) -> _Page | AnswerError:
         try:
-            return _Page(url, self._fetch(url), self._clock.wall())
+            return _Page(address, self._fetch(address), self._clock.wall())
         except AnswerError as exc:
             return exc
         except Exception as exc:  # an unexpected page must not cost the evidence of other exporters
-            return AnswerError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
+            return AnswerError(f"{address}: {type(exc).__name__}: {exc}")
 
     def _unit(self, page: _Page, key: Key, series: _AllocationSeries, wall: float) -> UnitEvidence:
         values = series.values
@@ -259,9 +259,9 @@ class _AllocationSeries:
 class _Page:
     """One exporter's metrics, sorted by allocation."""
 
-    def __init__(self, url: str, text: str, wall: float) -> None:
-        self._url = url
-        self.node = urlsplit(url).netloc
+    def __init__(self, address: Address, text: str, wall: float) -> None:
+        self._address = address
+        self.node = address.place
         self.wall = wall
         self.last_sample: float | None = None
         self.sample_interval_s = 1.0
@@ -273,7 +273,7 @@ class _Page:
                     if math.isfinite(sample.value):
                         self._take(sample.name, dict(sample.labels), sample.value)
         except (ValueError, LookupError, RecursionError) as exc:
-            raise AnswerError(f"{shorten(url)}: not in the Prometheus text format") from exc  # quotes nothing of it
+            raise AnswerError(f"{address}: not in the Prometheus text format") from exc  # quotes nothing of it
 
     def _take(self, name: str, labels: dict[str, str], value: float) -> None:
         if name == "gpu_exporter_last_sample_timestamp_seconds":
@@ -283,7 +283,7 @@ class _Page:
         elif name == "gpu_info":
             self.models[labels.get("uuid", "")] = labels.get("name", "")
         elif name.startswith("gpu_allocation_"):
-            refuse_renamed(labels, self._url)
+            refuse_renamed(labels, str(self._address))
             key = tuple(labels.get(label, "") for label in ALLOCATION_KEY)
             allocation = self.allocations.setdefault(key, _AllocationSeries(labels))
             if name == "gpu_allocation_info":

@@ -12,11 +12,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, clean, fetch_text
+from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
 from gpu_exporter.common.outside import WHOLE_MAX, whole
+from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote
 from gpu_exporter.common.threads import NoThread, run_ahead
@@ -90,7 +92,7 @@ class PromQLOptions(NamedTuple):
     seconds), which the source's clock must show too; None for now.
     """
 
-    url: str
+    address: Address
     candidate_after_s: float
     window_s: float
     matcher: str = ""
@@ -116,7 +118,7 @@ class PromQLSource:
         self._pauses = pauses
         self._host = options.host
         self._peaks = peaks
-        self._url = options.url.rstrip("/")
+        self._address = options.address
         self._candidate_after_s = options.candidate_after_s
         self._window_s = options.window_s
         self._clock = clock
@@ -244,7 +246,7 @@ class PromQLSource:
             pools = f"group by (cluster, pool) (allocation:gpu_pool:info{{{','.join(matchers)}}})"
             waiting = f"pool:gpu_pending_gpus:sum{{{','.join(clusters)}}} and on (cluster, pool) {pools}"
             for row in self.query(f"max by (pool) ({waiting})"):
-                found[clean(row.labels.get("pool", ""))] = row.value
+                found[one_line(row.labels.get("pool", ""), REASON_MAX)] = row.value
         return found
 
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
@@ -382,17 +384,17 @@ class PromQLSource:
         asked = self._clock.wall()
         for row in self.query("vector(time())"):
             ahead_s = ahead_of(row.value, asked, self._clock.wall())
-            if fault := describe_disagreement(ahead_s, f"Prometheus ({self._url})", LATENT_MAX_S):
+            if fault := describe_disagreement(ahead_s, f"Prometheus ({self._address})", LATENT_MAX_S):
                 raise AnswerError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[VectorRow]:
         """As Asked, within the time of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
-            raise AnswerError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
+            raise AnswerError(f"{self._address}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
         at = self._at if at is None else at
         form = {"query": query} if at is None else {"query": query, "time": f"{at:.3f}"}
-        text = self._fetch(f"{self._url}/api/v1/query", form, most_bytes, min(ANSWER_S, left_s))
+        text = self._fetch(self._address.page("/api/v1/query"), form, most_bytes, min(ANSWER_S, left_s))
         rows = parse_vector(text, query)
         for row in rows:
             refuse_renamed(row.labels, query)

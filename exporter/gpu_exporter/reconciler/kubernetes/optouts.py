@@ -84,7 +84,7 @@ def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> OptOut:
 
 def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -> Exemption | None:
     annotations = place.annotations
-    reason = shorten(one_line(annotations.get(EXEMPT_REASON, "")), REASON_MAX)
+    reason = one_line(annotations.get(EXEMPT_REASON, ""), REASON_MAX)
     because = f": {reason}" if reason else ""
     if EXEMPT in annotations:
         if place.source == "namespace" and annotations[EXEMPT] == "true":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy, Settings
 from gpu_exporter.common.promql.client import Client
@@ -32,9 +32,9 @@ NONE, ACT = "none", "act"
 class ProofPlaces(NamedTuple):
     """The servers that are asked for proofs. `filters`: matchers of Alertmanager's alerts."""
 
-    prometheus: str
+    prometheus: Address | None
     matcher: str
-    alertmanager: str
+    alertmanager: Address | None
     filters: Sequence[str]
 
 
@@ -46,8 +46,8 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
     missing = [
         flag
         for flag, is_there in (
-            ("--source.prometheus, to read the host activity of holders", bool(places.prometheus)),
-            ("--alertmanager.url, to check that owners were alerted", bool(places.alertmanager)),
+            ("--source.prometheus, to read the host activity of holders", places.prometheus is not None),
+            ("--alertmanager.url, to check that owners were alerted", places.alertmanager is not None),
             ("--audit.file, to record what was done and why", has_audit or actions.mode != ACT),
             (
                 "--kubernetes.lease or --state.directory, to keep decisions and acts over restarts",
@@ -58,18 +58,10 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
     ]
     if missing:
         raise ValueError(f"actions.mode is {actions.mode}: it needs {'; '.join(missing)}")
-    if urlsplit(places.alertmanager).scheme not in ("http", "https"):
-        raise ValueError(f"--alertmanager.url {places.alertmanager!r}: write it as http://HOST:9093")
     if not actions.kinds:
         raise ValueError(
             f"actions.mode is {actions.mode}, but actions.kinds is empty: list the kinds of action that are allowed"
         )
-
-
-def is_same_server(one: str, other: str) -> bool:
-    """Whether two addresses belong to one server, so that both may get the same credentials."""
-    first, second = urlsplit(one), urlsplit(other)
-    return (first.scheme, first.hostname, first.port) == (second.scheme, second.hostname, second.port)
 
 
 class ActionPlan(NamedTuple):
@@ -95,7 +87,7 @@ class ActionPlan(NamedTuple):
         MarkError.
         """
         actions, policy, places = self.settings.actions, self.settings.policy, self.places
-        if actions.mode == NONE:
+        if actions.mode == NONE or places.prometheus is None or places.alertmanager is None:  # as check_actions says
             return None
         actors = {marker.scheduler: _actor(marker, policy) for marker in markers}
         interval_s = self.settings.alerts.interval

@@ -11,6 +11,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.plain import one_line
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
@@ -78,7 +79,8 @@ def explain_once(
         complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
         return Exit.USAGE
     if not chosen:
-        print(f"{', '.join(map(str, names))}: not in the evidence; its earlier marks:")  # noqa: T201
+        shown = one_line(", ".join(map(str, names)))
+        print(f"{shown}: not in the evidence; its earlier marks:")  # noqa: T201
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
     for notice in (
         preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
@@ -94,7 +96,7 @@ def explain_once(
         sys.stdout.write(
             explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes, waiting)
         )
-    sys.stdout.writelines(f"  {line}\n" for line in past)
+    sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
 
 
@@ -128,4 +130,4 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
 
 def complain(text: str) -> None:
     """Print on standard error what is missing from the output."""
-    print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
+    print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.service import repeat_aside, stop_on_signal
 from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
@@ -156,7 +157,7 @@ def remove_all(
                     hint = "; stop its holder first, or remove its --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
         for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
-            print(line)  # noqa: T201
+            print(one_line(line))  # noqa: T201
             code = code if is_done else Exit.PARTIAL
     finally:
         stop.set()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
 from gpu_exporter.common.promql.client import Client
@@ -28,14 +29,19 @@ if TYPE_CHECKING:
 
 
 def build_source(
-    prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client, at: float | None = None
+    prometheus: Address | None,
+    exporters: Sequence[Address],
+    matcher: str,
+    book: Rulebook,
+    client: Client,
+    at: float | None = None,
 ) -> ExplainingSource:
     """The PromQL API if its address is given, otherwise the exporters. `at`: a past time (Unix seconds). Raises
     ValueError.
     """
-    if bool(prometheus) == bool(exporters):
+    if (prometheus is not None) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
-    if prometheus:
+    if prometheus is not None:
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
         site = book.site
         options = PromQLOptions(

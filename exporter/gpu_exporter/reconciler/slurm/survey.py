@@ -63,7 +63,7 @@ def read_keep(job: LiveJob, policy: Policy) -> tuple[float, Exemption | None, st
         keep_s = min(parse_duration(match[1]), policy.exempt_max)
     except ValueError as exc:
         return 0.0, None, f"gpu-keep in the job's Comment cannot be read: {exc}"
-    because = f": {shorten(one_line(match[2].strip()), REASON_MAX)}" if match[2] else ""
+    because = f": {one_line(match[2].strip(), REASON_MAX)}" if match[2] else ""
     return keep_s, Exemption("job", f"its Comment has gpu-keep={format_duration(keep_s)}{because}"), ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import MIB, LimitError
@@ -141,9 +142,11 @@ class _PeriodPart(NamedTuple):
 class DigestReader:
     """Queries one PromQL API. Every method may raise AnswerError."""
 
-    def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, address: Address, matcher: str, interval_s: float, fetch: Fetch, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
-        self._url, self._matcher, self._interval_s, self._fetch = url.rstrip("/"), matcher, interval_s, fetch
+        self._address, self._matcher, self._interval_s, self._fetch = address, matcher, interval_s, fetch
         self._clock = clock
         self._until = 0.0  # end of the time for all queries (monotonic)
 
@@ -160,7 +163,7 @@ class DigestReader:
         first += [(part, ("twice", query)) for part, query in twice.items()]
         nodes = {key: {row.labels.get("node", "") for row in rows} for key, rows in self._ask_each(first, end)}
         if nodes[whole, "enforced"]:
-            raise AnswerError(f"{self._url}: {ENFORCED}")
+            raise AnswerError(f"{self._address}: {ENFORCED}")
         idle: dict[HolderName, IdleHolder] = {}
         causes: dict[tuple[TenantName, str], float] = {}
         for part in sorted(parts, key=lambda each: -each.ago):  # one after the other: their rows need memory
@@ -179,7 +182,7 @@ class DigestReader:
                 _add_holders(idle, answers.get("holders", []))
                 _add_causes(causes, answers.get("causes", []))
             if max(len(digest.tenants), len(causes)) > TENANTS_MAX:
-                raise AnswerError(f"{self._url}: the period has more than {TENANTS_MAX} tenants: {REMEDY}")
+                raise AnswerError(f"{self._address}: the period has more than {TENANTS_MAX} tenants: {REMEDY}")
         queries = oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")
         over = {name: rows for (_, name), rows in self._ask_each(((whole, each) for each in queries), end)}
         digest.oversized = oversized.find(over, _owner_of)
@@ -188,7 +191,7 @@ class DigestReader:
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
             raise AnswerError(
-                f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
+                f"{self._address}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
                 "--source.matcher"
             )
         twice_there = set().union(*(nodes[part, "twice"] for part in parts))
@@ -240,16 +243,16 @@ class DigestReader:
         name, expression = query
         left_s = self._until - self._clock.monotonic()
         if left_s <= 0.0:
-            raise AnswerError(f"{self._url}: the queries took longer than {WITHIN_S:.0f} s together: {REMEDY}")
+            raise AnswerError(f"{self._address}: the queries took longer than {WITHIN_S:.0f} s together: {REMEDY}")
         form = {"query": expression, "time": f"{end:.3f}"}
         rows_max = ROWS_MAX if name.startswith("over_") else TENANT_ROWS_MAX
         try:
-            text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, min(ANSWER_S, left_s))
+            text = self._fetch(self._address.page("/api/v1/query"), form, MOST_BYTES, min(ANSWER_S, left_s))
             return (part, name), parse_vector(text, expression, rows_max)
         except LimitError as exc:
             raise AnswerError(f"{exc}: {REMEDY}; the query was {expression}") from exc
         except TooManyRows as exc:
-            raise AnswerError(f"{self._url}: {exc}: {REMEDY}") from exc
+            raise AnswerError(f"{self._address}: {exc}: {REMEDY}") from exc
 
 
 def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:

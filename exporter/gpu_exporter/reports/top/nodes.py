@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from gpu_exporter.common.fetch import MIB, FetchError, fetch_text, shorten
+from gpu_exporter.common.address import Address, parse_address
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import MIB, FetchError, fetch_text
 from gpu_exporter.common.model.rows import Row
 from gpu_exporter.common.outside import need_real
-from gpu_exporter.common.plain import shorten as shorten_text
+from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.threads import run_ahead
 
 WITHIN_S = 5.0
@@ -22,6 +23,10 @@ PROBLEMS_MAX = 8
 MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
 PATH = "/api/v1/status"
+HINTS: dict[int | None, str] = {  # remedies, by HTTP status
+    401: "; it asks for a password: set --from.basic-auth.username and --from.basic-auth.password-file",
+    421: "; use its IP address, or add this name to --web.hosts of its exporter",
+}
 NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "utilization_ratio": "utilization",
     "memory_used_bytes": "memory_bytes",
@@ -50,22 +55,17 @@ class ClusterReading(NamedTuple):
     problems: Mapping[str, str]
 
 
-def complete(text: str) -> str:
+def parse_node(text: str) -> Address:
     """The address of a node's status, from HOST, HOST:PORT or a URL. Raises ValueError."""
-    url = text if "://" in text else f"http://{text}"
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text!r} is not HOST, HOST:PORT or a URL")
-    if parts.port is None and "://" not in text:
-        url = f"{url}:{PORT}"
-    return url.rstrip("/") + PATH
+    address = parse_address(text, scheme="http")
+    if address.port is None and "://" not in text:
+        address = parse_address(f"{text}:{PORT}", scheme="http")
+    return address.page(PATH)
 
 
-def name_of(url: str) -> str:
+def name_of(address: Address) -> str:
     """The displayed name of a node: its host, with the port unless it is the default port."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
+    return address.host if address.port in (None, PORT) else f"{address.host}:{address.port}"
 
 
 class NodeAnswer(NamedTuple):
@@ -75,34 +75,34 @@ class NodeAnswer(NamedTuple):
     problem: str = ""
 
 
-def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, NodeAnswer]]:
+def read_each(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[Address, NodeAnswer]]:
     """One reading of each node, in order of arrival. A silent node does not affect other nodes. Raises NoThread."""
 
-    def read(url: str) -> tuple[str, NodeAnswer]:
+    def read(node: Address) -> tuple[Address, NodeAnswer]:
         try:
-            return url, NodeAnswer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
-        except FetchError as exc:
-            hint = "; use its IP address, or add this name to --web.hosts of its exporter" if exc.status == 421 else ""
-            return url, NodeAnswer(None, f"{exc}{hint}")
+            return node, NodeAnswer(*parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
+        except AnswerError as exc:
+            hint = HINTS.get(exc.status, "") if isinstance(exc, FetchError) else ""
+            return node, NodeAnswer(None, f"{exc}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return url, NodeAnswer(
-                None, f"{shorten(url)}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
+            return node, NodeAnswer(
+                None, f"{node}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
             )
 
-    yield from run_ahead(read, urls, min(WORKERS, len(urls)), "top")
+    yield from run_ahead(read, nodes, min(WORKERS, len(nodes)), "top")
 
 
-def put_together(urls: Sequence[str], answers: Mapping[str, NodeAnswer]) -> ClusterReading:
+def put_together(nodes: Sequence[Address], answers: Mapping[Address, NodeAnswer]) -> ClusterReading:
     """The combined result for these nodes, in their order."""
-    rows = [NodeRow(name_of(url), row) for url in urls if url in answers for row in answers[url].rows or ()]
-    problems = {name_of(url): answers[url].problem if url in answers else "no answer yet" for url in urls}
+    rows = [NodeRow(name_of(node), row) for node in nodes if node in answers for row in answers[node].rows or ()]
+    problems = {name_of(node): answers[node].problem if node in answers else "no answer yet" for node in nodes}
     answered = sum(answer.rows is not None for answer in answers.values())
     return ClusterReading(rows, answered, {node: problem for node, problem in problems.items() if problem})
 
 
-def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
+def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
     """One reading of all nodes. Raises NoThread."""
-    return put_together(urls, dict(read_each(urls, fetch)))
+    return put_together(nodes, dict(read_each(nodes, fetch)))
 
 
 def _number(value: Any) -> float | None:
@@ -116,8 +116,8 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-    """A shortened text, because every row of the table is as wide as the widest row."""
-    return shorten_text(str(value), TEXT_MAX)
+    """Cut, because every row of the table is as wide as the widest row."""
+    return one_line(str(value), TEXT_MAX)
 
 
 def parse(text: str) -> tuple[list[Row], str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.service import stop_on_signal
@@ -19,15 +20,15 @@ BACKSPACE = frozenset((8, 127))
 ESCAPE, ENTER = 27, frozenset((10, 13))
 
 
-def print_once(urls: Sequence[str], wish: ViewOptions) -> int:
+def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[..., str]) -> int:
     """Print the table and a summary. Returns the exit code: partial if a node is silent, no data if all are."""
-    reading = read_nodes(urls)
-    for line in table(choose(reading.rows, wish), with_node=len(urls) > 1) if reading.answered else ():
+    reading = read_nodes(nodes, fetch)
+    for line in table(choose(reading.rows, wish), with_node=len(nodes) > 1) if reading.answered else ():
         sys.stdout.write(f"{line}\n")
     if reading.answered:
-        sys.stdout.write(f"{summary(reading, len(urls))}\n")
-    for node, problem in reading.problems.items():
-        sys.stderr.write(f"gpu-exporter: {one_line(node)}: {one_line(problem)}\n")
+        sys.stdout.write(f"{summary(reading, len(nodes))}\n")
+    for name, problem in reading.problems.items():
+        sys.stderr.write(f"gpu-exporter: {one_line(name)}: {one_line(problem)}\n")
     if not reading.answered:
         return Exit.NO_DATA
     return Exit.PARTIAL if reading.problems else Exit.DONE
@@ -36,20 +37,21 @@ def print_once(urls: Sequence[str], wish: ViewOptions) -> int:
 class _KeyReader:
     """Reads in a separate thread, so that a silent node does not delay keys."""
 
-    def __init__(self, urls: Sequence[str], interval_s: float) -> None:
-        self._urls = urls
+    def __init__(self, nodes: Sequence[Address], interval_s: float, fetch: Callable[..., str]) -> None:
+        self._nodes = nodes
+        self._fetch = fetch
         self._interval_s = interval_s
         self._over = threading.Event()
-        self._answers: dict[str, NodeAnswer] = {}
-        self.reading = put_together(urls, {})
+        self._answers: dict[Address, NodeAnswer] = {}
+        self.reading = put_together(nodes, {})
         start(threading.Thread(target=self._read, name="top", daemon=True))
 
     def _read(self) -> None:
         while not self._over.is_set():
             try:
-                for url, answer in read_each(self._urls):
-                    self._answers[url] = answer
-                    self.reading = put_together(self._urls, self._answers)
+                for node, answer in read_each(self._nodes, self._fetch):
+                    self._answers[node] = answer
+                    self.reading = put_together(self._nodes, self._answers)
             except Exception as exc:  # the next reading follows soon, and old values are not shown as new
                 self.reading = ClusterReading([], 0, {"top": f"cannot read: {type(exc).__name__}: {exc}"})
             self._over.wait(self._interval_s)
@@ -59,12 +61,12 @@ class _KeyReader:
         self._over.set()
 
 
-def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
+def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetch: Callable[..., str]) -> int:
     """Show the nodes on the whole terminal until q or a signal. Raises curses.error if the terminal is unsuitable."""
     import curses
 
     stop = stop_on_signal()  # not the default, which would leave the terminal as curses has set it
-    reader = _KeyReader(urls, interval_s)
+    reader = _KeyReader(nodes, interval_s, fetch)
 
     def show(window: curses.window) -> None:
         nonlocal wish
@@ -75,7 +77,7 @@ def run_top(urls: Sequence[str], wish: ViewOptions, interval_s: float) -> int:
         while not stop.is_set():
             height, width = window.getmaxyx()
             window.erase()
-            for y, line in enumerate(draw(reader.reading, wish, len(urls), height, width - 1)):
+            for y, line in enumerate(draw(reader.reading, wish, len(nodes), height, width - 1)):
                 mark = curses.A_BOLD if y == 0 else curses.A_REVERSE if y == height - 1 else curses.A_NORMAL
                 with contextlib.suppress(curses.error):  # the window has just become smaller
                     window.addstr(y, 0, line, mark)

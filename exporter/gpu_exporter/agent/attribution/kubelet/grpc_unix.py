@@ -16,12 +16,13 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
+from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.outside import whole
 
 MAX_ANSWER = 4 * 1024 * 1024  # the default limit of gRPC's own clients; a node with 250 pods answers about 100 KiB
 
 
-class CallError(Exception):
+class CallError(ForeignError):
     """The call failed. `status` is the gRPC status code, -1 for a failure below gRPC (socket, HTTP/2, timeout)."""
 
     def __init__(self, text: str, status: int = -1) -> None:

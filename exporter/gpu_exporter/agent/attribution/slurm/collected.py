@@ -10,8 +10,9 @@ from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnaps
 from gpu_exporter.agent.attribution.slurm.job_files import read_trusted
 from gpu_exporter.agent.attribution.slurm.picture import parse_picture
 from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.fetch import FetchError, fetch_text, shorten
+from gpu_exporter.common.fetch import FetchError, fetch_text
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 READ_MAX = 4 * 1024 * 1024  # bytes; enough for a node with 5,000 jobs
@@ -24,19 +25,14 @@ AHEAD_MAX_S = 30.0  # how far the collector's clock may be ahead; such an answer
 class Collected:
     """Replaces Controller: reads the collector's answer for one node."""
 
-    def __init__(self, node: str, place: str, timeout_s: float, clock: Clock) -> None:
-        """`place`: the collector's directory, or its address (http:// or https://).
-
-        Raises ValueError for an invalid NodeName.
-        """
+    def __init__(self, node: str, place: Address | Path, timeout_s: float, clock: Clock) -> None:
+        """`place`: the collector's address or directory. Raises ValueError for an invalid NodeName."""
         if not NODE_NAME.fullmatch(node):
             raise ValueError(
                 f"{node!r} is not a valid NodeName (letters, digits, '.', '_' and '-'; the first is a letter or a "
                 "digit; at most 255): set --attribution.slurm.node"
             )
-        self._is_remote = place.startswith(("http://", "https://"))
-        self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")
-        self._shown = shorten(self._place) if self._is_remote else self._place
+        self._place = place.page(f"{ANSWERS}{node}") if isinstance(place, Address) else place / f"{node}.json"
         self._timeout_s = timeout_s
         self._clock = clock
 
@@ -48,17 +44,17 @@ class Collected:
         except FetchError as exc:  # the error contains the address
             raise SourceError(f"{exc}; {HINT}") from exc
         except FileNotFoundError as exc:
-            raise SourceError(f"{self._shown}: no such file; {HINT}") from exc
+            raise SourceError(f"{self._place}: no such file; {HINT}") from exc
         except (OSError, ValueError) as exc:
-            raise SourceError(f"{self._shown}: {getattr(exc, 'strerror', None) or exc}") from exc
+            raise SourceError(f"{self._place}: {getattr(exc, 'strerror', None) or exc}") from exc
         age_s = self._clock.wall() - picture.asked_wall
         if age_s < -AHEAD_MAX_S:
             raise SourceError(
-                f"{self._shown}: the answer is dated {-age_s:.0f} s in the future: check that the clocks of the "
+                f"{self._place}: the answer is dated {-age_s:.0f} s in the future: check that the clocks of the "
                 "nodes agree"
             )
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
-            raise SourceError(f"{self._shown}: the answer is {age_s:.0f} s old; {HINT}")
+            raise SourceError(f"{self._place}: the answer is {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)
         return SlurmSnapshot(
             asked,
@@ -69,6 +65,6 @@ class Collected:
         )
 
     def _read(self) -> str:
-        if self._is_remote:
+        if isinstance(self._place, Address):
             return fetch_text(self._place, most_bytes=READ_MAX, within_s=self._timeout_s)
-        return read_trusted(Path(self._place), READ_MAX)
+        return read_trusted(self._place, READ_MAX)

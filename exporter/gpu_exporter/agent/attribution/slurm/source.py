@@ -37,6 +37,7 @@ from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord,
 from gpu_exporter.agent.attribution.slurm.presence import Presence, Present
 from gpu_exporter.agent.attribution.slurm.steps import StepReader, Steps
 from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.common.procfs import NewestProcess, Procfs
@@ -53,7 +54,7 @@ RESTART_S = 5.0
 class SlurmOptions(NamedTuple):
     """Where the source reads. `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the
     usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the usual place.
-    `collected`: directory or address of a collector, which is then asked in place of slurmctld. `state`: directory
+    `collected`: address or directory of a collector, which is then asked in place of slurmctld. `state`: directory
     that keeps what must survive a restart, None to keep nothing; `keeps_state`: whether this process writes there.
     """
 
@@ -62,7 +63,7 @@ class SlurmOptions(NamedTuple):
     gres_conf: Path | None = None
     procfs: Path = Path("/proc")
     job_files: Path | None = None
-    collected: str = ""
+    collected: Address | Path | None = None
     state: Path | None = None
     keeps_state: bool = True
 
@@ -92,7 +93,7 @@ class SlurmSource:
         self._procfs, procfs, timeout_s = options.procfs, Procfs(options.procfs), options.timeout_s
         self._controller = (
             Controller(self._node, timeout_s, run, clock)
-            if not options.collected
+            if options.collected is None
             else Collected(self._node, options.collected, timeout_s, clock)
         )
         steps = StepReader(self._node, lambda command: run(command, timeout_s), procfs)

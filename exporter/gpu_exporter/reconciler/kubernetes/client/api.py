@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.outside import load_json, parse_http_date, whole
-from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.plain import REASON_MAX, describe_yaml, one_line
 from gpu_exporter.reconciler.evidence.clocks import ahead_of, describe_disagreement
 from gpu_exporter.reconciler.kubernetes.client.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
@@ -53,8 +53,13 @@ def connect(kubeconfig: str = "") -> Api:
         else:
             load_incluster_config(settings)
         return Api(client.ApiClient(settings))
-    except (ConfigException, OSError, ValueError, TypeError, YAMLError) as exc:
+    except YAMLError as exc:
+        raise MarkError("error", f"cannot connect to the API server: {kubeconfig}: {describe_yaml(exc)}") from exc
+    except (ConfigException, OSError) as exc:
         raise MarkError("error", f"cannot connect to the API server: {exc}") from exc
+    except (ValueError, TypeError, AttributeError, LookupError) as exc:  # their texts quote the file
+        why = f"{kubeconfig or 'service account'}: not a kubeconfig ({type(exc).__name__})"
+        raise MarkError("error", f"cannot connect to the API server: {why}") from exc
 
 
 def is_in_cluster() -> bool:
@@ -297,4 +302,4 @@ def failure(status: int, text: str, retry_after: str = "") -> MarkError:
     results = {404: "replaced" if names_object else "error", 409: "conflict", 429: "throttled"}
     result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
     patience_s = min(whole(retry_after) or 0, PATIENCE_MAX_S) if result == "throttled" else 0.0
-    return MarkError(result, f"API server: status {status}: {message[:300]}", patience_s, status)
+    return MarkError(result, f"API server: status {status}: {one_line(message, REASON_MAX)}", patience_s, status)

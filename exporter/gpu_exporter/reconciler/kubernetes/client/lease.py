@@ -300,12 +300,13 @@ class LeasePause:
     def read_pause(self) -> PauseNote | None:
         """As PausePlace."""
         try:
-            lease = self._api.call(self._api.coordination.read_namespaced_lease, self._name, self._namespace)
+            read = self._api.coordination.read_namespaced_lease
+            notes = self._api.call(read, self._name, self._namespace, keep=_annotations)
         except MarkError as exc:
             if exc.result == "replaced":
                 return None
             raise PauseUnreadable(f"{self._title}: {exc}") from exc
-        return parse_note(lease["metadata"].get("annotations") or {}, self._title)
+        return parse_note(notes, self._title)
 
     def write_pause(self, note: PauseNote) -> None:
         """As PausePlace; creates the Lease if it is missing, without a holder."""
@@ -319,3 +320,7 @@ class LeasePause:
                 raise
             body = {"metadata": {**metadata, "name": self._name, "namespace": self._namespace}, "spec": {}}
             self._api.call(self._api.coordination.create_namespaced_lease, self._namespace, body)
+
+
+def _annotations(found: Json) -> Json:
+    return dict(found["metadata"].get("annotations") or {})

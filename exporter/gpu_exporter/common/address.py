@@ -1,0 +1,78 @@
+"""The address of a server, apart from the user and password that it is written with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit, urlunsplit
+
+FORM = "expected http://HOST:PORT or https://HOST:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a server or of one of its pages. Its text has neither user, password nor query, so it may be
+    printed and logged. `query`, `login` (user and password, as a URL writes them): only for common/fetch.py.
+    """
+
+    text: str
+    query: str = field(default="", repr=False)
+    login: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def place(self) -> str:
+        """HOST or HOST:PORT, as it was written."""
+        return urlsplit(self.text).netloc
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.text).path
+
+    @property
+    def host(self) -> str:
+        """Without brackets, in lower case."""
+        return urlsplit(self.text).hostname or ""
+
+    @property
+    def port(self) -> int | None:
+        return urlsplit(self.text).port
+
+    def page(self, path: str, query: str = "") -> Address:
+        """The page at this path below the address. `query`: further parameters."""
+        query = "&".join(filter(None, (self.query, query)))
+        return replace(self, text=f"{self.text.rstrip('/')}{path}", query=query)
+
+    def at(self, path: str) -> Address:
+        """The page at this path of the server."""
+        return replace(self, text=urlunsplit(urlsplit(self.text)._replace(path=path)), query="")
+
+    def is_same_server(self, other: Address) -> bool:
+        """Whether both are pages of one server, so that both may get the same credentials."""
+        scheme, another = urlsplit(self.text).scheme, urlsplit(other.text).scheme
+        return (scheme, self.host, self.port) == (another, other.host, other.port)
+
+
+def parse_address(text: str, scheme: str = "") -> Address:
+    """`scheme`: of an address that has none, such as HOST:PORT; "" if an address must have one.
+
+    Raises ValueError. Its text repeats no part of the address, since any part may be a badly written password.
+    """
+    given, separator, rest = text.partition("://")
+    if not separator and scheme:
+        given, rest = scheme, text
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest[len(authority) :]:
+        raise ValueError("an @ behind the host: write @ as %40, / as %2F, ? as %3F and # as %23")
+    login, _, place = authority.rpartition("@")
+    url = f"{given.lower()}://{place}{rest[len(authority) :]}"
+    try:
+        parts = urlsplit(url)
+        is_usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its text quotes the port
+        is_usable = False
+    if not is_usable or given.lower() not in ("http", "https") or not text.isprintable() or " " in text:
+        raise ValueError(FORM)
+    return Address(urlunsplit(parts._replace(query="", fragment="")), parts.query, login)
