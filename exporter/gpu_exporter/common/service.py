@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 
 log = logging.getLogger(__name__)
@@ -46,31 +47,19 @@ def stop_on_signal() -> threading.Event:
     return stop
 
 
-def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
+def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event, task: Task) -> None:
     """Call `tick` every `each_s` until `stop`."""
     while not stop.is_set():
-        tick()
+        with task:
+            tick()
         stop.wait(each_s)
 
 
-def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
+def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event, task: Task) -> None:
     """Call `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
     something.
-
-    Raises the exception that ended the ticks.
     """
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            repeat(tick, each_s, stop)
-        except BaseException as exc:
-            faults.append(exc)
-            stop.set()
-
-    thread = threading.Thread(target=run, name="cycle", daemon=True)
+    thread = threading.Thread(target=repeat, args=(tick, each_s, stop, task), name=task.name, daemon=True)
     start(thread)
     stop.wait()
     thread.join(LAST_TICK_S)
-    if faults:
-        raise faults[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,12 +18,15 @@ from gpu_exporter.common.web.server import TEXT, Reply, Site
 class CollectorSite:
     """Healthy means only that the collector serves; its metrics and the age of its answers show if Slurm answers."""
 
-    def __init__(self, run: CollectorRun, host: Site | None = None) -> None:
-        """`host`: the site around a collector that runs inside another process; it answers all other requests."""
+    def __init__(self, run: CollectorRun, metrics: Sequence[Collector] = (), host: Site | None = None) -> None:
+        """`host`: the site around a collector that runs inside another process; it answers all other requests, also
+        those for metrics.
+        """
         self._run = run
         self._host = host
         self._registry = CollectorRegistry()
-        self._registry.register(CollectorMetrics(run))
+        for each in metrics:
+            self._registry.register(each)
 
     def answer_at_once(self, request: Request) -> Reply | None:
         if request.path.startswith(ANSWERS):
