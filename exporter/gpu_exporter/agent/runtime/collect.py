@@ -44,7 +44,7 @@ def collect(
         return Exit.DONE if run() else Exit.NO_DATA
     own.tasks.add(task)
     if address:
-        server = HttpServer(address, CollectorSite(run, (CollectorMetrics(run), own)), web_config=web_config)
+        server = HttpServer(address, CollectorSite(run, own=own), web_config=web_config)
         own.note_server(server)
         run.is_open = server.is_open
         server.start()
@@ -67,7 +67,7 @@ def collect_beside(
     """
     run, task = _build(None, None, EACH_S), Task(TASK)
     registry.register(CollectorMetrics(run))
-    server = HttpServer(address, CollectorSite(run, host=host), web_config=web_config)
+    server = HttpServer(address, CollectorSite(run, host), web_config=web_config)
     run.is_open = server.is_open
     server.start()
     forever = threading.Event()

@@ -58,7 +58,7 @@ def hold_signals() -> None:
 
 def release_on_signal(agent: Agent) -> None:
     """SIGUSR1 releases the driver, SIGHUP opens it again. A driver call may hang: SIGTERM has a thread of its own."""
-    follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take})
+    agent.tasks.add(follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}))
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:

@@ -141,6 +141,7 @@ class EventLoop(Worker):
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)
         except Exception as exc:  # the registration is given up in any case
+            self._note_bug(exc)
             log.debug("queued events were not read: %s", exc)
 
     def _count(self, event: XidEvent) -> None:
@@ -149,9 +150,12 @@ class EventLoop(Worker):
             log.warning("%s", _describe(event))
         self._changed()
 
-    def _fail(self, exc: Exception, begin: float) -> None:
+    def _note_bug(self, exc: Exception) -> None:
         if not isinstance(exc, DeviceError | NoGpuAnswers):
             self.task.note(exc)
+
+    def _fail(self, exc: Exception, begin: float) -> None:
+        self._note_bug(exc)
         if self.outcome is None or self.outcome.success:
             log.warning("XIDs are not counted until a retry succeeds: %s", exc)
         error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
