@@ -26,6 +26,7 @@ from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.metrics import Family
+from gpu_exporter.common.web.own_metrics import OwnMetrics
 from gpu_exporter.reconciler.marks import PREFIX
 from gpu_exporter.reconciler.telemetry import Telemetry
 from tools.files import ROOT
@@ -57,7 +58,7 @@ def _metrics() -> Iterator[tuple[str, Iterable[str]]]:
         for family in families:
             yield family.name, (*labels, *family.labels)
     run = CollectorRun(None, None, ManualClock())  # type: ignore[arg-type]  # has not asked Slurm
-    for each in (*Telemetry().registry._collector_to_names, CollectorMetrics(run)):
+    for each in (*Telemetry().registry._collector_to_names, CollectorMetrics(run), OwnMetrics("gpu_exporter")):
         for metric in [each] if hasattr(each, "_labelnames") else each.collect():
             described: Any = metric
             kind, name = getattr(described, "_type", None) or described.type, getattr(described, "_name", None)

@@ -57,7 +57,7 @@ THIRD_PARTY = {
     "agent/runtime": {"prometheus_client"},
     "agent/slurm_collector": {"prometheus_client"},
     "common/config": {"yaml"},
-    "common/web": {"yaml", "bcrypt"},
+    "common/web": {"yaml", "bcrypt", "prometheus_client"},  # the agent imports the module with the last one nowhere
     "diagnosis/host": {"psutil"},
     "reconciler": {"prometheus_client"},
     "reconciler/evidence": {"prometheus_client"},
@@ -348,6 +348,7 @@ MACHINE_TIME = {
     "agent/attribution/registry.py",  # when the node was started
     "common/clock.py",
     "common/commands.py",
+    "common/tasks.py",  # whether a thread hangs
     "diagnosis/training/files.py",  # the same; and the age of a file
     "diagnosis/host/evidence.py",  # the CPU time of its own thread, which bounds how often it looks
     "agent/devices/nvml/recording.py",  # how long a call takes is what it records

@@ -290,11 +290,14 @@ def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
     if options.collector:
         from gpu_exporter.agent.runtime.collect import collect_beside
 
-        collect_beside(site, telemetry.registry, options.address, options.web_config)
+        server, task = collect_beside(site, telemetry.registry, options.address, options.web_config)
+        telemetry.own.tasks.add(task)
     else:
         from gpu_exporter.common.web.server import HttpServer
 
-        HttpServer(options.address, site, web_config=options.web_config).start()
+        server = HttpServer(options.address, site, web_config=options.web_config)
+        server.start()
+    telemetry.own.note_server(server)
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:

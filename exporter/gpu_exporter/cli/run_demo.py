@@ -24,6 +24,7 @@ from gpu_exporter.common.clock import CompressedClock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import AllocationView, View
 from gpu_exporter.common.service import repeat, stop_on_signal
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.web.server import HttpServer
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.dry_run import StageTracker
@@ -109,7 +110,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
 
     _say(f"Status page {page}  metrics {page}metrics")
     _say(f"{note} Looking at the first minutes ...\n")
-    repeat(tick, 0.5, stop)
+    repeat(tick, 0.5, stop, Task("demo"))
     _say("\nThe node at the end:\n" + publisher.body("table").decode())
     _say(f"Decisions at the end (dry run, nothing is written). {ALONE}\n{report}")
     server.stop()

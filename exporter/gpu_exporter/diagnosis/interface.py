@@ -14,6 +14,7 @@ from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.records import HolderRecord, NodeRecords
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import HostWork
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.diagnosis.cases import NodeCases
 from gpu_exporter.diagnosis.causes.case import HostLook
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED
@@ -107,6 +108,11 @@ class NodeDiagnosis:
         self._looks = NodeEvidence()
         self._training = NodeTraining()
         self._lock = threading.Lock()
+
+    @property
+    def task(self) -> Task:
+        """The task that `run` is."""
+        return self._loop.task
 
     @property
     def findings(self) -> Findings:

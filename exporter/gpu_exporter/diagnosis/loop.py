@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,13 +12,14 @@ from gpu_exporter.common.model.causes import Causes
 from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.views import Throttling, Verdict
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.diagnosis.causes.case import CauseCase
 from gpu_exporter.diagnosis.hold import StateHold
 from gpu_exporter.diagnosis.links import LinkHistory
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
 
-log = logging.getLogger(__name__)
+LATE_S = 60.0  # a judgement takes milliseconds
 
 
 class Subject(NamedTuple):
@@ -64,15 +64,17 @@ class DiagnosisLoop:
         self._throttling: dict[str, ThrottleHistory] = {}
         self._cause_rules = settings.causes
         self._links: dict[str, LinkHistory] = {}
+        self.task = Task("diagnosis", LATE_S + 3 * self._interval_s)
 
     def run(self, stop: threading.Event) -> None:
         """Judge at the configured interval until `stop`."""
         while not stop.is_set():
-            try:
-                self.judge()
-            except Exception:  # after a bug in the exporter, old findings must not remain published
-                log.exception("diagnosis failed")
-                self.findings = Findings()
+            with self.task:
+                try:
+                    self.judge()
+                except Exception:  # after a bug in the exporter, old findings must not remain published
+                    self.findings = Findings()
+                    raise
             self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
@@ -109,8 +111,8 @@ class DiagnosisLoop:
             case = case._replace(state=verdicts[key].state, link=link, link_text=text, rules=self._cause_rules)
             try:
                 found[key] = find_causes(case)
-            except Exception:  # a bug in one rule must not cost the states of all holders
-                log.exception("cannot find the causes of a state")
+            except Exception as exc:  # a bug in one rule must not cost the states of all holders
+                self.task.note(exc)
                 found[key] = Causes()
         return found
 

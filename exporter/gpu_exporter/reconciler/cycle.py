@@ -24,6 +24,7 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.plain import describe_bug
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
@@ -106,6 +107,7 @@ class ReconcileCycle:
         self.surveyed = 0
         self.unreadable: Sequence[tuple[str, str]] = ()
         """As in Judgement."""
+        self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     @property
     def rest_s(self) -> float:
@@ -130,7 +132,7 @@ class ReconcileCycle:
         try:
             return "; ".join(self._run())
         except Exception as exc:
-            log.exception("internal error: this cycle decides nothing")
+            self.task.note(exc)
             return describe_bug(exc)
 
     def _run(self) -> list[str]:
@@ -187,7 +189,7 @@ class ReconcileCycle:
             problems.append(str(exc))
             return []
         except Exception as exc:  # a fault of the reconciler must not leave marks in place
-            log.exception("internal error in the decision: this cycle sets no new marks")
+            self.task.note(exc)
             problems.append(describe_bug(exc))
             return []
         for decision in decisions:

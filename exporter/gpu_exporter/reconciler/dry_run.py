@@ -9,6 +9,7 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.plain import describe_bug
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import HolderName
@@ -38,6 +39,7 @@ class DryRun:
         self._tracker = StageTracker()
         self._last_good = clock.monotonic()
         self._last_problem = ""
+        self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     def run(self) -> None:
         """Run one cycle. Raises nothing, so that the dry run goes on after any fault."""
@@ -57,8 +59,7 @@ class DryRun:
                 self._log(self._tracker.changes([]))
         except Exception as exc:
             problem = describe_bug(exc)
-            if problem != self._last_problem:
-                log.exception("dry run: internal error: the reconciler made no decisions in this cycle")
+            self.task.note(exc)
         self._last_problem = problem
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 

@@ -14,7 +14,9 @@ CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, in addition to th
 
 
 class ReconcilerSite:
-    """A reconciler is alive while its cycles end, with or without evidence; its metrics show which."""
+    """A reconciler is alive while its cycles end, with or without evidence, and its other tasks turn; its metrics show
+    which cycles had evidence.
+    """
 
     def __init__(self, telemetry: Telemetry, interval_s: float) -> None:
         self._telemetry = telemetry
@@ -26,6 +28,8 @@ class ReconcilerSite:
             if age_s > self._late_s:
                 text = f"no cycle has ended for {age_s:.0f} s, more than {self._late_s:.0f} s\n"
                 return Reply(503, TEXT, text.encode())
+            if late := self._telemetry.own.tasks.list_late():
+                return Reply(503, TEXT, f"{late[0]}\n".encode())
             return Reply(200, TEXT, f"the last cycle ended {age_s:.0f} s ago\n".encode())
         if request.path == "/-/ready":
             return Reply(200, TEXT, b"ready\n")

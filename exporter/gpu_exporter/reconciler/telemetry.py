@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.web.own_metrics import OwnMetrics
 from gpu_exporter.reconciler.decision.brakes import FREEZES
 from gpu_exporter.reconciler.decision.outcomes import DROPPED, OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
@@ -99,6 +100,8 @@ class Telemetry:
         self._last_end = clock.monotonic()
         self._spared_next: Tally[tuple[str, str]] = Tally()
         ProcessCollector(registry=self.registry)
+        self.own = OwnMetrics("gpu_reconciler")
+        self.registry.register(self.own)
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
         self._duration = Histogram(
             "gpu_reconciler_cycle_duration_seconds",

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.reconciler.runtime import loops
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -23,5 +24,5 @@ def test_pending_jobs_are_not_requested_while_the_cycles_rest(
     demand, ticks = Demand(), []
     monkeypatch.setattr(loops, "repeat_aside", lambda tick, *_: tick())
     parts = loops.Reconciler(None, None, (), Telemetry(), None, demand, 30.0)  # type: ignore[arg-type]
-    loops._cycle_until_signal(lambda: ticks.append(1), parts, threading.Event(), rests=lambda: rests)
+    loops._cycle_until_signal(lambda: ticks.append(1), Task("cycle"), parts, threading.Event(), rests=lambda: rests)
     assert (len(ticks), demand.reads) == (1, asked)

@@ -100,7 +100,7 @@ def test_after_a_failed_judgement_no_verdict_remains(caplog: pytest.LogCaptureFi
     loop = DiagnosisLoop(Settings(), gather, ManualClock())
     loop.run(stop)
     assert (shown[0], shown[1], shown[-1], loop.findings.verdicts) == ("none", "unknown", "low", {})
-    assert "diagnosis failed" in caplog.text
+    assert "the task diagnosis failed" in caplog.text
 
 
 def test_the_reason_of_an_unknown_state_is_published() -> None:

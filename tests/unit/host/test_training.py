@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.testbed.processes import PROMPT_S
+from tests.testbed.processes import PROMPT_S, wait_for
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey, Who
@@ -309,7 +309,9 @@ def test_a_fault_that_one_holders_report_shows_costs_the_others_nothing(
         noted.append(who)
 
     node = HostNode(lambda: (held, 2), lambda: (), lambda *_: None, lambda: (), lambda *_: None, note)
-    HostLoop._read_training(site.reader, node)
+    loop = make_loop(site)
+    loop._read_training(site.reader, node)
+    assert loop.tasks[1].failures == 1
     assert noted == [JOB]
     assert "injected" in caplog.text
 
@@ -379,6 +381,16 @@ def test_each_reason_to_refuse_a_file_is_logged_once(site: Site, caplog: pytest.
     assert "xff" not in caplog.text and "secret" not in caplog.text
 
 
+def make_loop(site: Site, looks: Any = None) -> HostLoop:
+    class NoLooks:
+        def read(self, *_: object) -> Iterator[Any]:
+            return iter(())
+
+    cgroups = Cgroups(site.pods)
+    works, progress = HostWorks(cgroups, SYSTEM_CLOCK, 8), ProgressReader(cgroups, SYSTEM_CLOCK, None)
+    return HostLoop(works, progress, looks or NoLooks(), SYSTEM_CLOCK, site.reader)
+
+
 def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a job finds to delay its reader: work, progress and evidence of all holders are read on."""
     stop, released, looks = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -396,9 +408,7 @@ def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypa
     monkeypatch.setattr("gpu_exporter.diagnosis.host.loop.TICK_S", 0.01)
     holder = Allocation(UnitId("GPU-1"), Holder(HolderKey("slurm", "42"), job_id="42"), "none", 0.0)
     node = HostNode(lambda: ((holder,), 1), tuple, lambda *_: None, tuple, lambda *_: None, lambda *_: None)
-    cgroups = Cgroups(site.pods)
-    parts = (HostWorks(cgroups, SYSTEM_CLOCK, 8), ProgressReader(cgroups, SYSTEM_CLOCK, None), Looks(), SYSTEM_CLOCK)
-    loop = HostLoop(*parts, site.reader)
+    loop = make_loop(site, Looks())
     running = threading.Thread(target=loop.run, args=(stop, node))
     running.start()
     try:
@@ -407,3 +417,116 @@ def test_a_training_that_cannot_be_read_delays_nothing_else(site: Site, monkeypa
         stop.set()
         released.set()
         running.join(60.0)
+
+
+class Hanging:
+    """The folders of some jobs do not answer, as a FUSE file system whose program has stopped. With them any open of a
+    path waits; `answer` ends that.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, jobs: set[str]) -> None:
+        self.jobs, self.waiting = jobs, set[str]()
+        self._answers, self._open = {job: threading.Event() for job in jobs}, os.open
+        monkeypatch.setattr("gpu_exporter.diagnosis.training.files.os.open", self)
+
+    def __call__(self, path: Any, *given: Any, **named: Any) -> int:
+        if path in self.jobs:
+            self.waiting.add(path)
+            self._answers[path].wait(60.0)
+            self.waiting.discard(path)
+        return self._open(path, *given, **named)
+
+    def answer(self, job: str) -> None:
+        self._answers[job].set()
+
+
+class Jobs:
+    """Reads the trainings of these jobs by a real loop, whose looks follow at once, while the test moves the clock."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch, *jobs: str) -> None:
+        monkeypatch.setattr("gpu_exporter.diagnosis.host.loop.TICK_S", 0.005)
+        for job in jobs:
+            write(site.job(job) / "run-a.json", run=job)
+        held = [
+            Allocation(UnitId(f"GPU-{job}"), Holder(HolderKey("slurm", job), job_id=job), "none", 1.0) for job in jobs
+        ]
+        self.noted: list[str] = []
+        self._node = HostNode(
+            lambda: (held, len(held)), tuple, lambda *_: None, tuple, lambda *_: None, lambda who, _: self._note(who)
+        )
+        self.site, self.stop, self.loop = site, threading.Event(), make_loop(site)
+        self._running = threading.Thread(target=self.loop.run, args=(self.stop, self._node))
+
+    def _note(self, who: Who) -> None:
+        self.noted.append(who[1])
+
+    def __enter__(self) -> Jobs:
+        self._running.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._running.join(60.0)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Let the clock run until the condition holds."""
+
+        def turn() -> object:
+            self.site.clock.advance(5.0)
+            return condition() or None
+
+        wait_for(turn, "the condition")
+
+    def readers(self) -> int:
+        return sum(thread.name == "training" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_folder_that_does_not_answer_costs_only_its_own_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = Hanging(monkeypatch, {"1", "3"})
+    with Jobs(site, monkeypatch, "1", "2", "3", "4") as jobs:
+        jobs.until(lambda: hanging.waiting == {"1", "3"} and jobs.noted.count("4") >= 3)
+        assert {"2", "4"} == set(jobs.noted)
+        assert jobs.readers() == 3
+        said = [record.getMessage() for record in caplog.records]
+        text = "training of job {}: its folder has not answered for 60 s: it is passed over until it answers"
+        assert said == [text.format(1), text.format(3)]
+        for job in ("3", "1"):
+            hanging.answer(job)
+            jobs.until(lambda job=job: jobs.noted.count(job) >= 2)  # type: ignore[misc]
+        wait_for(lambda: jobs.readers() == 1 or None, "the end of the readers that were left behind")
+
+
+def test_no_more_than_two_readers_are_left_behind(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = Hanging(monkeypatch, {"1", "2", "3"})
+    with Jobs(site, monkeypatch, "1", "2", "3", "4") as jobs:
+        jobs.until(lambda: "no training is read until one of 3 such folders answers" in caplog.text)
+        start = site.clock.monotonic()
+        jobs.until(lambda: site.clock.monotonic() - start > 600.0)
+        assert jobs.readers() == 3 and jobs.noted == [] and len(caplog.records) == 3
+        hanging.answer("2")
+        jobs.until(lambda: jobs.noted.count("4") >= 2)
+        assert set(jobs.noted) == {"2", "4"}
+        assert jobs.readers() == 3
+        for job in ("1", "3"):
+            hanging.answer(job)
+
+
+def test_a_folder_on_a_file_system_that_may_never_answer_is_not_opened(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging = Hanging(monkeypatch, {"1"})
+    for job in ("1", "2"):
+        write(site.job(job) / "run-a.json", run=job)
+    table = site.pods.parent / "mountinfo"
+    table.write_text(f"90 25 0:50 / {site.jobs}/1 rw - fuse.sshfs\x1b[31m none rw\n")
+    reader = TrainingReader(TrainingPlaces(site.pods, site.jobs, table), site.clock)
+    assert [who for who, _ in reader.read([("job", "1"), ("job", "2")])] == [("job", "2")]
+    assert not hanging.waiting
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "training of job 1: its folder is not read, because fuse.sshfs\ufffd[31m is mounted there, which may never answer"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import bcrypt
 import pytest
 from tests.testbed.pki import Authority
 
-from gpu_exporter.common.web.secure import TRIED_MAX, Security, WebConfigError
+from gpu_exporter.common.web.secure import TRIED_MAX, Security
+from gpu_exporter.common.web.settings import WebConfigError
 
 HASH = bcrypt.hashpw(b"pass:word", b"$2b$04$" + b"." * 22).decode()  # part of a test's id, so without chance
 
@@ -67,9 +69,26 @@ def load(directory: Path, text: str) -> Security:
         ("[]", "expected a mapping with tls_server_config and basic_auth_users"),
         ("{", "web.yaml"),
         ("[" * 5000, "web.yaml"),
+        ("", "it has no content: write {} for a port without TLS and without passwords"),
+        ("---\n# all gone\n", "it has no content"),
+        ("basic_auth_users:", "basic_auth_users has no value: complete the file, or remove basic_auth_users"),
+        ("tls_server_config:\nbasic_auth_users: {ada: x}", "tls_server_config has no value"),
+        ('tls_server_config: {cert_file: "a\\0b", key_file: server.key}', "cert_file: 'a.x00b': embedded null byte"),
+        ("tls_server_config: {cert_file: /dev/zero, key_file: server.key}", "cert_file: '/dev/zero': it is not a reg"),
+        ("tls_server_config: {cert_file: ., key_file: server.key}", "cert_file: '.': it is not a regular file"),
+        ("tls_server_config: {cert_file: fifo, key_file: server.key}", "cert_file: 'fifo': it is not a regular file"),
+        ("tls_server_config: {cert_file: large, key_file: server.key}", "cert_file: 'large': it is longer than"),
+        ("tls_server_config: {cert_file: free, key_file: server.key}", "cert_file: 'free': every user may write to it"),
+        ("{? {a: b} : c}", "web.yaml"),
+        ("basic_auth_users: 2001-99-99", "web.yaml"),
     ],
 )
 def test_an_invalid_or_unsupported_setting_is_named(pki: Path, text: str, fault: str) -> None:
+    os.mkfifo(pki / "fifo")
+    (pki / "large").touch()
+    os.truncate(pki / "large", 3 << 30)
+    (pki / "free").touch()
+    (pki / "free").chmod(0o666)
     with pytest.raises(WebConfigError, match=f"web.yaml.*{fault}" if "web.yaml" not in fault else fault):
         load(pki, text)
 
@@ -79,8 +98,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Security(tmp_path / "gone.yaml")
 
 
-def test_an_empty_file_secures_nothing(tmp_path: Path) -> None:
-    security = load(tmp_path, "")
+def test_an_empty_mapping_secures_nothing(tmp_path: Path) -> None:
+    security = load(tmp_path, "{}")
     assert (security.context, security.wants_password) == (None, False)
 
 
@@ -127,7 +146,7 @@ def test_the_number_of_remembered_passwords_is_limited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "is_open"),
     [
-        ("", True),
+        ("{}", True),
         ("tls_server_config: {cert_file: server.crt, key_file: server.key}", True),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, "
@@ -145,16 +164,6 @@ def test_the_number_of_remembered_passwords_is_limited(tmp_path: Path) -> None:
 )
 def test_a_port_is_open_without_a_password_or_a_required_certificate(pki: Path, text: str, is_open: bool) -> None:
     assert load(pki, text).is_open is is_open
-
-
-@pytest.mark.parametrize("name", ["web.yaml", "server.crt", "server.key"])
-def test_the_stamp_changes_with_every_file(pki: Path, name: str) -> None:
-    security = load(pki, "tls_server_config: {cert_file: server.crt, key_file: server.key}")
-    assert security.read_stamp() == security.stamp
-    (pki / name).write_bytes((pki / name).read_bytes() + b"\n")
-    assert security.read_stamp() != security.stamp
-    (pki / name).unlink()
-    assert security.read_stamp() != security.stamp
 
 
 @pytest.mark.parametrize(

@@ -424,6 +424,19 @@ DRIVER_ERRORS = Family(
     "Number of failed driver calls and discarded answers since the exporter started",
     ("call", "error"),
 )
+TASK_FAILURES = Family(
+    "gpu_exporter_task_failures_total",
+    "counter",
+    "Number of internal errors since the exporter started, by the task in which they arose. The task lost one turn and "
+    "went on. The log has the error",
+    ("task",),
+)
+WEB_CONFIG_SUCCESS = Family(
+    "gpu_exporter_web_config_success",
+    "gauge",
+    "State of --web.config.file: 1 if the port uses all of it, 0 if its last change was refused, or was applied except "
+    "for a part that would open the port. Absent without the file",
+)
 ATTRIBUTION_UP = Family(
     "gpu_exporter_attribution_up",
     "gauge",
@@ -470,6 +483,8 @@ SELF_FAMILIES = (
     COLLECTOR_SUCCESS,
     COLLECTOR_DURATION,
     DRIVER_ERRORS,
+    TASK_FAILURES,
+    WEB_CONFIG_SUCCESS,
     ATTRIBUTION_UP,
     ATTRIBUTION_COMPLETE,
     ATTRIBUTION_LAST_SUCCESS,

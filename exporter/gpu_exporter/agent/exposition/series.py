@@ -233,6 +233,8 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.COLLECTOR_DURATION, (), (), duration, (name,))
     for call, error, count in status.errors:
         table.add(catalog.DRIVER_ERRORS, (), (), float(count), (call, error))
+    for task, failures in status.task_failures:
+        table.add(catalog.TASK_FAILURES, (), (), float(failures), (task,))
     for source in status.sources:
         table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
         table.add(catalog.ATTRIBUTION_COMPLETE, (), (), float(source.complete), (source.name,))

@@ -9,8 +9,10 @@ from pathlib import Path
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.node.state import NodeState
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.tasks import Task
 
 log = logging.getLogger(__name__)
+LATE_S = 60.0  # a write takes milliseconds; a disk that hangs delays it without limit
 
 
 class StateKeeper:
@@ -21,15 +23,17 @@ class StateKeeper:
         self._state = state
         self._clock = clock
         self._warned = False
+        self.task = Task("state", LATE_S)
 
     def run(self, stop: threading.Event) -> None:
         """Write the counters in every interval, and at once after a long idle run ended. Until `stop`."""
         due = 0.0
         while not stop.is_set():
-            now = self._clock.monotonic()
-            if now >= due or self._node.ledger.long_run_ended:
-                due = now + self._state.interval_s
-                self._write()
+            with self.task:
+                now = self._clock.monotonic()
+                if now >= due or self._node.ledger.long_run_ended:
+                    due = now + self._state.interval_s
+                    self._write()
             self._clock.wait(stop, min(1.0, self._state.interval_s))
 
     def _write(self) -> None:
@@ -39,10 +43,6 @@ class StateKeeper:
         except OSError as exc:
             if not self._warned:
                 log.warning("%s", describe_unwritten(self._state.path, str(exc)))
-            self._warned = True
-        except Exception:  # a fault here must not end the writing, without which counters stop increasing
-            if not self._warned:
-                log.exception("the state file could not be prepared")
             self._warned = True
 
 

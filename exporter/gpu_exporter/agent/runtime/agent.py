@@ -24,10 +24,12 @@ from gpu_exporter.agent.sampling.manager import SOON_S, DeviceManager
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.views import View
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 2.0  # how long one source of holders may delay the answers of the others
+LATE_S = 60.0  # beside three intervals: how long a poll of the sources may take until it is reported
 STOP_S = 0.5  # how long all loops together may take to end
 
 
@@ -70,6 +72,11 @@ class Agent:
             else None
         )
         self._host = host.reader
+        self._polling = Task("attribution", LATE_S + 3 * settings.attribution.interval)
+        self.tasks = self._runtime.tasks
+        self.tasks.add(*self.devices.tasks, self._polling, self._runtime.diagnosis.task)
+        self.tasks.add(*(self._host.tasks if self._host is not None else ()))
+        self.tasks.add(*(each.task for each in (self._keeper, self._kernel_log) if each is not None))
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -127,15 +134,16 @@ class Agent:
 
     def _attribute(self) -> None:
         # Grants are resolved against the first snapshots. If the driver hangs, attribution starts without snapshots.
-        while not self._stop.is_set() and not (self.driver.is_silent or self.devices.is_ready()):
+        while not self._stop.is_set():
+            with self._polling:
+                if self.driver.is_silent or self.devices.is_ready():
+                    break
             self._clock.wait(self.devices.progress, SOON_S)  # a stop ends this wait too
             self.devices.progress.clear()
         while not self._stop.is_set():
-            try:
+            with self._polling:
                 # the poll comes first: a process that started after the answer is judged at the next poll
                 self._runtime.settle(self._runtime.poller.poll())
-            except Exception:  # an error of the exporter must not end attribution; mappings then age, which is visible
-                log.exception("a poll of the attribution sources failed")
             self._first_poll.set()
             self._clock.wait(self._stop, self._settings.attribution.interval)
 

@@ -18,10 +18,13 @@ from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.service import repeat, repeat_aside, stop_on_signal
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
+from gpu_exporter.common.web.own_metrics import OwnMetrics
 from gpu_exporter.common.web.server import HttpServer, Site
 
 log = logging.getLogger(__name__)
+TASK = "slurm-collector"
 EACH_S = 90.0  # as `slurm-collector --interval` by default
 
 
@@ -37,14 +40,16 @@ def collect(
     """Collect until a signal, or for one round. Returns the exit code. `slurmrestd`: address of slurmrestd and the file
     of its token, None to use Slurm's commands. Raises OSError, ValueError.
     """
-    run = _build(slurmrestd, directory, each_s)
+    run, task, own = _build(slurmrestd, directory, each_s), Task(TASK), OwnMetrics("gpu_exporter")
     if once:
         return Exit.DONE if run() else Exit.NO_DATA
+    own.tasks.add(task)
     if address:
-        server = HttpServer(address, CollectorSite(run), web_config=web_config)
+        server = HttpServer(address, CollectorSite(run, own=own), web_config=web_config)
+        own.note_server(server)
         run.is_open = server.is_open
         server.start()
-    repeat_aside(run, each_s, stop_on_signal())
+    repeat_aside(run, each_s, stop_on_signal(), task)
     return Exit.DONE
 
 
@@ -55,22 +60,17 @@ def _build(slurmrestd: tuple[Address, Path] | None, directory: Path | None, each
     return CollectorRun(SlurmCollector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
 
 
-def collect_beside(host: Site, registry: CollectorRegistry, address: str, web_config: Path | None) -> None:
+def collect_beside(
+    host: Site, registry: CollectorRegistry, address: str, web_config: Path | None
+) -> tuple[HttpServer, Task]:
     """Serve `host` and the answers of a collector at `[host]:port`, and collect in a separate thread until the process
-    ends. `registry`: gets the collector's own metrics. Raises OSError, ValueError.
+    ends. `registry`: gets the collector's own metrics. Returns the server and the task. Raises OSError, ValueError.
     """
-    run = _build(None, None, EACH_S)
+    run, task = _build(None, None, EACH_S), Task(TASK)
     registry.register(CollectorMetrics(run))
     server = HttpServer(address, CollectorSite(run, host), web_config=web_config)
     run.is_open = server.is_open
     server.start()
-
-    def tick() -> None:
-        try:
-            run()
-        # an error of the exporter must not end the rounds; the answers age meanwhile, and the nodes see their age
-        except Exception:
-            log.exception("a round of the collector failed")
-
     forever = threading.Event()
-    start(threading.Thread(target=repeat, args=(tick, EACH_S, forever), name="slurm-collector", daemon=True))
+    start(threading.Thread(target=repeat, args=(run, EACH_S, forever, task), name=TASK, daemon=True))
+    return server, task

@@ -25,6 +25,7 @@ from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import Grant
 from gpu_exporter.common.model.readings import CollectorOutcome
 from gpu_exporter.common.model.views import AgentStatus, View
+from gpu_exporter.common.tasks import Tasks
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.version import VERSION
 from gpu_exporter.diagnosis.interface import NodeDiagnosis, Standings
@@ -76,6 +77,7 @@ class Runtime:
         """`patience_s`: as in Poller."""
         self._settings, self._backend, self._clock, self._state = settings, backend, clock, state
         self._publishing, self._host = publishing, host
+        self.tasks = Tasks()  # of the daemon; one reading has none
         self.node = NodeState(
             settings, clock, state, host.processes, asks_slurm=any(s.name == "slurm" for s in sources)
         )
@@ -137,9 +139,15 @@ class Runtime:
             note=self._publishing.note,
             unmanaged=inventory.unmanaged(),
             outcomes=(*self.devices.outcomes(), *outcomes),
-            warnings=(*warn_of_persistence(self.devices.without_persistence()), *self.poller.warnings(), *unwritten),
+            warnings=(
+                *warn_of_persistence(self.devices.without_persistence()),
+                *self.poller.warnings(),
+                *unwritten,
+                *self.tasks.list_late(),
+            ),
             state=writes,
             driver_missed=self.devices.is_missed(),
+            task_failures=tuple(sorted(self.tasks.failures().items())),
         )
 
     def run_once(self, reading: Readers) -> View:

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
+from gpu_exporter.agent.exposition.catalog import WEB_CONFIG_SUCCESS
 from gpu_exporter.agent.exposition.publisher import Publisher
 from gpu_exporter.agent.exposition.series import Series
 from gpu_exporter.agent.exposition.site import ExporterSite
@@ -19,6 +20,7 @@ from gpu_exporter.agent.runtime.agent import Agent
 from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.model.metrics import Family, MetricType
 from gpu_exporter.common.service import follow_signals, repeat, stop_on_signal
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.web.server import HttpServer
 
@@ -56,7 +58,7 @@ def hold_signals() -> None:
 
 def release_on_signal(agent: Agent) -> None:
     """SIGUSR1 releases the driver, SIGHUP opens it again. A driver call may hang: SIGTERM has a thread of its own."""
-    follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take})
+    agent.tasks.add(follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}))
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
@@ -94,18 +96,29 @@ def serve(
 
     Raises ValueError, OSError if the server cannot listen on the address.
     """
-    process = ProcessSeries()
-    publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
+    process, task = ProcessSeries(), Task("process")
+
+    def list_own() -> list[Series]:
+        uses = server.uses_web_config()
+        return [*process.series, *([] if uses is None else [Series(WEB_CONFIG_SUCCESS, (), [((), float(uses))])])]
+
+    publisher = Publisher(agent.view, agent.version, list_own, agent.node.history)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
     site = ExporterSite(publisher, agent.readiness, telemetry_path, hosts)
     server = HttpServer(address, site, socket_path, socket_mode, web_config)
+    agent.tasks.add(task, *server.tasks)
     agent.start()
     stop = stop_on_signal()
     release_on_signal(agent)
     either = stop_on_change(agent, stop)
     server.start()  # the last thread: when the server answers "ready", everything has started
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
-    repeat(process.refresh, PROCESS_REFRESH_S, either)
+
+    def tick() -> None:
+        agent.tasks.watch()
+        process.refresh()
+
+    repeat(tick, PROCESS_REFRESH_S, either, task)
     server.stop()
     return _end(agent, stop)
 
@@ -120,10 +133,12 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
     publisher = Publisher(agent.view, agent.version)
     agent.start()
     log.info("writing %s every %g s", path, interval_s)
-    failing = False
+    failing, task = False, Task("textfile")
+    agent.tasks.add(task)
 
     def tick() -> None:
         nonlocal failing
+        agent.tasks.watch()
         try:
             write_atomically(path, publisher.body("prometheus"))
             failing = False
@@ -138,5 +153,5 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
     deadline = time.monotonic() + FIRST_CYCLE_S
     while not (agent.is_complete() or either.is_set() or time.monotonic() > deadline):
         either.wait(0.1)
-    repeat(tick, interval_s, either)
+    repeat(tick, interval_s, either, task)
     return _end(agent, stop)

@@ -14,6 +14,7 @@ from gpu_exporter.agent.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import Grant, Who, identify
 from gpu_exporter.common.model.training import RankReport
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.diagnosis.interface import TICK_S, HostNode, HostWorks, TrainingFiles
 
 
@@ -43,11 +44,13 @@ class SimulatedHost:
     def __init__(self, stage: ScenarioTime) -> None:
         self._stage = stage
         self._looked = stage.clock.monotonic()
+        self.tasks = (Task("host"),)
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
         """Look until `stop`."""
         while not stop.is_set():
-            self.look(node)
+            with self.tasks[0]:
+                self.look(node)
             self._stage.clock.wait(stop, TICK_S)
 
     def look(self, node: HostNode) -> None:

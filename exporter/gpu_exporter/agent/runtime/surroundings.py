@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from gpu_exporter.agent.attribution.processes import ProcessOwners
+    from gpu_exporter.common.tasks import Task
     from gpu_exporter.diagnosis.interface import HostNode, HostWorks
 
 
 class HostReader(Protocol):
-    """Reads what the holders do on their host. `works`: their work, None if it is not read."""
+    """Reads what the holders do on their host, in `tasks`. `works`: their work, None if it is not read."""
 
     @property
     def works(self) -> HostWorks | None: ...
+
+    @property
+    def tasks(self) -> Sequence[Task]: ...
 
     def run(self, stop: threading.Event, node: HostNode) -> None: ...
 

@@ -14,10 +14,12 @@ from gpu_exporter.agent.sampling.activity.repeats import Repeats
 from gpu_exporter.agent.sampling.worker import Worker
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import CollectorOutcome, XidCounts
+from gpu_exporter.common.tasks import Task
 
 log = logging.getLogger(__name__)
 WAIT_S = 0.25  # longest wait inside one driver call, so that the driver can be closed within two seconds
 RETRY_S = 30.0  # after a failed registration
+LATE_S = 120.0  # without a turn: a call hangs in the driver
 MAX_CODES = 100  # distinct codes counted per GPU; NVIDIA documents some 170, and no board shows many
 
 
@@ -76,8 +78,15 @@ class NoGpuAnswers(Exception):
 class EventLoop(Worker):
     """Registers, waits, counts, and registers again after an error. Ends within WAIT_S of a request to stop."""
 
-    def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
-        super().__init__("events")
+    def __init__(
+        self,
+        open_watch: Callable[[], EventWatch],
+        book: XidBook,
+        clock: Clock,
+        changed: Callable[[], None],
+        task: Task | None = None,
+    ) -> None:
+        super().__init__("events", task or Task("events", LATE_S))
         self.outcome: CollectorOutcome | None = None
         self._open_watch = open_watch
         self._book = book
@@ -87,41 +96,44 @@ class EventLoop(Worker):
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            begin = self._clock.monotonic()
-            try:
-                watch = self._open_watch()
-            except NotSupported:
-                self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
-                return  # no GPU of this host supports events: no data
-            except Exception as exc:  # a bug in the exporter must not silence XIDs for ever
-                self._fail(exc, begin)
-            else:
-                for uuid in watch.covered:
-                    self._book.watch(uuid)
-                error = "" if watch.complete else "nvmlDeviceRegisterEvents failed on some GPUs"
-                self.outcome = CollectorOutcome("xid", watch.complete, self._clock.monotonic() - begin, error)
-                self._changed()
-                self._listen(watch, begin)
-                self._drain(watch)
-                watch.close()
-                continue
+            with self.task:
+                begin = self._clock.monotonic()
+                try:
+                    watch = self._open_watch()
+                except NotSupported:
+                    self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
+                    break  # no GPU of this host supports events: no data
+                except Exception as exc:
+                    self._fail(exc, begin)
+                else:
+                    for uuid in watch.covered:
+                        self._book.watch(uuid)
+                    error = "" if watch.complete else "nvmlDeviceRegisterEvents failed on some GPUs"
+                    self.outcome = CollectorOutcome("xid", watch.complete, self._clock.monotonic() - begin, error)
+                    self._changed()
+                    self._listen(watch, begin)
+                    self._drain(watch)
+                    watch.close()
+                    continue
             self._clock.wait(self._stop, RETRY_S)
+        self.task.rest()
 
     def _listen(self, watch: EventWatch, begin: float) -> None:
         """Count events until a stop request, an error of the driver, or a retry for GPUs that failed to register."""
         while not self._stop.is_set():
             if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
                 return
-            try:
-                event = watch.wait(WAIT_S)
-            except Exception as exc:  # as above
-                self._fail(exc, begin)
-                self._clock.wait(self._stop, RETRY_S)
-                return
-            if event is not None:
-                self._count(event)
-            for repeated, times in self._repeats.take_due():
-                log.warning("%s, %d times since the last line", _describe(repeated), times)
+            with self.task:
+                try:
+                    event = watch.wait(WAIT_S)
+                except Exception as exc:
+                    self._fail(exc, begin)
+                    self._clock.wait(self._stop, RETRY_S)
+                    return
+                if event is not None:
+                    self._count(event)
+                for repeated, times in self._repeats.take_due():
+                    log.warning("%s, %d times since the last line", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
         """Count the events that the driver has queued: they would be lost with the registration."""
@@ -129,6 +141,7 @@ class EventLoop(Worker):
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)
         except Exception as exc:  # the registration is given up in any case
+            self._note_bug(exc)
             log.debug("queued events were not read: %s", exc)
 
     def _count(self, event: XidEvent) -> None:
@@ -137,7 +150,12 @@ class EventLoop(Worker):
             log.warning("%s", _describe(event))
         self._changed()
 
+    def _note_bug(self, exc: Exception) -> None:
+        if not isinstance(exc, DeviceError | NoGpuAnswers):
+            self.task.note(exc)
+
     def _fail(self, exc: Exception, begin: float) -> None:
+        self._note_bug(exc)
         if self.outcome is None or self.outcome.success:
             log.warning("XIDs are not counted until a retry succeeds: %s", exc)
         error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"

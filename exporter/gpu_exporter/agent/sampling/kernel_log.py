@@ -19,12 +19,14 @@ from gpu_exporter.agent.sampling.events import XidBook
 from gpu_exporter.agent.sampling.worker import Worker
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import CollectorOutcome
+from gpu_exporter.common.tasks import Task
 
 log = logging.getLogger(__name__)
 NAME = "xid.kmsg"
 LOOK_S = 0.5  # how often the log is read
 SAME_S = 2.0  # an event with the same code of the same GPU within this time is the same XID
 RETRY_S = 30.0  # after the log could not be opened or read
+LATE_S = 120.0  # without a turn
 WAITING_MAX = 1000  # lines that wait for their event; beyond this limit the oldest line is counted at once
 STRANGERS_MAX = 100  # addresses without a known GPU that are logged
 
@@ -54,7 +56,7 @@ class KernelLogLoop(Worker):
         """
         self._note_probes = note_probes
         self._counted: dict[XidLine, float] = {}  # when each line of the last SAME_S was last read
-        super().__init__("kernel-log")
+        super().__init__("kernel-log", Task("kernel-log", LATE_S))
         self.outcome: CollectorOutcome | None = None
         self._path = path
         self._book = book
@@ -67,18 +69,13 @@ class KernelLogLoop(Worker):
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            begin = self._clock.monotonic()
-            try:
-                kernel_log = KernelLog(self._path)
-            except OSError as exc:
-                self._fail(exc, begin)
-            else:
+            with self.task:
+                begin = self._clock.monotonic()
                 try:
-                    self._follow(kernel_log)
+                    with contextlib.closing(KernelLog(self._path)) as kernel_log:
+                        self._follow(kernel_log)
                 except OSError as exc:
                     self._fail(exc, begin)
-                finally:
-                    kernel_log.close()
             self._clock.wait(self._stop, RETRY_S)
 
     def _follow(self, kernel_log: KernelLog) -> None:
@@ -86,6 +83,7 @@ class KernelLogLoop(Worker):
         with contextlib.suppress(OSError):  # a pipe has no past records
             self._note(kernel_log.read_past())
         while not self._stop.is_set():
+            self.task.turn()
             if not self.look(kernel_log):
                 self._clock.wait(self._stop, LOOK_S)
 

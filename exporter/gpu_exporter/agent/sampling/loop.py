@@ -18,6 +18,7 @@ from gpu_exporter.agent.sampling.sampler import DeviceSampler
 from gpu_exporter.agent.sampling.worker import Worker
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import DeviceSnapshot
+from gpu_exporter.common.tasks import Task
 
 log = logging.getLogger(__name__)
 FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or was lost
@@ -48,8 +49,9 @@ class DeviceLoop(Worker):
         interval_s: float,
         deadline_s: float,
         events: LoopEvents,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(f"gpu-{position}")
+        super().__init__(f"gpu-{position}", task or Task("gpu"))
         self.position = position
         self.sampler: DeviceSampler | None = None
         self.latest: DeviceSnapshot | None = None
@@ -80,23 +82,19 @@ class DeviceLoop(Worker):
     def _run(self) -> None:
         self._due = self._clock.monotonic()
         while not self._stop.is_set():
-            self._cycle_start = self._clock.monotonic()
-            try:
-                wait_s = self._cycle()
-            except DriverChanged as exc:
-                self._events.driver_changed(str(exc))
-                return
-            except Exception as exc:  # a bug in the exporter must not end the loop; age and error count show it
-                if self.sampler is not None:
-                    self.sampler.error_counts["cycle", type(exc).__name__] += 1
-                log.exception("gpu %d: a sampling cycle failed", self.position)
-                wait_s = self._interval_s
-            finally:
-                self._was_slow = self._clock.monotonic() - self._cycle_start > self._deadline_s
-                self._cycle_start = None
-                if not self.attempted:
-                    self.attempted = True
-                    self._events.first_cycle()
+            self._cycle_start, wait_s = self._clock.monotonic(), self._interval_s
+            with self.task:
+                try:
+                    wait_s = self._cycle()
+                except DriverChanged as exc:
+                    self._events.driver_changed(str(exc))
+                    return
+                finally:
+                    self._was_slow = self._clock.monotonic() - self._cycle_start > self._deadline_s
+                    self._cycle_start = None
+                    if not self.attempted:
+                        self.attempted = True
+                        self._events.first_cycle()
             self._rest(wait_s)
 
     def _cycle(self) -> float:

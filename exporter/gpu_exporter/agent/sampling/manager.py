@@ -20,13 +20,14 @@ from gpu_exporter.agent.devices.errors import DeviceError
 from gpu_exporter.agent.devices.protocol import Backend, Device, EventWatch
 from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
 from gpu_exporter.agent.sampling.driver import Driver, DriverState, DriverView, Position
-from gpu_exporter.agent.sampling.events import EventLoop, NoGpuAnswers, XidBook
+from gpu_exporter.agent.sampling.events import LATE_S, EventLoop, NoGpuAnswers, XidBook
 from gpu_exporter.agent.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.agent.sampling.sampler import DeviceSampler
 from gpu_exporter.agent.sampling.worker import Worker
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.common.model.units import DeviceIdentity
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import NoThread, start
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,9 @@ class DeviceManager:
         deadline_s: float,
     ) -> None:
         """`deadline_s`: how long one cycle over a GPU may take before its values are withheld."""
+        # A hang in the first two is a state of the driver or of a GPU, and published as such.
+        self._watching, self._sampling, self._listening = Task("driver"), Task("gpu"), Task("events", LATE_S)
+        self.tasks = (self._watching, self._sampling, self._listening)
         self.progress = threading.Event()  # the driver was asked, or a GPU was read, for the first time
         self._driver = driver
         self._backend = backend
@@ -171,12 +175,11 @@ class DeviceManager:
 
     def _watch_over(self) -> None:
         while not self._stop.is_set() and not self._driver.replaced.is_set():
-            try:
-                self._look()
-            except NoThread as exc:
-                self._warn_once(f"a GPU or its events are not watched: {exc}")
-            except Exception:  # a bug in the exporter must not end the watch over the other GPUs
-                log.exception("checking the driver and its GPUs failed")
+            with self._watching:
+                try:
+                    self._look()
+                except NoThread as exc:
+                    self._warn_once(f"a GPU or its events are not watched: {exc}")
             self._driver.asked.set()
             self.progress.set()
             # The first GPUs are found within milliseconds: check for them soon, then every CHECK_S.
@@ -216,6 +219,7 @@ class DeviceManager:
             self._rules.interval_s,
             self._deadline_s,
             LoopEvents(self._deliver, self._driver.note_replaced, self.progress.set),
+            self._sampling,
         )
         loop.start()
         self._loops[position] = loop
@@ -266,7 +270,7 @@ class DeviceManager:
         self._drop_ended()
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # the old events' loop hangs in the driver, and a new loop would hang too
-        events = EventLoop(self._open_watch, self._sink.xids, self._clock, self._sink.touch)
+        events = EventLoop(self._open_watch, self._sink.xids, self._clock, self._sink.touch, self._listening)
         events.start()
         self._events_for = wanted
         self._events = events

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 
 
 class Worker(ABC):
     """Base of the loops: `_run` must check `_stop`. Each worker owns one thread, which is never replaced."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, task: Task) -> None:
+        """`task`: surrounds each turn of `_run`; all workers of one kind may share it."""
+        self.task = task
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 

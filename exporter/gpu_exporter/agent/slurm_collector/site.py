@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from gpu_exporter.agent.attribution.slurm.collected import ANSWERS
 from gpu_exporter.agent.slurm_collector.collector import WITHHELD, CollectorRun
+from gpu_exporter.common.web.own_metrics import OwnMetrics
 from gpu_exporter.common.web.request import Request
 from gpu_exporter.common.web.server import TEXT, Reply, Site
 
@@ -18,12 +19,16 @@ from gpu_exporter.common.web.server import TEXT, Reply, Site
 class CollectorSite:
     """Healthy means only that the collector serves; its metrics and the age of its answers show if Slurm answers."""
 
-    def __init__(self, run: CollectorRun, host: Site | None = None) -> None:
-        """`host`: the site around a collector that runs inside another process; it answers all other requests."""
+    def __init__(self, run: CollectorRun, host: Site | None = None, own: OwnMetrics | None = None) -> None:
+        """`host`: the site around a collector that runs inside another process; it answers all other requests. `own`:
+        metrics of a process of its own.
+        """
         self._run = run
         self._host = host
         self._registry = CollectorRegistry()
         self._registry.register(CollectorMetrics(run))
+        if own is not None:
+            self._registry.register(own)
 
     def answer_at_once(self, request: Request) -> Reply | None:
         if request.path.startswith(ANSWERS):

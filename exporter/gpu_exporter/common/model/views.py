@@ -171,6 +171,7 @@ class AgentStatus(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
     warnings: tuple[str, ...] = ()  # about this host, as text for people
     state: StateStatus | None = None  # None if no state is kept
+    task_failures: tuple[tuple[str, int], ...] = ()  # (task, failed turns) since start
     driver_missed: bool = False  # not asked yet, or failed with an error that only an installed driver can cause
 
     @property

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.web.secure import Security
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Doorkeeper:
     """Checks Authorization headers. Used only in the thread of the loop; bcrypt runs in a separate thread."""
 
     def __init__(self) -> None:
+        self.task = Task("http-password")
         self._thread = ThreadPoolExecutor(1, "http-password")
         self._waiting: list[_WaitingCheck] = []
         self._wrong: dict[str, _Failures] = {}  # oldest first
@@ -103,11 +105,12 @@ class Doorkeeper:
                 continue
             entry = self._choose(now)
             self._waiting.remove(entry)
-            try:
-                is_right, took_s = await asyncio.get_running_loop().run_in_executor(self._thread, _check, entry)
-            except RuntimeError as exc:  # the host may have no thread left
-                log.debug("cannot check passwords: %s", exc)
-                is_right, took_s = None, 0.0
+            is_right, took_s = None, 0.0
+            with self.task:
+                try:
+                    is_right, took_s = await asyncio.get_running_loop().run_in_executor(self._thread, _check, entry)
+                except RuntimeError as exc:  # the host may have no thread left
+                    log.debug("cannot check passwords: %s", exc)
             self._budget_s -= took_s
             if is_right is False:
                 self._note_wrong(entry.address)

@@ -1,52 +1,44 @@
-"""TLS and passwords of a port, from a file in the format of Prometheus's own exporters.
-
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is refused by name: if
-it were ignored, the port would be more open than the file says.
-"""
+"""TLS and passwords of a port: the settings of its file in use, and as the file changes."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
+import logging
+import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
-CLIENTS = {
-    "NoClientCert": ssl.CERT_NONE,
-    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
-    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
-}
-VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+from gpu_exporter.common.web.settings import CLIENTS, TLS, VERSIONS, WebConfigError, WebSettings, read_settings
+
+log = logging.getLogger(__name__)
 TRIED_MAX = 256  # headers with a correct password that are remembered, and the same number with a wrong one
+HASH_LENGTH = 60  # of every bcrypt hash
 # The hash of no password: checking an unknown user takes as much time as checking a wrong password.
 NOBODY = "$2b$10$KNkLq/jEmlsfvs/EziYNA.zAtzpDFuN9WoAbP1TxZ3rUxFhIPV09y"
 
 
-class WebConfigError(ValueError):
-    """The web configuration is invalid. The text names the file, the key and the remedy."""
-
-
 class Security:
-    """The settings of the file, as it was last read. `context`: None without TLS."""
+    """The settings in use. `context`: None without TLS."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises WebConfigError."""
+    def __init__(self, path: Path, settings: WebSettings | None = None, before: WebSettings | None = None) -> None:
+        """`settings`: of the file at `path`, by default as it is now. `before`: those that were in use. Raises
+        WebConfigError.
+        """
         self._path = path
-        data = _read(path)
-        unknown = sorted(set(data) - {"tls_server_config", "basic_auth_users"})
-        if unknown:
-            raise self._error(f"{unknown[0]} is not supported; known: tls_server_config, basic_auth_users")
-        tls = self._mapping(data, "tls_server_config")
-        self._files = tuple(
-            self._place(tls[key]) for key in ("cert_file", "key_file", "client_ca_file") if tls.get(key)
-        )
-        self.stamp = self.read_stamp()  # before the files are read: a change meanwhile causes another read
-        self.context = self._build(tls) if tls else None
-        self._users = self._read_users(self._mapping(data, "basic_auth_users"))
+        settings = settings or read_settings(path, before)
+        try:
+            self.context = self._build(settings)
+        except WebConfigError:
+            if before is None or TLS not in settings.kept:
+                raise
+            settings = settings._replace(named=before.named)  # the certificates changed after their section was lost
+            self.context = self._build(settings)
+        self.settings = settings
+        self._users = self._read_users(settings.users)
         self._tried: dict[bytes, bool] = {}  # by digest of the header, whether its password was correct
 
     @property
@@ -58,18 +50,6 @@ class Security:
         """Whether the port can be read without a password and without a client certificate."""
         has_certificate = self.context is not None and self.context.verify_mode is ssl.CERT_REQUIRED
         return not (self.wants_password or has_certificate)
-
-    def read_stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """A value that changes with the file, and with every file that it names."""
-        stamps = []
-        for path in (self._path, *self._files):
-            try:
-                status = path.stat()
-            except OSError:
-                stamps.append((0, 0, 0))
-            else:
-                stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
-        return tuple(stamps)
 
     def recall(self, authorization: str) -> bool | None:
         """Whether this header is correct, if it was checked before or cannot be parsed; else None. Returns at once."""
@@ -110,47 +90,25 @@ class Security:
     def _error(self, text: str) -> WebConfigError:
         return WebConfigError(f"{self._path}: {text}")
 
-    def _place(self, name: str) -> Path:
-        return self._path.parent / name
-
-    def _mapping(self, data: Mapping[str, Any], key: str) -> dict[str, str]:
-        value = data.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-            raise self._error(f"{key}: expected a mapping of names to texts")
-        return value
-
-    def _build(self, tls: dict[str, str]) -> ssl.SSLContext:
-        unknown = sorted(set(tls) - set(TLS_KEYS))
-        if unknown:
-            raise self._error(f"tls_server_config.{unknown[0]} is not supported; known: {', '.join(TLS_KEYS)}")
-        if not (tls.get("cert_file") and tls.get("key_file")):
-            raise self._error("tls_server_config: cert_file and key_file are required")
+    def _build(self, settings: WebSettings) -> ssl.SSLContext | None:
+        tls, named = settings.tls, settings.named
+        if not tls:
+            return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = self._choose(tls, "min_version", VERSIONS, "TLS12")
-        context.maximum_version = self._choose(tls, "max_version", VERSIONS, "TLS13")
-        clients = self._choose(tls, "client_auth_type", CLIENTS, "NoClientCert")
-        if (clients is ssl.CERT_NONE) == bool(tls.get("client_ca_file")):
-            raise self._error(
-                "tls_server_config: client_ca_file and a client_auth_type that verifies must be set together"
-            )
+        context.minimum_version = VERSIONS[tls.get("min_version") or "TLS12"]
+        context.maximum_version = VERSIONS[tls.get("max_version") or "TLS13"]
         try:
-            context.load_cert_chain(self._place(tls["cert_file"]), self._place(tls["key_file"]), password=_no_password)
-            if tls.get("client_ca_file"):
-                context.load_verify_locations(self._place(tls["client_ca_file"]))
+            with contextlib.ExitStack() as stack:
+                paths = {key: stack.enter_context(_in_memory(content)) for key, content in named.items()}
+                context.load_cert_chain(paths["cert_file"], paths["key_file"], password=_no_password)
+                if "client_ca_file" in paths:
+                    context.load_verify_locations(paths["client_ca_file"])
         except (OSError, ValueError) as exc:
-            raise self._error(f"tls_server_config: {', '.join(map(str, self._files))}: {exc}") from exc
-        context.verify_mode = clients
+            raise self._error(f"{TLS}: {', '.join(tls[key] for key in named)}: {exc}") from exc
+        context.verify_mode = CLIENTS[tls.get("client_auth_type") or "NoClientCert"]
         return context
 
-    def _choose(self, tls: dict[str, str], key: str, choices: Mapping[str, Any], default: str) -> Any:
-        name = tls.get(key, default) or default
-        if name not in choices:
-            raise self._error(f"tls_server_config.{key}: {name!r} is not supported; known: {', '.join(choices)}")
-        return choices[name]
-
-    def _read_users(self, users: dict[str, str]) -> dict[str, str]:
+    def _read_users(self, users: Mapping[str, str]) -> dict[str, str]:
         if not users:
             return {}
         try:
@@ -160,6 +118,8 @@ class Security:
         for user, hashed in users.items():
             try:
                 bcrypt.checkpw(b"", hashed.encode())
+                if len(hashed) != HASH_LENGTH:  # bcrypt takes a hash without its end, which no password matches
+                    raise ValueError("length")
             except ValueError as exc:
                 raise self._error(
                     f"basic_auth_users.{user}: not a bcrypt hash: create one with `htpasswd -nBC 10 {user}`"
@@ -167,18 +127,67 @@ class Security:
         return dict(users)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    import yaml
+class WebConfig:
+    """The settings of a port while it is served. `security`: those in use. `problem`: why they are not those of the
+    file, "" if they are.
+    """
 
+    def __init__(self, path: Path) -> None:
+        """Raises WebConfigError."""
+        self._path = path
+        self.security = Security(path)
+        self.problem = ""
+        self._seen = self._settled = self.security.settings.digest
+
+    def turn(self) -> bool:
+        """Look at the files once more; whether `security` is new. A change counts when two looks in a row have found
+        the same: a writer may not have finished the file, or may not have come to the next file.
+        """
+        settings, found = None, ""
+        try:
+            settings = read_settings(self._path, self.security.settings)
+            found = settings.digest
+        except WebConfigError as exc:
+            found = str(exc)
+        before, self._seen = self._seen, found
+        if found == self._settled or found != before:
+            return False
+        self._settled = found
+        fault = "" if settings is not None else found
+        if settings is not None:
+            try:
+                self.security = Security(self._path, settings, self.security.settings)
+            except WebConfigError as exc:
+                fault = str(exc)
+        kept = "" if settings is None else ", ".join(settings.kept)
+        if fault:
+            self.problem = f"{fault}; the previous certificates and passwords remain in use"
+        elif kept:
+            self.problem = (
+                f"{self._path}: without {kept} the port would be more open than before, so the former setting remains; "
+                "the rest of the file is in use: complete the file, or restart the process to open the port"
+            )
+        else:
+            self.problem = ""
+        if self.problem:
+            log.error("%s", self.problem)
+        else:
+            log.info("%s: reloaded", self._path)
+        return not fault
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """The path of a file that only this process has: OpenSSL reads a certificate and its key only from paths, and the
+    named files may have changed since they were read.
+    """
+    handle = os.memfd_create("web")
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
-        raise WebConfigError(f"{path}: {exc}") from exc
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise WebConfigError(f"{path}: expected a mapping with tls_server_config and basic_auth_users")
-    return data
+        with open(handle, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
 
 
 def _digest(authorization: str) -> bytes:

@@ -18,13 +18,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.common.service import repeat
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.web.budget import BYTES_PER_S, CONNECTION_S, HANDSHAKE_S, REQUEST_S, CpuBudget, measure
 from gpu_exporter.common.web.crowd import Connection, Crowd
 from gpu_exporter.common.web.door import Doorkeeper
 from gpu_exporter.common.web.listen import listen_tcp, listen_unix
 from gpu_exporter.common.web.request import HEAD_MAX, BadRequest, Request, parse_head
-from gpu_exporter.common.web.secure import Security, WebConfigError
+from gpu_exporter.common.web.secure import Security, WebConfig
 
 log = logging.getLogger(__name__)
 WORKERS = 4  # threads that render bodies; they share the rendered bodies
@@ -37,7 +39,8 @@ PROBES = ("/-/healthy", "/-/ready")  # without a password, because kubelets have
 ACCEPT_AGAIN_S = (
     0.01  # pause after an accept that failed because no descriptor was left; a connection was closed for it
 )
-RELOAD_S = 5.0  # interval of checks for new certificates and passwords
+RELOAD_S = 5.0  # between two looks for new certificates and passwords
+RELOAD_LATE_S = 60.0  # without a look: the disk of the files hangs
 CHUNK = 64 * 1024
 TEXT = "text/plain; charset=utf-8"
 # For browsers: they must not guess another content type, no other page may frame or read a reply, and the status page
@@ -79,14 +82,19 @@ class _Listener:
     """The connections of one listening socket. Used only in the thread of the loop."""
 
     def __init__(
-        self, listener: socket.socket, site: Site, workers: ThreadPoolExecutor, security: Security | None
+        self,
+        listener: socket.socket,
+        site: Site,
+        workers: ThreadPoolExecutor,
+        security: Security | None,
+        doorkeeper: Doorkeeper,
     ) -> None:
         self.security = security
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._again: asyncio.TimerHandle | None = None
         self._site = site
-        self._doorkeeper = Doorkeeper()
+        self._doorkeeper = doorkeeper
         self._workers = workers
         self._asked = 0  # requests that workers answer now or have to answer
         self._crowd = Crowd()
@@ -260,7 +268,6 @@ class _Listener:
             self._again.cancel()
         for connection in self._crowd.all():
             connection.break_off()
-        self._doorkeeper.close()
 
 
 async def _readable(client: socket.socket) -> None:
@@ -308,8 +315,10 @@ class HttpServer:
 
         Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
         """
-        self._web_config = web_config
-        self._security = Security(web_config) if web_config is not None else None
+        self._config = WebConfig(web_config) if web_config is not None else None
+        self._doorkeeper = Doorkeeper()
+        self._reloading, self._over = Task("web-config", RELOAD_LATE_S), threading.Event()
+        self.tasks = (self._reloading, self._doorkeeper.task) if self._config is not None else ()
         self._listeners = [listen_tcp(address)]
         self.port = int(self._listeners[0].getsockname()[1])
         self._socket_path = socket_path
@@ -324,7 +333,8 @@ class HttpServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
 
     async def _run(self) -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
 
         def end() -> None:
             loop.call_soon_threadsafe(stop.set)
@@ -333,55 +343,51 @@ class HttpServer:
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
         workers.submit(int)  # starts one worker now, because the host may have no thread left later
         parts = [
-            _Listener(listener, self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
-            for listener in self._listeners
+            _Listener(listener, self._site, workers, security, self._doorkeeper)
+            for listener, security in zip(self._listeners, (self._security(), None), strict=False)
         ]
         self._tcp = parts[0]
         for part in parts:
             part.begin()
-        reloading = None
-        if self._web_config is not None:
-            reloading = asyncio.create_task(self._reload(self._web_config, parts[0]))
         self._begun.set()
         await stop.wait()
-        if reloading is not None:
-            reloading.cancel()
         for part in parts:
             part.end()
+        self._doorkeeper.close()
         workers.shutdown(wait=False, cancel_futures=True)
         ending = asyncio.all_tasks() - {asyncio.current_task()}
         if ending:
             await asyncio.wait(ending, timeout=END_S)
 
-    @staticmethod
-    async def _reload(path: Path, part: _Listener) -> None:
-        """Load new certificates and passwords. An invalid file changes nothing."""
-        refused: object = None
-        while True:
-            await asyncio.sleep(RELOAD_S)
-            assert part.security is not None
-            stamp = part.security.read_stamp()
-            if stamp in (part.security.stamp, refused):
-                continue
-            try:
-                part.renew(await asyncio.get_running_loop().run_in_executor(None, Security, path))
-            except WebConfigError as exc:
-                log.error("%s; the previous certificates and passwords remain in use", exc)
-                refused = stamp
-            else:
-                log.info("%s: reloaded", path)
+    def _reload(self) -> None:
+        """Use new certificates and passwords."""
+        assert self._config is not None and self._tcp is not None
+        if self._config.turn():
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
+                self._loop.call_soon_threadsafe(self._tcp.renew, self._config.security)
+
+    def _security(self) -> Security | None:
+        return self._config.security if self._config is not None else None
 
     def is_open(self) -> bool:
-        """Whether the TCP port needs neither a password nor a client certificate, as its file was last read."""
-        security = self._tcp.security if self._tcp is not None else self._security
+        """Whether the TCP port needs neither a password nor a client certificate, by the settings in use."""
+        security = self._tcp.security if self._tcp is not None else self._security()
         return security is None or security.is_open
+
+    def uses_web_config(self) -> bool | None:
+        """Whether the TCP port uses all of its file; None without a file."""
+        return not self._config.problem if self._config is not None else None
 
     def start(self) -> None:
         start(self._thread)
         self._begun.wait()
+        if self._config is not None:
+            args = (self._reload, RELOAD_S, self._over, self._reloading)
+            start(threading.Thread(target=repeat, args=args, name=self._reloading.name, daemon=True))
 
     def stop(self) -> None:
         """Close every connection. A blocked worker ends with the process."""
+        self._over.set()
         with contextlib.suppress(RuntimeError):  # the loop has already ended
             self._end()
         if self._thread.is_alive():

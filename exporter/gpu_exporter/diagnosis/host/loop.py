@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -13,14 +11,17 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.evidence import HostEvidence
 from gpu_exporter.common.model.holders import Allocation, Who, identify
 from gpu_exporter.common.model.readings import HostProgress
+from gpu_exporter.common.tasks import Task
+from gpu_exporter.common.threads import NoThread, start
 from gpu_exporter.diagnosis.host.progress import ProgressReader, Suspect
 from gpu_exporter.diagnosis.host.subject import HostSubject
 from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.training.files import TrainingFiles, TrainingReader
 
-log = logging.getLogger(__name__)
 TICK_S = 15.0  # between two looks for evidence
 END_S = 0.2  # how long the end waits for a training that is being read
+LATE_S = 120.0  # for a look at the hosts, which takes milliseconds
+TRAINING_LATE_S = 240.0  # for the trainings: a reader that is stuck is replaced earlier, up to a number of times
 TICKS = 2  # work and progress are read in every second one
 
 
@@ -49,7 +50,7 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Each part has its own try: a bug in one must not cost the others."""
+    """Each part is a turn of its own: a bug in one must not cost the others."""
 
     def __init__(
         self,
@@ -62,63 +63,61 @@ class HostLoop:
         """`training`: None if no training is read."""
         self.works = works
         self._progress, self._looks, self._clock, self._training = progress, looks, clock, training
+        self._host, self._reading = Task("host", LATE_S), Task("training", TRAINING_LATE_S)
+        self.tasks = (self._host, *([self._reading] if training is not None else []))
+        self._reader: threading.Thread | None = None  # the present reader of trainings
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
         """Read until `stop`. Training has its own thread: a job that delays the reading of its files must not delay
         what is known of other holders.
         """
-        training = self._start_training(stop, node)
         tick = 0
         while not stop.is_set():
+            self._keep_training(stop, node)
             if tick % TICKS == 0:
                 self._read_work(node)
-            try:
+            with self._host:  # a bug here costs one look: old evidence expires
                 for who, evidence in self._looks.read(node.list_subjects(), self.works.places):
                     node.note(who, evidence)
-            except Exception:  # a bug here costs one look, never the thread: old evidence expires
-                log.exception("cannot read the evidence for causes")
             tick += 1
             self._clock.wait(stop, TICK_S)
-        if training is not None:
-            training.join(END_S)
+        if self._reader is not None:
+            self._reader.join(END_S)
 
-    def _start_training(self, stop: threading.Event, node: HostNode) -> threading.Thread | None:
-        if self._training is None:
-            return None
-        run = partial(self._run_training, self._training, stop, node)
-        thread = threading.Thread(target=run, name="training", daemon=True)
+    def _keep_training(self, stop: threading.Event, node: HostNode) -> None:
+        """Start the thread that reads trainings, and another one if it is stuck in a job's folder."""
+        training = self._training
+        if training is None or not (self._reader is None or training.leave_behind()):
+            return
+        reader = threading.Thread(target=self._run_training, args=(training, stop, node), name="training", daemon=True)
+        self._reader = reader
         try:
-            thread.start()
-        except RuntimeError as exc:  # the limit of tasks: what is known of the holders' hosts counts more
-            log.warning("trainings are not read, since no thread can be started: %s", exc)
-            return None
-        return thread
+            start(reader)
+        except NoThread as exc:  # what is known of the holders' hosts counts more
+            self._host.note(exc)
+            self._reader = None
 
     def _run_training(self, training: TrainingReader, stop: threading.Event, node: HostNode) -> None:
-        while not stop.is_set():
-            self._read_training(training, node)
+        while not stop.is_set() and self._reader is threading.current_thread():
+            with self._reading:
+                self._read_training(training, node)
             self._clock.wait(stop, TICK_S)
 
-    @staticmethod
-    def _read_training(training: TrainingReader, node: HostNode) -> None:
+    def _read_training(self, training: TrainingReader, node: HostNode) -> None:
         whos = (identify(allocation.holder) for allocation in node.list_held()[0])
-        try:
-            for who, files in training.read(who for who in whos if who is not None):
-                try:
-                    node.note_training(who, files)
-                except Exception:  # a bug that one holder's report shows must not cost the others
-                    log.exception("cannot keep what a job writes about its training")
-        except Exception:  # a bug here costs one look, never the thread
-            log.exception("cannot read what jobs write about their training")
+        for who, files in training.read(who for who in whos if who is not None):
+            try:
+                node.note_training(who, files)
+            except Exception as exc:  # a bug that one holder's report shows must not cost the others
+                self._reading.note(exc)
 
     def _read_work(self, node: HostNode) -> None:
-        try:
-            self.works.read(*node.list_held())
-        except Exception:  # after a bug in the exporter, old values must not remain published
-            log.exception("cannot read the holders' cgroups")
-            self.works.works = {}
-        try:
+        with self._host:
+            try:
+                self.works.read(*node.list_held())
+            except Exception:  # after a bug in the exporter, old values must not remain published
+                self.works.works = {}
+                raise
+        with self._host:  # a bug here costs one reading: without it, no run of a stall is proven
             for who, progress in self._progress.read(node.list_suspects(), self.works.places):
                 node.hear(who, progress)
-        except Exception:  # a bug here costs one reading, never the thread: without it, no run of a stall is proven
-            log.exception("cannot read whether holders make progress")

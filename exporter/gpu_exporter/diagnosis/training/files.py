@@ -4,7 +4,8 @@ A pod writes into an emptyDir of its own, which lies below the kubelet's folder 
 job writes into a folder of its own, which the prolog makes and names by the job's id. So whose file it is follows from
 where it lies, never from what it says. Each part of the way is opened without following a link; only a regular file
 with one link counts, of the folder's owner in Slurm. A file on which the job holds a lease is refused, since
-nothing here waits for a job.
+nothing here waits for a job. A folder on a file system that may never answer is refused too (mounts.py). If a folder
+does not answer all the same, its reader is left behind, and another one reads the other folders.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import math
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.files import read_plain
 from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.common.report_rules import FILES_MAX, SIZE_MAX
+from gpu_exporter.diagnosis.training.mounts import ForeignMount, find_foreign, list_foreign
 from gpu_exporter.diagnosis.training.reports import parse_report
 
 log = logging.getLogger(__name__)
@@ -38,15 +42,21 @@ OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no l
 INTERVAL_S = 15.0
 SLACK_S = 1.0
 CPU_SHARE = 0.002  # of one CPU, for all holders together
+STUCK_S = 60.0  # after this time, the folder of one holder does not answer
+LEFT_MAX = 2  # readers that are left behind; each is a thread that waits in the kernel
+MOUNTS_MAX = 16 * 2**20  # bytes of the mount table
 SAID_MAX = 8  # different reasons of one holder that are logged
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class TrainingPlaces(NamedTuple):
-    """`pods`: the kubelet's folder of pods. `jobs`: where the prolog makes a folder for each job."""
+    """`pods`: the kubelet's folder of pods. `jobs`: where the prolog makes a folder for each job. `mounts`: the mount
+    table.
+    """
 
     pods: Path
     jobs: Path
+    mounts: Path = Path("/proc/self/mountinfo")
 
 
 class TrainingFiles(NamedTuple):
@@ -55,6 +65,13 @@ class TrainingFiles(NamedTuple):
     monotonic: float
     reports: tuple[RankReport, ...]
     problem: str = ""
+
+
+class _FolderRead:
+    """The folder of a holder, while it is read, and since when (monotonic)."""
+
+    def __init__(self, who: Who, since: float) -> None:
+        self.who, self.since, self.is_said = who, since, False
 
 
 class TrainingReader:
@@ -67,9 +84,15 @@ class TrainingReader:
         self._due = -math.inf  # monotonic
         self._said: dict[Who, set[str]] = {}
         self._rests: dict[Who, float] = {}  # until when a holder whose files cost much is not read, monotonic
+        self._foreign: Sequence[ForeignMount] = ()
+        self._lock = threading.Lock()  # of the next two
+        self._reading: _FolderRead | None = None
+        self._left: list[_FolderRead] = []  # by readers that were left behind
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
-        """The files of each holder that has some. Nothing before the next look is due."""
+        """The files of each holder that has some. Nothing before the next look is due. Ends early if this reader was
+        left behind meanwhile. Raises OSError, ValueError if the mount table cannot be read.
+        """
         now = self._clock.monotonic()
         if now < self._due:
             return
@@ -77,11 +100,15 @@ class TrainingReader:
         whos = list(dict.fromkeys(holders))
         self._rests = {who: until for who, until in self._rests.items() if until > now and who in whos}
         self._said = {who: text for who, text in self._said.items() if who in whos}
+        self._foreign = list_foreign(read_plain(self._places.mounts, MOUNTS_MAX)) if whos else ()
         for who in whos:
-            if who in self._rests:
+            if who in self._rests or any(who == left.who for left in self._left):
                 continue
             began = time.thread_time()
+            self._reading = reading = _FolderRead(who, self._clock.monotonic())
             found = self._try(who)
+            if not self._end(reading):
+                return
             spent_s = time.thread_time() - began
             if (rest_s := spent_s * len(whos) / CPU_SHARE) > INTERVAL_S:
                 self._rests[who] = now + rest_s
@@ -90,6 +117,37 @@ class TrainingReader:
             self._say(who, found.problem)
             if found.reports:
                 yield who, found
+
+    def _end(self, reading: _FolderRead) -> bool:
+        """Note that a folder has answered; whether its reader still counts."""
+        with self._lock:
+            if self._reading is reading:
+                self._reading = None
+                return True
+            self._left.remove(reading)
+            return False
+
+    def leave_behind(self) -> bool:
+        """Whether the folder that is read now does not answer, and its reader is left behind. The caller then starts
+        another reader, which passes over this folder until it has answered.
+        """
+        with self._lock:
+            reading = self._reading
+            if reading is None or self._clock.monotonic() - reading.since < STUCK_S:
+                return False
+            is_left = len(self._left) < LEFT_MAX
+            if not reading.is_said:
+                reading.is_said = True
+                effect = "it is passed over until it answers"
+                if not is_left:
+                    effect = f"no training is read until one of {LEFT_MAX + 1} such folders answers"
+                log.warning(
+                    "training of %s %s: its folder has not answered for %g s: %s", *reading.who, STUCK_S, effect
+                )
+            if is_left:
+                self._reading = None
+                self._left.append(reading)
+            return is_left
 
     def _say(self, who: Who, problem: str) -> None:
         """Log each reason of a holder once: several files may be refused in turn."""
@@ -100,7 +158,12 @@ class TrainingReader:
 
     def _try(self, who: Who) -> TrainingFiles | None:
         try:
-            folder = self._open(who)
+            root, parts = self._find(who)
+            below = [os.fsencode(part) for part in parts]
+            if kind := find_foreign(self._foreign, os.fsencode(os.path.realpath(root)), below):
+                problem = f"its folder is not read, because {kind} is mounted there, which may never answer"
+                return TrainingFiles(self._clock.monotonic(), (), problem)
+            folder = _open_below(root, parts)
         except FileNotFoundError:
             return None  # the holder is not observed
         except OSError as exc:
@@ -115,18 +178,20 @@ class TrainingReader:
         finally:
             os.close(folder)
 
-    def _open(self, who: Who) -> int:
-        """The open folder of a holder. Raises OSError; FileNotFoundError if it has none."""
+    def _find(self, who: Who) -> tuple[Path, Sequence[str]]:
+        """Where the folder of a holder is: a root, and the way below it. Raises OSError; FileNotFoundError if it can
+        have none.
+        """
         kind, name = who
         if kind == "pod" and POD_UID.fullmatch(name):
-            return _open_below(self._places.pods, (name, *IN_POD))
+            return self._places.pods, (name, *IN_POD)
         if kind == "job" and JOB_ID.fullmatch(name):
             parent = os.open(self._places.jobs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 _refuse_strangers(os.fstat(parent))
             finally:
                 os.close(parent)
-            return _open_below(self._places.jobs, (name,))
+            return self._places.jobs, (name,)
         raise FileNotFoundError(name)
 
     def _read_folder(self, folder: int, *, is_job: bool) -> TrainingFiles:

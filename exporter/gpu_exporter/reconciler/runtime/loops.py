@@ -12,6 +12,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.service import repeat_aside, stop_on_signal
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
@@ -84,17 +85,21 @@ class Writing(NamedTuple):
 
 def _cycle_until_signal(
     tick: Callable[[], object],
+    task: Task,
     parts: Reconciler,
     stop: threading.Event,
     leads: Callable[[], bool] = lambda: True,
     rests: Callable[[], bool] = lambda: False,
 ) -> None:
+    parts.telemetry.own.tasks.add(task)
+
     def tick_and_ask() -> None:
+        parts.telemetry.own.tasks.watch()
         tick()
         if parts.demand is not None and not rests():  # one replica asks Slurm, and publishes the answer
             parts.telemetry.note_demand(parts.demand.read() if leads() else None)
 
-    repeat_aside(tick_and_ask, parts.interval_s, stop)
+    repeat_aside(tick_and_ask, parts.interval_s, stop, task)
 
 
 def apply_forever(parts: Reconciler, writing: Writing) -> int:
@@ -114,8 +119,9 @@ def apply_forever(parts: Reconciler, writing: Writing) -> int:
     )
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, parts.interval_s, record.forget)
     if lease is not None:
+        telemetry.own.tasks.add(lease.task)
         lease.keep(stop)
-    _cycle_until_signal(runs.run, parts, stop, may_write, lambda: runs.rests)
+    _cycle_until_signal(runs.run, cycle.task, parts, stop, may_write, lambda: runs.rests)
     if lease is not None:
         lease.release()
     return 0
@@ -170,5 +176,5 @@ def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
     """Run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
     judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
     dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
-    _cycle_until_signal(dry.run, parts, stop_on_signal())
+    _cycle_until_signal(dry.run, dry.task, parts, stop_on_signal())
     return 0

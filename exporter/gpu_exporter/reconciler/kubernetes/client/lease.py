@@ -20,6 +20,8 @@ import threading
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.outside import whole
 from gpu_exporter.common.plain import describe_bug, utc
+from gpu_exporter.common.service import repeat
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json, connect
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
@@ -31,6 +33,7 @@ LEASE_S = 15
 RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
 RECORD_SUFFIX = "-record"
+LATE_S = 60.0  # without a turn: a turn has three requests at most
 REQUEST_S = 4.0  # time limit of a renewal, so that another one fits before the deadline
 
 
@@ -79,6 +82,7 @@ class Lease:
         self._annotations: Json = {}  # of the Lease as it was last seen
         self._is_released = False
         self._trouble = ""
+        self.task = Task("lease", LATE_S)
 
     def may_write(self) -> bool:
         """Whether this process holds the Lease for certain."""
@@ -108,12 +112,8 @@ class Lease:
     def keep(self, stop: threading.Event) -> None:
         """Take and renew the Lease in a thread of its own until `stop`. Raises NoThread."""
 
-        def run() -> None:
-            while not stop.is_set():
-                self.tick()
-                stop.wait(RETRY_S)
-
-        start(threading.Thread(target=run, name="lease", daemon=True))
+        args = (self.tick, RETRY_S, stop, self.task)
+        start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
 
     def read_text(self, key: str) -> str:
         """As TextPlace: an annotation of the Lease as it was last seen. Only the holder of the Lease writes it."""
@@ -159,7 +159,7 @@ class Lease:
             else:
                 held, trouble = self._held, str(exc)
         except Exception as exc:
-            log.exception("internal error: the Lease was not renewed")
+            self.task.note(exc)
             held, trouble = self._held, describe_bug(exc)
         if trouble != self._trouble:
             needs = "; the reconciler needs `get` and `update` on this Lease, and `create` on leases"
