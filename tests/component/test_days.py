@@ -94,13 +94,13 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
     clock = ManualClock(wall=0.0)
 
     def fetch(address: Address) -> str:
-        page = day.pages.get((address.port or 0, round(clock.wall() / 60)))
+        page = day.pages.get(((address.port or 0) - 1, round(clock.wall() / 60)))
         if page is None:
             raise AnswerError(f"{address}: no answer")
         return page
 
     source = ExporterSource(
-        [parse_exporter(f"node:{node}") for node in range(NODES)], POLICY.underused_after, clock, fetch
+        [parse_exporter(f"node:{node + 1}") for node in range(NODES)], POLICY.underused_after, clock, fetch
     )
     record = Record(None, tally, clock, 30 * 86_400.0)
     surveyors = [TrueSurroundings(day, scheduler, clock) for scheduler in ("kubernetes", "slurm")]
