@@ -226,8 +226,11 @@ WRONG = {
 WRONG_YAML = {
     "alias": f"users: [{MARKER}: *{MARKER}]".encode(),
     "tag": f"users: !{MARKER} x".encode(),
+    "number": f"basic_auth_users: {{bob: !!int {MARKER}}}".encode(),
+    "no hash": f"basic_auth_users: {{bob: {MARKER}}}".encode(),
     "kubeconfig": f"current-context: x\nusers: {MARKER}\ncontexts: {MARKER}\nclusters: {MARKER}".encode(),
 }
+IN_YAML = ("--kubernetes.kubeconfig", "--web.config.file")
 FILES = {
     "--source.basic-auth.password-file": [
         "digest",
@@ -240,6 +243,7 @@ FILES = {
     "--from.basic-auth.password-file": ["top", "--once", "--from=SERVER", "--from.basic-auth.username=bob"],
     "--slurmrestd.token-file": ["slurm-collector", "--once", "--directory=.", "--slurmrestd=http://SERVER"],
     "--kubernetes.kubeconfig": ["pause", "--kubernetes.lease=ml/a"],
+    "--web.config.file": ["slurm-collector", "--web.listen-address=127.0.0.1:0"],
 }
 
 
@@ -252,7 +256,7 @@ def test_a_file_that_is_not_what_it_should_be_is_not_quoted(
     refused = 0
     with serve(Peer()) as peer:
         given = [each.replace("SERVER", peer.place).replace("CERT", str(certificate)) for each in FILES[flag]]
-        for name, content in (WRONG | (WRONG_YAML if flag == "--kubernetes.kubeconfig" else {})).items():
+        for name, content in (WRONG | (WRONG_YAML if flag in IN_YAML else {})).items():
             path = secrets / "file"
             path.unlink(missing_ok=True)
             if content is not None:
@@ -267,9 +271,8 @@ def test_a_file_that_is_not_what_it_should_be_is_not_quoted(
 
 def test_every_option_that_may_have_a_secret_has_a_case_here() -> None:
     sent = {option for call in ONCE.values() for option in call.options}
-    daemons = {"--web.config.file"}  # below
     assert sorted(IN_TEXT - {"--from"}) == sorted(sent & IN_TEXT), "--from takes none, since top has no variables"
-    assert sorted(IN_FILE) == sorted((sent & IN_FILE) | set(FILES) | daemons)
+    assert sorted(IN_FILE) == sorted((sent & IN_FILE) | set(FILES))
     assert VARIABLES == ("SLURM_JWT", "http_proxy"), "below"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.common.files import read_named
+from gpu_exporter.common.plain import describe_yaml
 
 FILE_MAX = 2**20  # bytes: no Secret has more
 TLS, USERS = "tls_server_config", "basic_auth_users"
@@ -99,7 +100,7 @@ def _parse(path: Path, data: bytes) -> Mapping[str, Mapping[str, str]]:
     try:
         found = yaml.safe_load(data.decode("utf-8"))
     except (ValueError, TypeError, yaml.YAMLError, RecursionError) as exc:
-        raise WebConfigError(f"{path}: {exc}") from exc
+        raise WebConfigError(f"{path}: {describe_yaml(exc)}") from exc
     if found is None:
         raise WebConfigError(f"{path}: it has no content: write {{}} for a port without TLS and without passwords")
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
