@@ -40,6 +40,7 @@ from gpu_exporter.common import service
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.service import follow_signals
+from gpu_exporter.common.web import door
 from gpu_exporter.common.web import server as web
 from gpu_exporter.common.web.secure import Security, WebConfig
 from gpu_exporter.common.web.server import HttpServer, Site
@@ -273,6 +274,7 @@ def web_config(bench: Bench) -> tuple[Broken, Counted]:
 
 
 def http_password(bench: Bench) -> tuple[Broken, Counted]:
+    bench.monkeypatch.setattr(door, "PATIENCE_S", 600.0)  # an answer that comes only after this time is none
     broken, telemetry = bench.broken(Security, "admits"), Telemetry()
     hashed = bcrypt.hashpw(b"pass", bcrypt.gensalt(4)).decode()
     server = serve_telemetry(bench, telemetry, f"basic_auth_users: {{ada: {hashed}}}\n")

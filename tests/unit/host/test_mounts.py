@@ -64,6 +64,11 @@ def test_no_name_hides_a_mount(name: bytes, others: list[tuple[bytes, str]]) -> 
     assert find(table) == "fuse"
 
 
+@pytest.mark.parametrize("name", [b"a\rb\r-\rtmpfs", b"a - tmpfs", b"a\n", b"\x0b- -", b"\x85"])
+def test_no_white_space_in_a_name_hides_its_mount(name: bytes) -> None:
+    assert find(line(b"/run/jobs/42/volumes/training/" + name, "fuse")) == "fuse"
+
+
 @given(st.binary(max_size=300))
 def test_any_text_is_survived(text: bytes) -> None:
     for mount in list_foreign(text + b" - " + text):
