@@ -175,7 +175,7 @@ def agent(tmp_path: Path, sysfs: Path, kubelet: Kubelet) -> Iterator[Agent]:
     running = Agent(settings, AcmeBackend(), [source], clock, host=Host(sysfs))
     running.start()
     yield running
-    assert running.stop()
+    running.stop()
 
 
 def test_gpus_of_another_vendor_are_sampled_charged_attributed_and_shown(agent: Agent) -> None:
