@@ -17,7 +17,7 @@ import pytest
 from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import StateFile
-from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.common.files import PRIVATE, make_directory, read_kept, write_atomically
 
 
 @pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
@@ -88,22 +88,47 @@ def test_a_link_at_the_path_of_the_file_is_replaced_and_not_followed(tmp_path: P
     assert (secret.read_text(), mode(secret)) == ("secret", 0o600)
 
 
-@pytest.mark.parametrize(("permissions", "refused"), [(0o777, True), (0o1777, False), (0o775, False)])
-def test_a_directory_in_which_every_user_may_rename_files_is_refused(
-    tmp_path: Path, permissions: int, refused: bool
+@pytest.mark.parametrize(
+    ("permissions", "textfile", "state"), [(0o777, False, False), (0o1777, True, False), (0o2775, True, True)]
+)
+def test_a_directory_in_which_every_user_may_rename_or_make_files_is_refused(
+    tmp_path: Path, permissions: int, textfile: bool, state: bool
 ) -> None:
+    """With a sticky bit nobody may rename the files of others: enough for textfiles, but not for what is read there."""
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(permissions)
-    expected = (
-        pytest.raises(PermissionError, match="every user may write in it .mode 0777.: chmod o-w")
-        if refused
-        else contextlib.nullcontext()
-    )
-    with expected:
+
+    def expected(accepted: bool) -> contextlib.AbstractContextManager[object]:
+        refusal = f"every user may write in it .mode {permissions:04o}.: chmod o-w"
+        return contextlib.nullcontext() if accepted else pytest.raises(PermissionError, match=refusal)
+
+    with expected(textfile):
         write_atomically(directory / "a.prom", b"x")
-    with expected:
+    with expected(state):
         make_directory(directory)
+    (directory / "state").write_bytes(b"x")
+    with expected(state):
+        assert read_kept(directory / "state", 10) == b"x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_of_state_that_belongs_to_another_user_is_read_by_tools_and_refused_by_its_writer(
+    tmp_path: Path,
+) -> None:
+    """`--once` of root asks in the directory of an exporter that runs as another user."""
+    directory = tmp_path / "state"
+    directory.mkdir()
+    path = directory / "devices.json"
+    path.write_bytes(b"{}")
+    os.chown(directory, 1234, -1)
+    os.chown(path, 1234, -1)
+    assert read_kept(path, 10) == b"{}"
+    with pytest.raises(PermissionError, match="belongs to another user .uid 1234., who may write in it: chown"):
+        make_directory(directory)
+    os.chown(path, 1235, -1)
+    with pytest.raises(PermissionError, match="uid 1235"):
+        read_kept(path, 10)
 
 
 EXCHANGE = """

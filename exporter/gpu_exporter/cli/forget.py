@@ -31,11 +31,11 @@ def run(given: list[str]) -> int:
     """Remove the GPU. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.agent.inventory.expected import forget
+    from gpu_exporter.agent.inventory.expected import UnusableList, forget
 
     try:
         known = forget(options.state_directory, options.uuid)
-    except OSError as exc:
+    except (OSError, UnusableList) as exc:
         parser.fail(str(exc))
     if not known:
         parser.fail(

@@ -13,14 +13,33 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+if TYPE_CHECKING:
+    import gzip
 
 READABLE = 0o644  # regardless of the umask: node_exporter runs as another user
 PRIVATE = 0o600
 DIRECTORY = 0o755
 LINK = "it is a link, and links are not followed here"
+CHUNK = 256 * 1024
+Check: TypeAlias = Callable[[os.stat_result], None]
+"""Looks at a file before it is opened. Raises an error to refuse the file."""
+
+
+class SharedDirectory(PermissionError):
+    """Every user may write in a directory."""
+
+    def __init__(self, mode: int, path: Path) -> None:
+        reason = f"every user may write in it (mode {stat.S_IMODE(mode):04o}): chmod o-w"
+        super().__init__(errno.EPERM, reason, str(path))
+
+
+def accept(status: os.stat_result) -> None:
+    """The Check that refuses nothing."""
+    del status
 
 
 def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False) -> None:
@@ -112,46 +131,43 @@ def read_gzip(path: Path, most: int) -> bytes:
     import zlib
 
     try:
-        with gzip.open(path) as file:
-            data = file.read(most + 1)
+        with open_named(path) as packed, gzip.open(packed) as file:
+            is_longer = os.fstat(packed.fileno()).st_size > most  # gzip reads zeros behind the data byte by byte
+            data = None if is_longer else _read_up_to(file, most)
     except zlib.error as exc:
         raise OSError(f"damaged: {exc}") from exc
-    if len(data) > most:
+    if data is None:
         raise ValueError(f"holds more than {most // 2**20} MiB")
     return data
 
 
-def read_plain(path: Path, most: int) -> bytes:
-    """The content of a file. Raises ValueError if it is longer than `most` bytes; OSError."""
-    with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"holds more than {most // 2**20} MiB")
-    return data
-
-
-def read_own(path: Path, most: int, uids: Collection[int] = ()) -> bytes:
+def read_own(path: Path | str, most: int, uids: Collection[int] = (), check: Check = accept) -> bytes:
     """The content of a file that this program wrote, or that lies where other users may write.
 
     Raises OSError: also for a link, for anything but a regular file, for more than `most` bytes, and for the file of a
-    user who is neither root nor the user of this process nor in `uids`.
+    user who is neither root nor the user of this process nor in `uids`; and the errors of `check`.
     """
-    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        status = os.fstat(handle)
-        if stat.S_ISLNK(status.st_mode):
-            raise OSError(errno.ELOOP, LINK, str(path))
+
+    def is_ours(status: os.stat_result) -> None:
         _refuse_foreign(status, path, uids)
-        with _open_regular(handle, status, path) as file:
-            return _read_within(file, path, most)
-    finally:
-        os.close(handle)
+        check(status)
+
+    with open_regular(path, is_ours) as file:
+        return read_within(file, path, most)
+
+
+def read_kept(path: Path, most: int, check: Check = accept) -> bytes:
+    """As `read_own`, for a file in a directory of state, whose owner counts as well.
+
+    Raises PermissionError too if every user may write in the directory.
+    """
+    return read_own(path, most, (check_kept(path.parent),), check)
 
 
 def read_named(path: Path, most: int) -> bytes:
     """The content of the file of `open_named`. Raises OSError; also for more than `most` bytes."""
     with open_named(path) as file:
-        return _read_within(file, path, most)
+        return read_within(file, path, most)
 
 
 def open_named(path: Path) -> BinaryIO:
@@ -159,59 +175,127 @@ def open_named(path: Path) -> BinaryIO:
 
     Raises OSError: also for anything but a regular file, and for a file that every user may write to.
     """
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        status = os.fstat(handle)
-        if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:
+
+    def is_safe(status: os.stat_result) -> None:
+        if status.st_mode & stat.S_IWOTH:
             reason = f"every user may write to it (mode {stat.S_IMODE(status.st_mode):04o}): chmod o-w"
             raise PermissionError(errno.EPERM, reason, str(path))
-        return _open_regular(handle, status, path)
+
+    return open_regular(path, is_safe, follows=True)
+
+
+def open_regular(
+    path: Path | str, check: Check = accept, *, follows: bool = False, directory: int | None = None
+) -> BinaryIO:
+    """Open a regular file for reading. `check`: looks at the file before it is opened, and raises an error to refuse
+    it. `follows`: whether `path` may be a link. `directory`: descriptor of the directory in which `path` is looked up.
+
+    Raises OSError; also for anything but a regular file, and if another process holds a lease on it.
+    """
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+    handle = os.open(path, flags, dir_fd=directory)
+    try:  # only now is it known that opening the file does nothing else: the open of a device may act
+        status = os.fstat(handle)
+        _refuse_irregular(status, path)
+        check(status)
+        # Without O_NONBLOCK, open waits up to lease-break-time (45 s) for the holder of a lease: fcntl(2).
+        return os.fdopen(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except BlockingIOError as exc:
+        raise OSError(errno.EBUSY, "another process holds a lease on it", str(path)) from exc
     finally:
         os.close(handle)
 
 
-def _refuse_foreign(status: os.stat_result, path: Path, uids: Collection[int]) -> None:
-    if status.st_uid not in (0, os.geteuid(), *uids):
-        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", str(path))
-
-
-def _refuse_irregular(status: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-
-
-def _open_regular(handle: int, status: os.stat_result, path: Path) -> BinaryIO:
-    """Open what a descriptor of O_PATH names: only then is it known that opening it does nothing else."""
-    _refuse_irregular(status, path)
-    # Without O_NONBLOCK, open waits up to lease-break-time (45 s) for the holder of a lease: fcntl(2).
-    return os.fdopen(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-
-
-def _read_within(file: BinaryIO, path: Path, most: int) -> bytes:
-    data = file.read(most + 1)
-    if len(data) > most:
+def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
+    """The content of an open file. Raises OSError; also for more than `most` bytes, which are then not read."""
+    is_longer = os.fstat(file.fileno()).st_size > most
+    data = None if is_longer else _read_up_to(file, most)
+    if data is None:
         raise OSError(errno.EFBIG, f"it is longer than {most} bytes", str(path))
     return data
 
 
+def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
+    """The content, None if it is longer than `most` bytes. One read of that size would first take memory for all of
+    them, also for a short file.
+    """
+    parts: list[bytes] = []
+    while part := file.read(CHUNK):
+        most -= len(part)
+        if most < 0:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def lock_kept(path: Path) -> int:
+    """The descriptor of a locked file; a missing file is created. Closing it ends the lock.
+
+    Raises OSError: BlockingIOError if another process has the lock; also for what `open_log` refuses.
+    """
+    handle = open_log(path, PRIVATE)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+@contextlib.contextmanager
+def in_memory(content: bytes) -> Iterator[str]:
+    """The path of a file that only this process has: OpenSSL reads a certificate and its key only from paths, and the
+    named files may have changed since they were read.
+    """
+    with os.fdopen(os.memfd_create("content"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _refuse_irregular(status: os.stat_result, path: Path | str) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, LINK, str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[int]) -> None:
+    if status.st_uid not in (0, os.geteuid(), *uids):
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", str(path))
+
+
 def refuse_shared(directory: int, path: Path) -> None:
-    """Raise PermissionError if every user may rename files in an open directory; a sticky bit prevents that."""
+    """Raise PermissionError if every user may rename files in an open directory.
+
+    A sticky bit prevents that. It is enough here, as for a directory of textfiles: a writer that makes each file anew
+    and renames it opens no file that another user has made.
+    """
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        reason = f"every user may write in it (mode {stat.S_IMODE(mode):04o}): chmod o-w"
-        raise PermissionError(errno.EPERM, reason, str(path))
+        raise SharedDirectory(mode, path)
+
+
+def check_kept(directory: Path) -> int:
+    """The owner of a directory of state. Raises SharedDirectory if every user may write in it: with a sticky bit too,
+    another user could make a file there first, which is then read, locked or connected to.
+    """
+    status = directory.stat()
+    if status.st_mode & stat.S_IWOTH:
+        raise SharedDirectory(status.st_mode, directory)
+    return status.st_uid
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
+    """Create a directory of state and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError; PermissionError if the directory exists and every user may write in it.
+    Raises OSError; PermissionError if the directory exists and another user may write in it. Its group may: a volume of
+    a pod belongs to the pod's group.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
         with contextlib.suppress(FileExistsError):
             missing.mkdir(DIRECTORY)
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        refuse_shared(directory, path)
-    finally:
-        os.close(directory)
+    owner = check_kept(path)
+    if owner not in (0, os.geteuid()):
+        reason = f"it belongs to another user (uid {owner}), who may write in it: chown it to uid {os.geteuid()}"
+        raise PermissionError(errno.EPERM, reason, str(path))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.errors import ForeignError
-from gpu_exporter.common.files import write_atomically
+from gpu_exporter.common.files import check_kept, read_kept, write_atomically
 from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence
@@ -82,18 +82,19 @@ class PauseFile:
     def read_pause(self) -> PauseNote | None:
         """As PausePlace."""
         try:
-            with self._path.open("rb") as file:
-                facts = json.loads(file.read(FILE_MAX))
+            facts = json.loads(read_kept(self._path, FILE_MAX))
             if not isinstance(facts, dict):
                 raise TypeError("not a pause")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as exc:
-            raise PauseUnreadable(f"{self._path}: {exc}; end it with gpu-exporter pause --end") from exc
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise PauseUnreadable(f"{self._path}: {reason}; end it with gpu-exporter pause --end") from exc
         return parse_note(facts, str(self._path))
 
     def write_pause(self, note: PauseNote) -> None:
         """As PausePlace."""
+        check_kept(self._path.parent)
         write_atomically(self._path, (json.dumps(note_facts(note)) + "\n").encode())
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 from typing import Protocol
 
-from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.common.files import PRIVATE, lock_kept, make_directory, read_kept, write_atomically
 from gpu_exporter.reconciler.marks import MarkError
 
 FILE_MAX = 1024 * 1024
@@ -30,23 +28,23 @@ class TextFiles:
         """Raises OSError; this is BlockingIOError where another process uses the directory."""
         make_directory(directory)
         self._directory = directory
-        self._lock = os.open(directory / "reconciler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            os.close(self._lock)
+            self._lock = lock_kept(directory / "reconciler.lock")
+        except BlockingIOError as exc:
             raise BlockingIOError(f"{directory}: another reconciler keeps its state there") from exc
 
     def read_text(self, key: str) -> str:
         """As TextPlace."""
         path = self._directory / f"reconciler-{key}.json"
         try:
-            with path.open("rb") as file:
-                return file.read(FILE_MAX).decode("utf-8", "replace")
+            text = read_kept(path, FILE_MAX).decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
         except OSError as exc:
-            raise MarkError("error", f"{path}: {exc}") from exc
+            raise MarkError("error", f"{path}: {exc.strerror}") from exc
+        if not text:  # after a power failure, a new file may be empty
+            raise MarkError("error", f"{path}: it is empty, so its content is lost; remove it to begin anew")
+        return text
 
     def write_text(self, key: str, text: str) -> None:
         """As TextPlace."""

@@ -326,7 +326,7 @@ def test_files_that_agree_count_as_one_and_missing_files_are_ignored(tmp_path: P
             [FOUR.encode(), FOUR.replace("[0-3]", "[3,2,1,0]").encode()],
             "{0}/0.conf and {0}/1.conf give the GPUs different orders; {1}",
         ),
-        ([b"#" * (MAX_CONF + 1)], f"{{0}}/0.conf: larger than {MAX_CONF} bytes; {{1}}"),
+        ([b"#" * (MAX_CONF + 1)], f"{{0}}/0.conf: it is longer than {MAX_CONF} bytes; {{1}}"),
         (
             [b"# \xff"],
             "{0}/0.conf: 'utf-8' codec can't decode byte 0xff in position 2: invalid start byte; {1}",

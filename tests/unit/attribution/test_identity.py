@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.agent.attribution.identity import (
     KEY_FILE,
+    KEY_MAX_BYTES,
     KEY_MIN_BYTES,
     MODES,
     Identity,
@@ -104,14 +105,21 @@ def test_the_key_is_made_only_in_the_state_directory(tmp_path: Path, monkeypatch
     assert load_key(tmp_path)
 
 
-def test_a_sites_own_key_must_be_long_enough_and_its_first_4096_bytes_count(tmp_path: Path) -> None:
-    for size, kept in ((KEY_MIN_BYTES, KEY_MIN_BYTES), (4096, 4096), (5000, 4096)):
-        (tmp_path / KEY_FILE).write_bytes(b"k" * size)
-        (tmp_path / KEY_FILE).chmod(0o600)
-        assert load_key(tmp_path) == b"k" * kept
-    (tmp_path / KEY_FILE).write_bytes(b"k" * (KEY_MIN_BYTES - 1))
-    with pytest.raises(KeyUnusable, match="15 bytes are too short"):
-        load_key(tmp_path)
+def test_a_sites_own_key_is_one_whole_line_of_16_to_4095_bytes(tmp_path: Path) -> None:
+    path = tmp_path / KEY_FILE
+    for size in (KEY_MIN_BYTES, KEY_MAX_BYTES - 1):
+        path.write_bytes(b"k" * size + b"\n")
+        path.chmod(0o600)
+        assert load_key(tmp_path) == b"k" * size
+    for data, error in (
+        (b"k" * (KEY_MIN_BYTES - 1) + b"\n", "15 bytes are too short"),
+        (b"k" * KEY_MIN_BYTES, "must be one line that ends with a line break"),
+        ((b"k" * KEY_MIN_BYTES + b"\n") * 2, "must be one line that ends with a line break"),
+        (b"k" * KEY_MAX_BYTES + b"\n", "longer than 4096 bytes"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(KeyUnusable, match=error):
+            load_key(tmp_path)
 
 
 def test_two_processes_that_make_a_key_get_the_same_key(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def read(place: Path) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
         ({MIG: "42 1000\n"}, {"42": ((), (MIG,))}),
         # dcgm-exporter: one job id a line; a repeated id counts once, an empty file is a free GPU
         ({"0": "42\n42\n", "1": "", "2.3": "42\n43\n"}, {"42": ((), ()), "43": ((), ())}),
-        ({".42.17": "gpus=", "42": "gpus=1\nvisible="}, {"42": ((1,), ())}),  # a file that is being written
+        ({".42.17": "gpus=", "42": "gpus=1\nvisible=\n"}, {"42": ((1,), ())}),  # a file that is being written
         ({}, {}),
     ],
 )  # fmt: skip
@@ -71,6 +71,9 @@ def test_all_three_layouts_of_job_files_are_read(place: Path, files: Mapping[str
         ("0", "-3\n", "'-3' is not a job id"),
         ("42", "gpus=" + "1," * READ_MAX, f"longer than {READ_MAX} bytes"),
         ("42", "gpus=é\n", "ordinal not in range"),
+        ("42", "gpus=0,1", "its last line is cut"),
+        ("4711", "", "it is empty"),
+        ("64", "", "it is empty"),
     ],
 )
 def test_a_file_that_is_not_understood_is_named_and_affects_no_other_job(

@@ -56,7 +56,7 @@ def test_files_are_refused_if_other_users_may_write_in_the_directory(cluster: Cl
     cluster.directory.chmod(0o755)
     path.rename(path.with_name("real"))
     path.symlink_to(path.with_name("real"))
-    with pytest.raises(SourceError, match="symbolic link"):
+    with pytest.raises(SourceError, match="links are not followed"):
         cluster.source().poll()
 
 

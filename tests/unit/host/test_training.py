@@ -339,7 +339,7 @@ def test_a_file_on_which_the_job_holds_a_lease_is_refused_at_once(site: Site, ca
     finally:
         holder.kill()
         holder.communicate()
-    assert "run-a.json is ignored: its job holds a lease on it" in caplog.text
+    assert "run-a.json is ignored: another process holds a lease on it" in caplog.text
 
 
 def test_a_file_that_vanishes_while_the_folder_is_listed_costs_only_itself(

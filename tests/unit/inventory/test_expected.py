@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices, forget
+from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices, UnusableList, forget
 
 A = ExpectedDevice("GPU-a", "0000:10:00.0", 0, "H100")
 B = ExpectedDevice("GPU-b", "0000:11:00.0", 1, "H100")
@@ -70,7 +70,9 @@ def test_forget_reaches_a_running_exporter(tmp_path: Path) -> None:
     assert set(seen(tmp_path, "boot-1", A).devices) == {"GPU-a"}
 
 
-def test_a_damaged_list_file_counts_as_missing(tmp_path: Path) -> None:
+def test_a_damaged_list_file_counts_as_missing_and_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     seen(tmp_path, "boot-1", A, B)
     half = (
         '{"version": 1, "boot_id": "x", "devices": [{"uuid": "\\ud83d", "pci_bus_id": "", "position": 0, "name": ""}]}'
@@ -86,9 +88,30 @@ def test_a_damaged_list_file_counts_as_missing(tmp_path: Path) -> None:
         half,
     ):
         (tmp_path / "devices.json").write_text(text, encoding="utf-8")
+        caplog.clear()
         book = ExpectedDevices(tmp_path, "boot-1")
         book.load()
+        book.load()
         assert book.devices == {}
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"{tmp_path / 'devices.json'}: damaged (")
+        assert record.getMessage().endswith("; a GPU that is missing now is not reported")
+        with pytest.raises(UnusableList, match="damaged"):
+            forget(tmp_path, "GPU-a")
+
+
+def test_a_list_that_is_damaged_while_the_exporter_runs_changes_nothing_until_it_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = seen(tmp_path, "boot-1", A, B)
+    (tmp_path / "devices.json").write_text("{", encoding="utf-8")
+    book.load()
+    assert set(book.devices) == {"GPU-a", "GPU-b"}
+    assert "the known list remains" in caplog.text
+    book.save()
+    assert forget(tmp_path, "GPU-b")
+    book.load()
+    assert set(book.devices) == {"GPU-a"}
 
 
 def test_a_list_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:

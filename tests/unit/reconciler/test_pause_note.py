@@ -72,7 +72,7 @@ def test_a_pause_that_cannot_be_read_counts_as_a_pause_and_names_the_command_to_
     file.write_text("{}")
     assert pause(EVIDENCE, PauseFile(file)) is EVIDENCE
     assert pause(EVIDENCE, PauseFile(tmp_path / "none")) is EVIDENCE
-    assert "Is a directory" in pause(EVIDENCE, PauseFile(tmp_path)).paused
+    assert "it is not a regular file" in pause(EVIDENCE, PauseFile(tmp_path)).paused
 
 
 def test_a_pause_withdraws_marks_and_new_marks_follow_a_full_window_after_its_end(tmp_path: Path) -> None:

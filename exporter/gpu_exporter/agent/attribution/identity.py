@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from gpu_exporter.common.files import read_kept
 from gpu_exporter.common.model.holders import Holder
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ MODES: dict[str, Mode] = {"name": "name", "uid": "uid", "hmac": "hmac", "none": 
 KEY_FILE = "identity.key"
 KEY_BYTES = 32
 KEY_MIN_BYTES = 16  # shortest key that a site may provide
+KEY_MAX_BYTES = 4096
 DIGITS = 16  # hexadecimal digits of a hash, 64 bits: among a million users, two share a hash with a chance of 3e-8
 
 
@@ -71,11 +73,15 @@ def load_key(directory: Path) -> bytes:
 
 
 def _read_key(path: Path) -> bytes:
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        key = file.read(4096).strip()
-    if stat.S_IMODE(mode) & 0o077:
-        raise KeyUnusable(f"{path}: other users may read or change it (mode {stat.S_IMODE(mode):04o}); chmod 600 it")
+    def is_private(status: os.stat_result) -> None:
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise KeyUnusable(f"{path}: other users may read or change it (mode {mode:04o}); chmod 600 it")
+
+    data = read_kept(path, KEY_MAX_BYTES, is_private)
+    key = data.strip()
+    if key and (b"\n" in key or data != key + b"\n"):  # of a key that is being copied, a part may be read
+        raise KeyUnusable(f"{path}: the key must be one line that ends with a line break; without one, it may be cut")
     if len(key) < KEY_MIN_BYTES:
         raise KeyUnusable(
             f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key"

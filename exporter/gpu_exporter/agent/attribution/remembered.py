@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from gpu_exporter.common.files import read_plain, write_atomically
+from gpu_exporter.common.files import read_kept, write_atomically
 from gpu_exporter.common.outside import load_json
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Remembered:
         if self._path is None:
             return None
         try:
-            data = load_json(read_plain(self._path, READ_MAX).decode("utf-8"))
+            data = load_json(read_kept(self._path, READ_MAX).decode("utf-8"))
             return data["body"] if (data["version"], data["node"]) == (VERSION, self._node) else None
         except FileNotFoundError:
             return None

@@ -30,7 +30,7 @@ from gpu_exporter.agent.devices.protocol import (
     UtilizationSample,
 )
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.files import read_gzip, read_plain
+from gpu_exporter.common.files import read_gzip, read_named
 from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.common.vendor import NVIDIA
 
@@ -87,7 +87,7 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """Read one log. Raises ReplayError, OSError."""
     try:
-        data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_plain(path, LOG_MAX)
+        data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_named(path, LOG_MAX)
         text = data.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, ValueError) as exc:
         raise ReplayError(f"{path}: not a gzip or text file: {exc}") from exc

@@ -36,11 +36,13 @@ from gpu_exporter.agent.devices.levels import LEVELS, compile_work
 from gpu_exporter.agent.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.agent.devices.products import PRODUCTS, Product
 from gpu_exporter.agent.devices.scenario_training import TrainingLoop
+from gpu_exporter.common.files import read_named
 from gpu_exporter.common.model.evidence import HostEvidence, ProcessEvidence
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.common.model.units import UnitId
 
 FOREVER = float("inf")
+FILE_MAX = 16 * 2**20  # bytes
 # Parts with their own load: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the
 # range from idle to nine tenths of the limit).
 PARTS = (
@@ -185,7 +187,7 @@ def load_scenario(path: Path) -> Scenario:
     import yaml  # slow to import, and needed only if a file is given
 
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        data = yaml.safe_load(read_named(path, FILE_MAX).decode("utf-8"))
         return parse_scenario(data)
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: ScenarioError, invalid UTF-8, numbers of too many digits
         raise ScenarioError(f"{path}: {exc}") from exc

@@ -8,14 +8,21 @@ UUID`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.common.files import write_atomically
+from gpu_exporter.common.files import read_kept, write_atomically
 
+log = logging.getLogger(__name__)
 FILE = "devices.json"
 VERSION = 1
+READ_MAX = 4 * 2**20  # bytes; a GPU needs 200
+
+
+class UnusableList(Exception):
+    """The file cannot be read. The text contains its path and the reason."""
 
 
 class ExpectedDevice(NamedTuple):
@@ -39,16 +46,24 @@ class ExpectedDevices:
         self._stored_boot_id = boot_id
         self._stamp: tuple[int, int] | None = None
         self._is_saved = True
+        self._problem = ""  # of the file, as it was logged
 
     def load(self) -> None:
-        """Load the file; a later call applies what `forget` changed. An invalid file counts as missing."""
+        """Load the file; a later call applies what `forget` changed. An invalid file changes nothing, and is logged."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
-        known = _read(self._path)
-        if known is None:
+        try:
+            boot_id, devices, seen, self.left_out = _read(self._path)
+        except UnusableList as exc:
+            if str(exc) != self._problem:
+                effect = (
+                    "a GPU that is missing now is not reported" if self._stamp is None else "the known list remains"
+                )
+                log.warning("%s; %s", exc, effect)
+            self._problem = str(exc)
             return
-        boot_id, devices, seen, self.left_out = known
+        self._problem = ""
         self.seen = {**seen, **self.seen}
         if self._stamp is None:
             self._stored_boot_id = boot_id
@@ -122,15 +137,16 @@ class ExpectedDevices:
         return status.st_ino, status.st_mtime_ns
 
 
-def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], set[str]] | None:
+def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], set[str]]:
+    """Raises UnusableList."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(read_kept(path, READ_MAX).decode("utf-8"))
         if data["version"] != VERSION:
-            return None
+            raise ValueError(f"it has version {data['version']!r:.20}, this release reads version {VERSION}")
         devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
         for device in devices.values():
             if [type(value) for value in device] != [str, str, int, str]:
-                return None
+                raise ValueError("a field of a GPU has another type")
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # a lone surrogate cannot be encoded, so no answer with it could be written
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
@@ -139,14 +155,21 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
         seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
         left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
         return boot_id, devices, seen, left_out
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    except OSError as exc:
+        raise UnusableList(f"{path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise UnusableList(f"{path}: damaged ({type(exc).__name__}: {exc})") from exc
 
 
 def forget(directory: Path, uuid: str) -> bool:
-    """Remove a GPU from the file; a running exporter notices it. False if the file lacks the GPU. Raises OSError."""
+    """Remove a GPU from the file; a running exporter notices it. False if the file lacks the GPU, or is missing.
+
+    Raises OSError, UnusableList.
+    """
+    if not (directory / FILE).exists():
+        return False
     known = _read(directory / FILE)
-    if known is None or uuid not in known[1]:
+    if uuid not in known[1]:
         return False
     book = ExpectedDevices(directory, known[0])
     book.devices = {name: device for name, device in known[1].items() if name != uuid}

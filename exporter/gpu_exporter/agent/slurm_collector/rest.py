@@ -18,6 +18,7 @@ from gpu_exporter.agent.slurm_collector.answers import ClusterJob, find_cluster,
 from gpu_exporter.agent.slurm_collector.command_line import TIMEOUT_S
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.fetch import FetchError, fetch_text
+from gpu_exporter.common.files import read_named
 
 VERSIONS = range(48, 37, -1)  # 0.0.38 is of Slurm 22.05, 0.0.45 of 26.05; the newest served version is used
 NO_SUCH_PAGE = 404
@@ -70,8 +71,7 @@ class Rest:
 
     def _headers(self) -> dict[str, str]:
         try:
-            with self._token_file.open("rb") as file:
-                text = file.read(MAX_TOKEN).decode("ascii")
+            text = read_named(self._token_file, MAX_TOKEN).decode("ascii")
             token = text.strip().removeprefix("SLURM_JWT=")
             claims = token.split(".")[1]
             user = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sun"]
@@ -79,6 +79,6 @@ class Rest:
             raise SourceError(f"{self._token_file}: {exc.strerror}; {HINT}") from exc
         except (ValueError, binascii.Error, LookupError, TypeError) as exc:
             raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}") from exc
-        if len(text) == MAX_TOKEN or not token.isprintable() or not isinstance(user, str) or not user.isprintable():
+        if not token.isprintable() or not isinstance(user, str) or not user.isprintable():
             raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}")
         return {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token}

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpu_exporter.common.config.defaults import DURATIONS, Settings
 from gpu_exporter.common.config.values import PATTERNS, parse_value, unknown_key
 from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.files import read_named
 from gpu_exporter.common.plain import describe_yaml
 
 if TYPE_CHECKING:
     from gpu_exporter.common.config.rules import PolicyRule
 
+FILE_MAX = 2**20  # bytes
 RULES = "policies"  # the only key that is not a section: an ordered list
 
 
@@ -58,7 +60,10 @@ def load_config(path: Path | None) -> Config:
     import yaml  # slow to import, and needed only if a file is given
 
     try:
-        node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+        text = read_named(path, FILE_MAX).decode("utf-8")
+        if not text.strip():  # a full disk leaves such a file
+            raise ConfigError(f"{path}: the file is empty: write {{}} for the defaults")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as exc:
         raise ConfigError(f"{path}: {describe_yaml(exc)}") from exc
     except (OSError, UnicodeDecodeError) as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,11 @@ from typing import Protocol
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, fetch_text
+from gpu_exporter.common.files import in_memory, read_named
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
 SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|signature|token", re.IGNORECASE)
+PEM_MAX = 2**20  # bytes of a file of certificates or of a key; all authorities of a system have some 250 kB
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
 
 
@@ -70,6 +73,8 @@ class Credentials:
             headers["Authorization"] = f"Bearer {token}"
         elif self._password is not None:
             password = _read_secret(self._password, f"{self._flags}.basic-auth.password-file")
+            if "\n" in password:
+                raise ValueError(f"{self._flags}.basic-auth.password-file {self._password}: it has more than one line")
             pair = base64.b64encode(f"{self._user}:{password}".encode()).decode()
             headers["Authorization"] = f"Basic {pair}"
         return headers
@@ -98,15 +103,25 @@ def parse_header(text: str, flag: str = "--source.header") -> tuple[str, str]:
 def _read_secret(path: Path, flag: str) -> str:
     """The content of a file without line breaks at its end. Raises ValueError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(SECRET_MAX + 1)
-        text = data.decode("utf-8").rstrip("\r\n")
+        text = read_named(path, SECRET_MAX).decode("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise ValueError(f"{flag} {path}: {why}") from exc
-    if not text or len(data) > SECRET_MAX:
-        raise ValueError(f"{flag} {path}: " + ("it is empty" if not text else f"it is longer than {SECRET_MAX} bytes"))
+    if not text:
+        raise ValueError(f"{flag} {path}: it is empty")
     return text
+
+
+def _build(ca: bytes | None, cert: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
+    """The contents of the files as a context. Raises OSError."""
+    if ca is None and cert is None:
+        return None
+    with contextlib.ExitStack() as stack:
+        names = [None if data is None else stack.enter_context(in_memory(data)) for data in (ca, cert, key)]
+        context = ssl.create_default_context(cafile=names[0])
+        if names[1] is not None:
+            context.load_cert_chain(names[1], names[2])
+        return context
 
 
 class Client:
@@ -127,18 +142,13 @@ class Client:
         if (cert is None) != (key is None):
             raise ValueError("set --source.tls.cert and --source.tls.key together")
         self._ca, self._cert, self._key = ca, cert, key
-        self._stamp, self._context = self._read_stamp(), self._build()
+        self._files = self._read_files()
+        self._context = _build(*self._files)
 
-    def _read_stamp(self) -> tuple[int, ...]:
-        return tuple(path.stat().st_mtime_ns for path in (self._ca, self._cert, self._key) if path is not None)
-
-    def _build(self) -> ssl.SSLContext | None:
-        if self._ca is None and self._cert is None:
-            return None
-        context = ssl.create_default_context(cafile=self._ca)
-        if self._cert is not None:
-            context.load_cert_chain(self._cert, self._key)
-        return context
+    def _read_files(self) -> tuple[bytes | None, ...]:
+        return tuple(
+            read_named(path, PEM_MAX) if path is not None else None for path in (self._ca, self._cert, self._key)
+        )
 
     def __call__(
         self,
@@ -148,9 +158,9 @@ class Client:
         within_s: float = ANSWER_S,
     ) -> str:
         try:
-            stamp = self._read_stamp()
-            if stamp != self._stamp:
-                self._stamp, self._context = stamp, self._build()
+            files = self._read_files()
+            if files != self._files:  # not their dates: a file may be changed again within one tick of the clock
+                self._files, self._context = files, _build(*files)
         except OSError as exc:  # includes ssl.SSLError
             raise AnswerError(f"--source.tls: {exc}") from exc
         try:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from gpu_exporter.common.files import read_named
+
 OF_CLUSTERS = (".svc", ".cluster.local", ".localhost")
 RESOLVER = Path("/etc/resolv.conf")
 RESOLVER_MAX = 65_536
@@ -21,8 +23,8 @@ def own_names(machine: str = "", resolver: Path = RESOLVER) -> frozenset[str]:
     machine = (machine or os.uname().nodename).lower()
     short = machine.partition(".")[0]
     try:
-        with resolver.open(encoding="utf-8", errors="replace") as file:
-            lines = [line.split() for line in file.read(RESOLVER_MAX).splitlines()]
+        text = read_named(resolver, RESOLVER_MAX).decode("utf-8", "replace")
+        lines = [line.split() for line in text.splitlines()]
     except OSError:
         lines = []
     domains = {domain for words in lines if words[:1] in (["search"], ["domain"]) for domain in words[1:]}

@@ -7,11 +7,11 @@ import binascii
 import contextlib
 import hashlib
 import logging
-import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_exporter.common.files import in_memory
 from gpu_exporter.common.web.settings import CLIENTS, TLS, VERSIONS, WebConfigError, WebSettings, read_settings
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Security:
         context.maximum_version = VERSIONS[tls.get("max_version") or "TLS13"]
         try:
             with contextlib.ExitStack() as stack:
-                paths = {key: stack.enter_context(_in_memory(content)) for key, content in named.items()}
+                paths = {key: stack.enter_context(in_memory(content)) for key, content in named.items()}
                 context.load_cert_chain(paths["cert_file"], paths["key_file"], password=_no_password)
                 if "client_ca_file" in paths:
                     context.load_verify_locations(paths["client_ca_file"])
@@ -174,20 +174,6 @@ class WebConfig:
         else:
             log.info("%s: reloaded", self._path)
         return not fault
-
-
-@contextlib.contextmanager
-def _in_memory(content: bytes) -> Iterator[str]:
-    """The path of a file that only this process has: OpenSSL reads a certificate and its key only from paths, and the
-    named files may have changed since they were read.
-    """
-    handle = os.memfd_create("web")
-    try:
-        with open(handle, "wb", closefd=False) as file:
-            file.write(content)
-        yield f"/proc/self/fd/{handle}"
-    finally:
-        os.close(handle)
 
 
 def _digest(authorization: str) -> bytes:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.files import read_plain
+from gpu_exporter.common.files import open_regular, read_named, read_within
 from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.common.report_rules import FILES_MAX, SIZE_MAX
@@ -91,7 +91,7 @@ class TrainingReader:
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
         """The files of each holder that has some. Nothing before the next look is due. Ends early if this reader was
-        left behind meanwhile. Raises OSError, ValueError if the mount table cannot be read.
+        left behind meanwhile. Raises OSError if the mount table cannot be read.
         """
         now = self._clock.monotonic()
         if now < self._due:
@@ -100,7 +100,7 @@ class TrainingReader:
         whos = list(dict.fromkeys(holders))
         self._rests = {who: until for who, until in self._rests.items() if until > now and who in whos}
         self._said = {who: text for who, text in self._said.items() if who in whos}
-        self._foreign = list_foreign(read_plain(self._places.mounts, MOUNTS_MAX)) if whos else ()
+        self._foreign = list_foreign(read_named(self._places.mounts, MOUNTS_MAX)) if whos else ()
         for who in whos:
             if who in self._rests or any(who == left.who for left in self._left):
                 continue
@@ -264,23 +264,13 @@ def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes
     """The content and age of a file. Raises OSError; ValueError unless it is a plain file of the job. `owner`: the only
     uid whose file counts, None for any.
     """
-    # Opening a device may act on it, so the file is looked at before it is opened.
-    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
+
+    def is_of_job(status: os.stat_result) -> None:
         if status.st_nlink != 1:
             raise ValueError(f"it has {status.st_nlink} links, so it may be another user's file")
         if owner is not None and status.st_uid != owner:
             raise ValueError("it belongs to another user than the job")
-        if status.st_size > SIZE_MAX:
-            raise ValueError(f"longer than {SIZE_MAX} bytes")
-        try:
-            opened = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except BlockingIOError as exc:  # fcntl(2): without O_NONBLOCK, open would wait for lease-break-time, 45 s
-            raise ValueError("its job holds a lease on it") from exc
-        with os.fdopen(opened, "rb") as file:
-            return file.read(SIZE_MAX + 1), wall - status.st_mtime
-    finally:
-        os.close(handle)
+
+    with open_regular(name, is_of_job, directory=folder) as file:
+        age_s = wall - os.fstat(file.fileno()).st_mtime
+        return read_within(file, name, SIZE_MAX), age_s

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.kubelet.podresources import ContainerDevices
+from gpu_exporter.common.files import read_named
 from gpu_exporter.common.outside import load_json
 
 log = logging.getLogger(__name__)
@@ -103,11 +104,7 @@ class _Checkpoint:
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
                 return
-            with self._path.open("rb") as file:
-                data = file.read(CHECKPOINT_MAX + 1)
-            if len(data) > CHECKPOINT_MAX:
-                raise ValueError(f"the file has more than {CHECKPOINT_MAX} bytes")
-            watches = _read_watches(load_json(data.decode("utf-8")))
+            watches = _read_watches(load_json(read_named(self._path, CHECKPOINT_MAX).decode("utf-8")))
         except FileNotFoundError:
             self._stamp, self._watches, problem = None, {}, ""  # the driver has prepared no claim, or does not run here
         except (OSError, ValueError, RecursionError) as exc:

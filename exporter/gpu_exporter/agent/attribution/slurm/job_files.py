@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.files import open_regular, read_within
 from gpu_exporter.common.outside import WHOLE_MAX, need_whole, whole
 from gpu_exporter.common.slurm.hostlist import parse_ranges
 
@@ -31,6 +32,7 @@ ENDED = ".ended"  # where gpu-exporter's epilog keeps the files of the last jobs
 Stamp: TypeAlias = "tuple[int, int]"
 """A file and its state: inode, and when the inode was changed (ns)."""
 READ_MAX = 4096  # bytes of one file
+GPUS_MAX = 64  # of a node, and more than any has: a file with this or a higher number is of a job
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
@@ -186,19 +188,9 @@ def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tu
     """Text and date of a file that belongs to root, the exporter's user or `owner`. Raises OSError, ValueError,
     SourceError.
     """
-    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        _check_writers(status, "the file", owner)
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            data = file.read(most)
-        if len(data) == most:
-            raise ValueError(f"longer than {most} bytes")
-        return data.decode("ascii"), status.st_mtime
-    finally:
-        os.close(handle)
+    with open_regular(name, lambda status: _check_writers(status, "the file", owner), directory=directory) as file:
+        written = os.fstat(file.fileno()).st_mtime
+        return read_within(file, name, most).decode("ascii"), written
 
 
 def _run(values: Mapping[str, str]) -> FiledRun | None:
@@ -227,7 +219,11 @@ def _run(values: Mapping[str, str]) -> FiledRun | None:
 def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
     """Raises ValueError for a file that is not understood."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines and JOB.fullmatch(name) and need_whole(name) >= GPUS_MAX:
+        raise ValueError("it is empty")  # of a GPU, it would mean that the GPU is free
     if JOB.fullmatch(name) and any("=" in line for line in lines):
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut")
         values = dict(line.partition("=")[::2] for line in lines)
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
         indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())

@@ -25,7 +25,7 @@ from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable, No
 from gpu_exporter.agent.devices.nvml import constants as nvml
 from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle, Library
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.files import read_gzip
+from gpu_exporter.common.files import open_named, read_gzip
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
@@ -328,7 +328,7 @@ def _value(value: Any) -> list[Any]:
 def is_recording(path: Path) -> bool:
     """Whether the file begins like a recording of this exporter (a log of nvidia-smi does not)."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            return FORMAT in file.readline(4096)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
+        with open_named(path) as packed, gzip.open(packed) as file:
+            return FORMAT.encode() in file.readline(4096)
+    except (OSError, EOFError, zlib.error):
         return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from kubernetes import client
@@ -19,6 +22,7 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.files import read_named
 from gpu_exporter.common.outside import load_json, parse_http_date, whole
 from gpu_exporter.common.plain import REASON_MAX, describe_yaml, one_line
 from gpu_exporter.reconciler.evidence.clocks import ahead_of, describe_disagreement
@@ -32,6 +36,7 @@ TIMEOUT_S = 10.0  # for a connection, and for each part of an answer
 ANSWER_S = 30.0  # for a whole answer
 CHUNK = 64 * 1024
 MIB = 1024 * 1024
+KUBECONFIG_MAX = MIB  # bytes; the client itself reads a file of any size and kind
 ODD_NAMES_MAX = 1000  # names of odd objects that are remembered, so that each is logged once
 # Ask for the metadata only, of one object and of a list (kubernetes.io/docs/reference/using-api/api-concepts).
 METADATA = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
@@ -49,6 +54,9 @@ def connect(kubeconfig: str = "") -> Api:
     settings.retries = False  # urllib3 would sleep for the whole Retry-After; the next cycle retries instead
     try:
         if kubeconfig:
+            for path in kubeconfig.split(os.pathsep):
+                with contextlib.suppress(FileNotFoundError):  # the client skips it, unless all are missing
+                    read_named(Path(path).expanduser(), KUBECONFIG_MAX)
             load_kube_config(kubeconfig, client_configuration=settings)
         else:
             load_incluster_config(settings)

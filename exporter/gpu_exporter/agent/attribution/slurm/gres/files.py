@@ -17,6 +17,7 @@ from gpu_exporter.agent.attribution.slurm.gres.conf import (
 )
 from gpu_exporter.agent.attribution.slurm.gres.epochs import GresContent
 from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
+from gpu_exporter.common.files import open_named, read_within
 from gpu_exporter.common.vendor import Vendor
 
 FETCHED = Path("/run/slurm/conf")  # where slurmd keeps its fetched configuration for commands
@@ -57,7 +58,9 @@ def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendo
             continue
         except GresConfError as exc:
             return _unknown(f"{exc}; {REMEDY}")
-        except (OSError, UnicodeDecodeError) as exc:
+        except OSError as exc:
+            return _unknown(f"{path}: {exc.strerror}; {REMEDY}")
+        except UnicodeDecodeError as exc:
             return _unknown(f"{path}: {exc}; {REMEDY}")
         orders.setdefault(order, path)
         shares = shares or has_shares
@@ -110,12 +113,10 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
     """The text of a file. Its last change, of content or of attributes, is added to `dates`.
 
-    Raises OSError, UnicodeDecodeError, GresConfError.
+    Raises OSError, UnicodeDecodeError.
     """
-    with path.open("rb") as file:
+    with open_named(path) as file:
         status = os.fstat(file.fileno())
-        data = file.read(MAX_CONF + 1)
-    if len(data) > MAX_CONF:
-        raise GresConfError(f"{path}: larger than {MAX_CONF} bytes")
+        data = read_within(file, path, MAX_CONF)
     dates.append((max(status.st_mtime, status.st_ctime), path))
     return data.decode("utf-8")
