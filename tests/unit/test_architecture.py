@@ -346,6 +346,7 @@ MACHINE_TIME = {
     "agent/attribution/poller.py",
     "agent/attribution/processes.py",  # the kernel dates processes since boot
     "agent/attribution/registry.py",  # when the node was started
+    "agent/attribution/static.py",  # how long ago a file was changed
     "common/clock.py",
     "common/commands.py",
     "common/tasks.py",  # whether a thread hangs

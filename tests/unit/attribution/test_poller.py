@@ -291,13 +291,14 @@ IN_A = Holder(
         ("- {uuid: GPU-0, job: 7}", [PLAIN]),  # the job's size is unknown: it may have GPUs on other nodes
         ("- {uuid: GPU-0, job: 7, gpus: 1}", [PLAIN._replace(units=1)]),
         ("- {uuid: GPU-0, job: 7, user: ada, account: phys, partition: gpu}", [PLAIN._replace(**PERSON)]),
-        ("", []),
+        ("- {uuid: GPU-0, job: 7}\n- uuid: GPU-1\n  job: 7\n", [PLAIN, PLAIN]),
+        ("[]", []),
     ],
 )
 def test_holders_are_read_from_a_static_file(tmp_path: Path, text: str, holders: list[Holder]) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text(text, encoding="utf-8")
-    assert StaticSource(path).poll().grants == [
+    assert StaticSource(path, settled_s=0.0).poll().grants == [
         Grant("uuid", f"GPU-{position}", holder) for position, holder in enumerate(holders)
     ]
 
@@ -322,7 +323,7 @@ def plain_locale() -> Iterator[None]:
 def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("- {uuid: GPU-0, job: 7, user: żaneta}", encoding="utf-8")
-    assert [grant.holder.user for grant in StaticSource(path).poll().grants] == ["żaneta"]
+    assert [grant.holder.user for grant in StaticSource(path, settled_s=0.0).poll().grants] == ["żaneta"]
 
 
 @pytest.mark.parametrize(
@@ -346,13 +347,69 @@ def test_the_error_of_a_static_file_names_the_fault(data: object, error: str) ->
 
 def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
-    path.write_text("[" * 5000, encoding="utf-8")
+    path.write_text("[" * 5000 + "]" * 5000, encoding="utf-8")
     with pytest.raises(SourceError, match="holders.yaml: the file is nested too deeply; it must be a list of entries"):
-        StaticSource(path).poll()
+        StaticSource(path, settled_s=0.0).poll()
     doubled = "".join(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
     path.write_text(f"- &a0 [x]\n{doubled}- {{uuid: GPU-0, job: *a19}}\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"\[0\]: expected a mapping, not list"):
-        StaticSource(path).poll()
+        StaticSource(path, settled_s=0.0).poll()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("", r"empty: write \[\]"), ("# nobody\n", "expected a list"), ("- uuid: GPU-0\n  job: 4", "last line is cut")],
+)
+def test_a_static_file_that_a_full_disk_has_cut_shows_no_gpu_as_free(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "holders.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SourceError, match=error):
+        StaticSource(path, settled_s=0.0).poll()
+
+
+def test_a_change_of_a_static_file_counts_once_two_polls_have_found_the_same(tmp_path: Path) -> None:
+    """Between its two polls, a program writes the file in place, and not all at once."""
+    path = tmp_path / "holders.yaml"
+    whole = "- {uuid: GPU-0, job: 7}\n- {uuid: GPU-1, job: 8}\n"
+    path.write_text(whole, encoding="utf-8")
+    source = StaticSource(path, settled_s=0.0)
+
+    def jobs() -> list[str]:
+        return [grant.holder.job_id for grant in source.poll().grants]
+
+    assert jobs() == ["7", "8"]
+    path.write_text("- {uuid: GPU-0, job: 9}\n", encoding="utf-8")
+    assert jobs() == ["7", "8"]
+    path.write_text("- {uuid: GPU-0, job: 9}\n- {uuid: GPU-1, job: 8}\n", encoding="utf-8")
+    assert [jobs(), jobs()] == [["7", "8"], ["9", "8"]]
+    path.write_text("", encoding="utf-8")
+    assert jobs() == ["9", "8"]
+    for _ in range(2):
+        with pytest.raises(SourceError, match="the file is empty"):
+            source.poll()
+    path.write_text(whole, encoding="utf-8")
+    with pytest.raises(SourceError, match="it is being written"):
+        source.poll()
+    assert jobs() == ["7", "8"]
+
+
+def test_a_static_file_that_was_just_changed_is_looked_at_twice_at_the_first_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "holders.yaml"
+    path.write_text("- {uuid: GPU-0, job: 7}\n", encoding="utf-8")
+    more = iter(["- {uuid: GPU-1, job: 8}\n", ""])
+
+    def write_more(_: float) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(next(more))
+
+    monkeypatch.setattr("gpu_exporter.agent.attribution.static.time.sleep", write_more)
+    source = StaticSource(path, settled_s=3600.0)
+    with pytest.raises(SourceError, match="it is being written"):
+        source.poll()
+    assert len(source.poll().grants) == 2
+    assert len(StaticSource(path, settled_s=3600.0).poll().grants) == 2
 
 
 def test_offers_are_known_while_every_source_reports_its_offers() -> None:

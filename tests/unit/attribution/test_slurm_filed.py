@@ -143,6 +143,19 @@ def test_shares_on_another_node_do_not_affect_this_node(filing: Filing) -> None:
     assert asked(filing) == []
 
 
+def test_while_gres_conf_is_written_no_file_counts_alone(filing: Filing) -> None:
+    """The line about shards is the last one, and may not be written yet."""
+    gpus = filing.gres_conf.read_text("utf-8")
+    written = (*[f"{gpus}Name=shard Count=4\n"] * 2, gpus, f"{gpus}Name=shard Count=4\n", gpus, gpus)
+    counts = []
+    for number, text in enumerate(written):
+        filing.gres_conf.write_text(text, "utf-8")
+        os.utime(filing.gres_conf, (filing.slurmd_start + number, filing.slurmd_start + number))
+        poll(filing)
+        counts.append(filing.source._filed.is_on)
+    assert counts == [False] * 5 + [True]
+
+
 def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) -> None:
     begin(filing, "7", "0")
     (before,) = poll(filing).grants

@@ -8,14 +8,19 @@ the same incarnation, so its counters do not survive a restart of the exporter.
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.files import open_named, read_within
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.common.plain import describe_yaml
 
+FILE_MAX = 4 * 2**20  # bytes
+SETTLED_S = 1.0
 TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
 
@@ -31,24 +36,65 @@ class CallbackSource:
 
 
 class StaticSource:
-    """Reads a file at every poll."""
+    """Reads a file at every poll. A change counts once two polls have found the same bytes, and until then the content
+    before: a program may be writing the file, and of a list that is cut, the rest would look free.
+    """
 
     name = "static"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, settled_s: float = SETTLED_S) -> None:
+        """`settled_s`: how long the file must be unchanged to count at the first poll."""
+        self._path, self._settled_s = path, settled_s
+        self._seen: bytes | None = None
+        self._parsed: bytes | None = None
+        self._grants: list[Grant] = []
 
     def poll(self) -> Answer:
         import yaml  # only sites with such a file need the parser
 
         try:
-            return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
+            data = self._look()
+            if data is not None:
+                self._parsed = None  # until it is understood: then no content counts
+                self._grants = parse_static(yaml.safe_load(_whole(data)))
+                self._parsed = data
         except yaml.YAMLError as exc:
             raise SourceError(f"{self._path}: {describe_yaml(exc)}") from exc
         except (OSError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
         except RecursionError as exc:
             raise SourceError(f"{self._path}: the file is nested too deeply; it must be a list of entries") from exc
+        return Answer(self._grants)
+
+    def _look(self) -> bytes | None:
+        """A content that counts and is not parsed yet, None while the parsed content counts. Raises OSError; ValueError
+        if no content counts.
+        """
+        seen, (data, age_s) = self._seen, self._read()
+        if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
+            time.sleep(self._settled_s)
+            seen, (data, _) = data, self._read()
+        self._seen = data
+        if seen in (None, data):
+            return data if data != self._parsed else None
+        if self._parsed is None:
+            raise ValueError("it is being written, and is read again at the next poll")
+        return None
+
+    def _read(self) -> tuple[bytes, float]:
+        """The content, and how long ago the file was changed."""
+        with open_named(self._path) as file:
+            return read_within(file, self._path, FILE_MAX), time.time() - os.fstat(file.fileno()).st_ctime
+
+
+def _whole(data: bytes) -> str:
+    """The text of a file. Raises ValueError if it is empty or ends within a line: a full disk may have cut it."""
+    text = data.decode("utf-8")
+    if not text.strip():
+        raise ValueError("the file is empty: write [] if nobody holds a GPU")
+    if not text.endswith("\n") and text.rstrip()[-1] not in "]}":
+        raise ValueError("its last line is cut: end it with a line break")
+    return text
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
@@ -67,8 +113,6 @@ def count_units(grants: Sequence[Grant]) -> list[Grant]:
 
 def parse_static(data: object) -> list[Grant]:
     """Turn entries into grants. Raises ValueError that names the entry and the error."""
-    if data is None:
-        return []
     if not isinstance(data, list):
         raise ValueError(f"expected a list of entries, not {type(data).__name__}")
     grants: list[Grant] = []

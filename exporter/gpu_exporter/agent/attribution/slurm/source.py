@@ -110,6 +110,7 @@ class SlurmSource:
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
+        self._said: tuple[GpuOrder, bool] | None = None  # what gres.conf said at the last look
         self._misfit = False  # gres.conf and Slurm's report about the node prove no order
         self._slurmd = NewestProcess(procfs, "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
@@ -192,7 +193,10 @@ class SlurmSource:
         """
         config = look.config
         found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
-        self._filed.is_on = found.order.kind != "unknown" and not found.shares
+        # A file that was changed after slurmd started may still be written, and its line about parts may be missing.
+        said, self._said = self._said, (found.order, found.shares)
+        is_settled = found.since is not None or said == self._said
+        self._filed.is_on = found.order.kind != "unknown" and not found.shares and is_settled
         lost, told = self._filed.list_lost(look, present), look.jobs
         look, disputed = self._filed.merge(look, present, self._clock.monotonic())
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
