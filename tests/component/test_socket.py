@@ -6,6 +6,7 @@ import contextlib
 import grp
 import os
 import shutil
+import socket as sockets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,48 @@ def test_an_invalid_socket_mode_is_refused(mode: str) -> None:
     done = run_exporter(f"--web.socket-mode={mode}")
     assert done.returncode == 2
     assert f"argument --web.socket-mode: {mode!r} is not a file mode such as 0660" in done.stderr
+
+
+def plant(state: Path) -> dict[str, bytes | None]:
+    """What another user may make in a directory with a sticky bit before the exporter does: pipes, and a forged list.
+
+    Returns the contents of the directory.
+    """
+    state.mkdir()
+    for name in ("state", "slurm-jobs.json", "slurm-orders.json", "identity.key", "lock"):
+        os.mkfifo(state / name, 0o666)
+    (state / "devices.json").write_text('{"version": 1, "boot_id": "x", "devices": []}')
+    state.chmod(0o1777)
+    return {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()}
+
+
+def test_a_state_directory_in_which_every_user_may_write_is_not_used_by_any_part(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path
+) -> None:
+    planted = plant(state)
+    refusal = f"{state}: every user may write in it (mode 1777): chmod o-w; "
+    port = free_port()
+    flags = [f"--state.directory={state}", "--attribution.slurm", "--no-attribution.kubelet"]
+    command = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
+    running = processes.start(command, nvml_environment)
+    assert "gpu_driver_up" in wait_for(lambda: fetch(f"http://127.0.0.1:{port}/metrics"), "the daemon")
+    assert f"{refusal}nothing in it is used, and counters start at 0" in running.log()
+    assert {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()} == planted
+
+
+def test_once_does_not_ask_a_daemon_whose_socket_any_user_could_have_made(
+    nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path
+) -> None:
+    planted = plant(state)
+    with sockets.socket(sockets.AF_UNIX) as forged:
+        forged.bind(str(state / "gpu-exporter.sock"))
+        forged.listen()
+        forged.setblocking(False)
+        out = run_exporter("--once", *QUIET, f"--state.directory={state}", environment=nvml_environment)
+        with pytest.raises(BlockingIOError):
+            forged.accept()
+    refusal = f"{state}: every user may write in it (mode 1777): chmod o-w; neither its files nor the exporter"
+    assert f"gpu-exporter: {refusal}" in out.stderr
+    assert "gpu_driver_up" in out.stdout
+    (state / "gpu-exporter.sock").unlink()
+    assert {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()} == planted

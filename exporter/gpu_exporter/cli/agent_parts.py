@@ -47,9 +47,9 @@ def build_backend(
 
 
 def build_sources(
-    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
+    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor, state: Path | None
 ) -> list[Source]:
-    """The attribution sources that the flags request, or that this host has."""
+    """The attribution sources that the flags request, or that this host has. `state`: the state directory in use."""
     from gpu_exporter.agent.attribution.registry import SourceOptions, find_sources
     from gpu_exporter.diagnosis.host.cgroups import Cgroups
 
@@ -72,7 +72,7 @@ def build_sources(
         claims=options.claims,
         pod_uid=options.pod_uid,
         find_pods=Cgroups(options.cgroup).list_pods if options.cgroup.is_dir() else None,
-        state=Path(options.state_directory) if options.state_directory else None,
+        state=state,
         keeps_state=not options.once,
     )
     try:
@@ -141,9 +141,13 @@ def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
     """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
     from gpu_exporter.agent.devices.replay import ReplayBackend
+    from gpu_exporter.common.files import open_named
 
-    with paths[0].open("rb") as file:
-        begins_gzipped = file.read(2) == b"\x1f\x8b"
+    try:
+        with open_named(paths[0]) as file:
+            begins_gzipped = file.read(2) == b"\x1f\x8b"
+    except OSError as exc:
+        parser.fail(str(exc))
     if begins_gzipped:  # only a gzipped file can be a recording, whose reader needs the NVML backend
         from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
         from gpu_exporter.agent.devices.nvml.recording import RecordedLibrary, is_recording

@@ -9,8 +9,22 @@ from pathlib import Path
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.cli.agent_parts import build_backend, build_processes, build_sources
 from gpu_exporter.cli.parser import Parser, read_config
+from gpu_exporter.common.files import SharedDirectory, check_kept
 
 SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wait 5 ms for an import in another thread
+
+
+def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """The state directory, None if there is none or it must not be used, and why it is not used, "" if it is."""
+    directory = Path(options.state_directory) if options.state_directory else None
+    try:
+        if directory is not None:
+            check_kept(directory)
+    except SharedDirectory as exc:
+        return None, f"{directory}: {exc.strerror}; neither its files nor the exporter that may run here are used"
+    except OSError:  # missing, or closed to this user: what is asked there says so
+        pass
+    return directory, ""
 
 
 def print_reading(parser: Parser, options: argparse.Namespace) -> int:
@@ -23,7 +37,7 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> int:
 
     clock = SYSTEM_CLOCK
     backend, simulated, _ = build_backend(parser, options, clock)
-    directory = Path(options.state_directory) if options.state_directory else None
+    directory, problem = find_state(options)
     socket_path = directory / "gpu-exporter.sock" if directory is not None and backend.is_live else None
     enabled = {name for name in COLLECTORS if getattr(options, f"collector_{name}")}
     reading = make_readers(settings, backend, clock, enabled, options.timeout)
@@ -33,7 +47,9 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> int:
     from gpu_exporter.agent.runtime.once import run_once
     from gpu_exporter.agent.runtime.surroundings import Host
 
-    sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
+    if problem:
+        sys.stderr.write(f"gpu-exporter: {problem}\n")
+    sources = [*build_sources(parser, options, clock, settings, backend.vendor, directory), *simulated]
     processes = build_processes(parser, options, backend, clock)
     host = Host(options.sysfs if backend.is_live else None, processes, directory=directory)
     try:

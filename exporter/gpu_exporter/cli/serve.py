@@ -113,18 +113,22 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
     from gpu_exporter.common.logs import set_up_logging
 
     backend, simulated, simulated_host = build_backend(parser, options, SYSTEM_CLOCK)
-    sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor), *simulated]
-    processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
     hold_signals()
     os.umask(0o022)  # new files are not writable for other users, and the socket's group can reach them
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
-    names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
-    log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
-    log.info("settings: %s", describe_settings(settings))
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         state = open_state(directory, settings.state.write_interval, read_boot_id())
+    except StateInUse as exc:
+        parser.fail(str(exc))
+    kept = state.path.parent if state is not None else None  # what cannot be locked is used by no part
+    sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor, kept), *simulated]
+    processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
+    names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
+    log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
+    log.info("settings: %s", describe_settings(settings))
+    try:
         host = simulated_host or build_host(
             options,
             backend,
@@ -142,7 +146,7 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
             ),
             state,
         )
-    except (StateInUse, ValueError, OSError) as exc:
+    except (ValueError, OSError) as exc:
         parser.fail(str(exc))
     if is_replaced:
         return restart_or_exit(options.driver_changed, SYSTEM_CLOCK.wall())

@@ -15,7 +15,6 @@ absent; anything else about it that does not add up (checksum, boot id, version)
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -31,13 +30,14 @@ from gpu_exporter.agent.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.agent.ledger.ledger import Ledger
 from gpu_exporter.agent.ledger.tenants import COUNTERS as TENANT_COUNTERS
 from gpu_exporter.agent.ledger.tenants import TenantAccount
-from gpu_exporter.common.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.common.files import PRIVATE, lock_kept, make_directory, read_kept, write_atomically
 from gpu_exporter.common.model.holders import HolderKey, Scheduler, TenantKey
 from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
 
 log = logging.getLogger(__name__)
 VERSION = 2
+READ_MAX = 64 * 2**20  # bytes; a GPU with its holders needs some kB
 HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
@@ -82,15 +82,12 @@ class StateFile:
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises StateInUse, OSError (directory missing, read-only, or writable by every user)."""
+        """Take the lock. Raises StateInUse, OSError (directory missing, read-only, or writable by other users)."""
         make_directory(self.path.parent)
-        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            os.close(handle)
+            self._lock = lock_kept(self._lock_path)
+        except BlockingIOError as exc:
             raise StateInUse(f"{self._lock_path}: another gpu-exporter writes this state directory") from exc
-        self._lock = handle
 
     def release(self) -> None:
         if self._lock is not None:
@@ -100,7 +97,7 @@ class StateFile:
     def restore(self, ledger: Ledger) -> str:
         """Restore the ledger from the file. Returns why nothing was restored, "" if something was restored."""
         try:
-            header, _, body = self.path.read_text("utf-8").partition("\n")
+            header, _, body = read_kept(self.path, READ_MAX).decode("utf-8").partition("\n")
         except FileNotFoundError:
             return "no state file yet"
         except (OSError, UnicodeDecodeError) as exc:
@@ -202,7 +199,11 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
     try:
         state.acquire()
     except OSError as exc:
-        log.warning("%s: %s; counters start at 0 after each restart (set --state.directory)", directory, exc)
+        log.warning(
+            "%s: %s; nothing in it is used, and counters start at 0 after each restart (set --state.directory)",
+            directory,
+            exc.strerror,
+        )
         return None
     return state
 
