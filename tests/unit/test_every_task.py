@@ -36,7 +36,6 @@ from gpu_exporter.agent.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.agent.sampling.loop import DeviceLoop
 from gpu_exporter.agent.sampling.manager import DeviceManager
 from gpu_exporter.agent.slurm_collector.collector import CollectorRun
-from gpu_exporter.common import service
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.service import follow_signals
@@ -72,7 +71,7 @@ PLACES: dict[str, tuple[str, ...] | str] = {
     "agent/sampling/manager.py DeviceManager.start": ("driver",),
     "agent/sampling/worker.py Worker.__init__": ("gpu", "events", "kernel-log"),
     "cli/run_demo.py run_demo": ("demo",),
-    "common/service.py follow_signals": ("signal",),
+    "common/service.py _Follower.__init__": ("signal",),
     "common/service.py stop_on_signal": ("signal",),
     "common/service.py repeat_aside": ("cycle", "slurm-collector"),
     "common/web/door.py Doorkeeper.admits": ("http-password",),
@@ -329,13 +328,12 @@ def follow(bench: Bench) -> tuple[Broken, Counted]:
         def act(self) -> None:
             return
 
-    handlers: list[Callable[[int, None], None]] = []
-    bench.monkeypatch.setattr(service.signal, "signal", lambda _, handler: handlers.append(handler))
     broken, actions = bench.broken(Actions, "act"), Actions()
-    task = follow_signals({service.signal.SIGUSR1: lambda: actions.act()})
+    task = follow_signals({signal.SIGUSR1: lambda: actions.act()})
+    before = task.failures
     for _ in range(4):
-        handlers[0](service.signal.SIGUSR1, None)
-    return broken, lambda _: task.failures
+        signal.raise_signal(signal.SIGUSR1)
+    return broken, lambda _: task.failures - before
 
 
 CASES: dict[str, Case] = {

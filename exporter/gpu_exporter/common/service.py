@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
 
 from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.threads import start
@@ -14,27 +14,46 @@ from gpu_exporter.common.threads import start
 LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick ends with the process
 
 
+class _Follower:
+    """Acts on signals in a thread of its own. One for the process, since the interpreter writes into one pipe."""
+
+    def __init__(self) -> None:
+        self.actions: dict[int, Callable[[], object]] = {}
+        self.task = Task("signal")
+        self._read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write, False)
+        # The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
+        start(threading.Thread(target=self._act, name=self.task.name, daemon=True))
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def _act(self) -> None:
+        while True:
+            with self.task:
+                self.actions.get(os.read(self._read, 1)[0], _nothing)()
+
+
+@lru_cache(maxsize=1)
+def _follower() -> _Follower:
+    return _Follower()
+
+
+def _nothing(*_: object) -> None:
+    """The handler of a signal that is followed: it has to exist, and the thread does the work."""
+
+
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
     """Call `actions[number]` in a separate thread for each signal that arrives. Returns its task. Raises NoThread.
 
-    The handler itself only puts the number into a queue, because a handler may interrupt any other code, another
-    handler too. So it must not take a lock that the interrupted code may hold, as those of Event.set and of log.info.
-    SimpleQueue.put takes none. It is the handler without Python code around it, which the next signal could interrupt.
-    The thread starts before the handlers are set, because the host may have no thread left when a signal arrives.
+    The interpreter itself writes the number into a pipe (signal.set_wakeup_fd), within the signal. A handler in Python
+    would be too late or too early. Too late, because the main thread runs it only between two steps of Python code: a
+    signal that arrives just before that thread begins to wait for a lock wakes nobody. Too early, because it may
+    interrupt any other code, another handler too, and deadlock on a lock that this code holds, as those of Event.set.
     """
-    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
-    task = Task("signal")
-
-    def act() -> None:
-        while True:
-            with task:
-                actions[signal.Signals(arrived.get())]()
-
-    start(threading.Thread(target=act, name=task.name, daemon=True))
-    handler: Any = arrived.put  # its second parameter, `block`, takes the frame, and is ignored
-    for number in actions:
-        signal.signal(number, handler)
-    return task
+    follower = _follower()
+    for number, action in actions.items():
+        follower.actions[number] = action
+        signal.signal(number, _nothing)
+    return follower.task
 
 
 def stop_on_signal() -> threading.Event:
