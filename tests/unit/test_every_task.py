@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import logging
 import re
+import signal
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from gpu_exporter.agent.slurm_collector.collector import CollectorRun
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.service import follow_signals
+from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.web import door
 from gpu_exporter.common.web import server as web
 from gpu_exporter.common.web.secure import Security, WebConfig
@@ -214,7 +216,7 @@ def in_agent(owner: type, name: str) -> Case:
 def in_daemon(run: Callable[[Bench, Agent], object], owner: type, name: str) -> Case:
     def case(bench: Bench) -> tuple[Broken, Counted]:
         bench.soon(serve, "PROCESS_REFRESH_S")
-        bench.monkeypatch.setattr(service.signal, "signal", lambda *_: None)
+        bench.monkeypatch.setattr(serve, "follow_signals", lambda _: Task("signal"))
         bench.monkeypatch.setattr(serve, "stop_on_signal", lambda: bench.stop)
         broken, agent = bench.broken(owner, name), bench.agent()
         bench.aside(lambda: run(bench, agent))

@@ -97,7 +97,8 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
             return
         process.refresh()
         while due and clock.elapsed_s > due[0][0]:
-            due.pop(0)[1]()
+            due[0][1]()  # again in the next tick if it fails, as for a value that a busy machine has not read in time
+            due.pop(0)
         elapsed = clock.elapsed_s / speed
         seen = evidence.read_evidence()
         decisions = decide(seen, settings.policy)
@@ -120,15 +121,16 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
 
 def _show_first(publisher: Publisher, view: View) -> None:
     """The table, and what other tools do not show of it."""
-    _say(publisher.body("table").decode())
     by_gpu = {allocation.gpu: allocation for allocation in view.allocations}
-    hangs, works = by_gpu[HANGS], by_gpu[WORKS]
-    for each in (hangs, works):
-        seen = f"{each.utilization:.0%}, {each.power_w:.0f} W, memory in use by a process"
-        _say(f"nvidia-smi shows GPU {each.gpu}: {seen}.")
+    hangs, works, explained = by_gpu[HANGS], by_gpu[WORKS], by_gpu[EXPLAINED]
+    seen = [
+        f"nvidia-smi shows GPU {each.gpu}: {each.utilization:.0%}, {each.power_w:.0f} W, memory in use by a process."
+        for each in (hangs, works)
+    ]
+    _say("\n".join([publisher.body("table").decode(), *seen]))
     _say(f"gpu-exporter: GPU {works.gpu} is {works.verdict.state}, GPU {hangs.gpu} is {hangs.verdict.state}:")
     _say(f"  {hangs.verdict.evidence}\n")
-    _explain(by_gpu[EXPLAINED])
+    _explain(explained)
     _say("\nMarks that the reconciler would write, as they happen (dry run):")
 
 

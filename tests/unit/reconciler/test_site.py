@@ -54,7 +54,7 @@ def test_the_metrics_of_the_process_are_served_with_those_of_its_port(tmp_path: 
     config.write_text("{}\n")
     telemetry = Telemetry()
     site = ReconcilerSite(telemetry, 30.0)
-    assert "\ngpu_reconciler_web_config_success" not in ask(site, "/metrics")[1]
+    assert "\ngpu_reconciler_web_config_success " not in ask(site, "/metrics")[1]
     server = HttpServer("127.0.0.1:0", site, web_config=config)
     telemetry.own.note_server(server)
     try:
