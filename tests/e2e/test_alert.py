@@ -64,7 +64,7 @@ def test_an_idle_allocation_notifies_its_owner_once_and_no_other_owner(
         alertmanager=alertmanager,
     )
     started = time.time()
-    notification = wait_for(lambda: webhook.received[0] if webhook.received else None, "a notification", 90, 0.2)
+    notification = wait_for(lambda: webhook.received[0] if webhook.received else None, "a notification", 240, 0.2)
     print(f"notification after {time.time() - started:.1f} s")
     (alert,) = notification["alerts"]
     assert (notification["status"], alert["status"]) == ("firing", "firing")
