@@ -15,7 +15,7 @@ SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wai
 
 
 def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """The state directory, None if there is none or it must not be used, and why it is not used, "" if it is."""
+    """The state directory, and a problem. The directory is None without one, and with a problem."""
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         if directory is not None:

@@ -45,7 +45,7 @@ class CompressedClock:
     """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only.
 
     It advances by at most `step_s` between two looks at it: on a busy machine the process may not run for a second, and
-    minutes in which nobody could read a GPU would pass.
+    the simulation would then have minutes without a reading.
     """
 
     def __init__(self, speed: float, step_s: float) -> None:

@@ -268,8 +268,8 @@ def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[i
 def refuse_shared(directory: int, path: Path) -> None:
     """Raise PermissionError if every user may rename files in an open directory.
 
-    A sticky bit prevents that. It is enough here, as for a directory of textfiles: a writer that makes each file anew
-    and renames it opens no file that another user has made.
+    In a directory with a sticky bit they cannot, so write_atomically accepts it: it makes each file anew, and opens no
+    file that another user has made.
     """
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

@@ -44,10 +44,10 @@ def _nothing(*_: object) -> None:
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
     """Call `actions[number]` in a separate thread for each signal that arrives. Returns its task. Raises NoThread.
 
-    The interpreter itself writes the number into a pipe (signal.set_wakeup_fd), within the signal. A handler in Python
-    would be too late or too early. Too late, because the main thread runs it only between two steps of Python code: a
-    signal that arrives just before that thread begins to wait for a lock wakes nobody. Too early, because it may
-    interrupt any other code, another handler too, and deadlock on a lock that this code holds, as those of Event.set.
+    The interpreter itself writes the number into a pipe (signal.set_wakeup_fd), at the moment of the signal. A handler
+    in Python cannot do that. The main thread runs it only between two steps of Python code, so a signal that arrives
+    just before this thread begins to wait for a lock stays without effect. And where the handler does run, it may
+    interrupt code that holds a lock which the handler needs, such as that of Event.set.
     """
     follower = _follower()
     for number, action in actions.items():

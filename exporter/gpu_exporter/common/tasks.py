@@ -65,7 +65,7 @@ class Task:
         return True
 
     def rest(self) -> None:
-        """Note that the task has no turns from now on, for a reason that is no fault."""
+        """Note that the task has stopped on purpose, so it is not late."""
         self._turned = None
 
     def late_s(self) -> float | None:

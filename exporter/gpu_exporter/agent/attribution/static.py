@@ -91,7 +91,7 @@ def _whole(data: bytes) -> str:
     """The text of a file. Raises ValueError if it is empty or ends within a line: a full disk may have cut it."""
     text = data.decode("utf-8")
     if not text.strip():
-        raise ValueError("the file is empty: write [] if nobody holds a GPU")
+        raise ValueError("the file is empty: write [] if no GPU has a holder")
     if not text.endswith("\n") and text.rstrip()[-1] not in "]}":
         raise ValueError("its last line is cut: end it with a line break")
     return text

@@ -11,7 +11,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.outside import need_sample
 from gpu_exporter.common.plain import REASON_MAX, one_line
 
-PARTS_MAX = 24  # opening brackets and commas of a row: nineteen labels, or more than twice as many as a row of ours has
+PARTS_MAX = 24  # opening brackets and commas of a row with nineteen labels; a row of our queries has at most nine
 STRINGS = frozenset({str})
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
 
