@@ -79,8 +79,8 @@ AGENT = ("--devices.scenario={node}", "--web.listen-address=127.0.0.1:{port}")
 PROGRAMS: Mapping[str, Program] = {
     "agent": Program((*AGENT, "--state.directory={directory}/state"), 1.5),
     "textfile": Program(("--devices.scenario={node}", "--state.directory=", "--textfile.output={directory}/t.prom"), 1.5),
-    "once": Program(("--once", "--state.directory=", "--devices.scenario={node}"), 0.5, follows=False),
-    "holders": Program(("holders", "--state.directory=", "--devices.scenario={node}"), 0.5, follows=False),
+    "once": Program(("--once", "--state.directory=", "--no-attribution.slurm", "--devices.scenario={node}"), 0.5, follows=False),
+    "holders": Program(("holders", "--state.directory=", "--no-attribution.slurm", "--devices.scenario={node}"), 0.5, follows=False),
     "slurm-collector": Program(
         ("slurm-collector", "--web.listen-address=127.0.0.1:{port}", "--slurmrestd={silent}", "--slurmrestd.token-file={token}"),
         1.0,
