@@ -31,6 +31,7 @@ from tests.testbed.processes import GPU_EXPORTER, free_port, wait_for
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib"
 SIGNALS, APART_S = 200, 40e-6
 GPUS = {"gpus": [{"model": "H100"}]}
+UNSEEN_S = 0.5  # after this time, Python has had SIGINT, unnoticed by this process
 PATIENCE_S = 60.0  # a program that has not ended by then hangs
 ENDED_BY = {-signal.SIGTERM, -signal.SIGINT}
 
@@ -155,15 +156,23 @@ def wait_until_ours(pid: int, *, ready: bool = False) -> None:
     """Wait until the program has set what the signals do; with `ready`, until it has handlers of its own. Before, while
     Python itself starts, SIGINT is Python's.
     """
+    was_pythons, since = False, time.monotonic()
 
     def is_ours() -> bool:
+        nonlocal was_pythons, since
         lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
-        masks = {line[:6]: line[7:].strip() for line in lines if line.startswith("Sig")}
-        caught, ignored = int(masks["SigCgt"], 16), int(masks["SigIgn"], 16)
-        if not ignored >> signal.SIGPIPE - 1 & 1:
-            return False  # Python has not begun
+        masks = {
+            line[:6]: int(line[7:].strip(), 16) for line in lines if line.startswith("Sig") and line[3:6] != "Q:\t"
+        }
+        caught, ignored = masks["SigCgt"], masks["SigIgn"]
         terms, ints = caught >> signal.SIGTERM - 1 & 1, caught >> signal.SIGINT - 1 & 1
-        return bool(terms and ints) if ready else terms == ints
+        if ready:
+            return bool(terms and ints)
+        if not ignored >> signal.SIGPIPE - 1 & 1 or terms != ints:  # Python has not begun, or SIGINT is Python's
+            was_pythons, since = was_pythons or ints > terms, time.monotonic()
+            return False
+        # For a moment, Python has begun and has not taken SIGINT yet. An ignored SIGINT it does not take.
+        return was_pythons or bool(ignored >> signal.SIGINT - 1 & 1) or time.monotonic() > since + UNSEEN_S
 
     wait_for(is_ours, "the program to set what signals do", each_s=0.001)
 
