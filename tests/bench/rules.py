@@ -162,7 +162,7 @@ def main() -> int:
         # The owners' alerts follow one evaluation after their inputs; the series that they need exist one evaluation later.
         wait_for(lambda: active(groups()) or None, "the alerts of owners", 400, 1.0)
         began = time.time()
-        wait_for(lambda: time.time() - began > 70 or None, "one more evaluation of each group", 100, 1.0)
+        wait_for(lambda: time.time() - began > 70 or None, "one more evaluation of each group", each_s=1.0)
         age = time.time() - end
         print(f"{options.nodes} nodes, {options.nodes * 8} GPUs, {series} series, the last sample {age:.0f} s ago")
         for group in groups():

@@ -72,7 +72,7 @@ class Bench:
         self.plane, self.namespace = plane, namespace
         body = {"metadata": {"name": namespace}}
         plane.core.create_namespace(body)
-        wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
+        wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount")
         self.source, self.tally = Source(namespace), Tally()
         self.clock = StoppableClock()
         self.policy = POLICY

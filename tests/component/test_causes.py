@@ -92,7 +92,7 @@ def test_threads_that_fight_for_a_quota_are_named_with_the_advice_and_without_th
                 found = [each for one in status.get("allocations", []) for each in one["causes"]]
                 return found[0] if found else None
 
-            found = wait_for(cause, "the cause", 120.0, 1.0)
+            found = wait_for(cause, "the cause", each_s=1.0)
             assert (found["name"], found["confidence"]) == ("cpu_oversubscribed", "high")
             assert found["advice"].startswith("set OMP_NUM_THREADS=1 ")
             texts = [fetch(f"{url}{path}") or "" for path in ("/metrics", "/", "/api/v1/status")]

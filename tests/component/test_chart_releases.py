@@ -104,7 +104,7 @@ def removed(cluster: ControlPlane) -> Iterator[None]:
     left = ours(cluster)
     for kind, namespace, name in left:
         kubectl(cluster, "delete", kind, name, *([f"--namespace={namespace}"] if namespace else []), "--wait=false")
-    wait_for(lambda: not ours(cluster), "the objects to be gone", 60)
+    wait_for(lambda: not ours(cluster), "the objects to be gone")
 
 
 def ours(cluster: ControlPlane) -> list[tuple[str, str, str]]:
@@ -255,7 +255,7 @@ def test_with_apply_on_and_an_image_that_cannot_be_pulled_uninstall_names_the_jo
             found = jobs.list_namespaced_job("gpu-exporter").items
             return [each.metadata.name for each in found if each.spec.active_deadline_seconds == 120] == [name]
 
-        wait_for(find_job, "the job, with its two minutes", 60)
+        wait_for(find_job, "the job, with its two minutes")
         jobs.patch_namespaced_job(name, "gpu-exporter", {"spec": {"activeDeadlineSeconds": 5}})
 
     other = threading.Thread(target=hurry)
@@ -264,7 +264,7 @@ def test_with_apply_on_and_an_image_that_cannot_be_pulled_uninstall_names_the_jo
     other.join()
     assert done.returncode != 0
     assert name in done.stderr and "DeadlineExceeded" in done.stderr
-    wait_for(lambda: ours(cluster) == [], "all objects of the release to be gone", 60)
+    wait_for(lambda: ours(cluster) == [], "all objects of the release to be gone")
     assert cluster.core.read_namespaced_pod("marked", "gpu-exporter").metadata.labels == {LABEL: "underused"}
     cluster.core.delete_namespaced_pod("marked", "gpu-exporter", grace_period_seconds=0)
 

@@ -53,7 +53,7 @@ class Consumed(Site):
             self.run()
             return rounds() >= wanted
 
-        wait_for(cycle, "three rounds of the descheduler", 60, 0.2)
+        wait_for(cycle, "three rounds of the descheduler", each_s=0.2)
 
 
 def write_nodes(plane: ControlPlane) -> None:
@@ -105,7 +105,7 @@ def test_a_descheduler_evicts_exactly_the_marked_pods_and_none_during_a_brake(si
         def rounds() -> int:
             return running.log().count("Number of evictions/requests")
 
-        wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
+        wait_for(lambda: rounds() > 0, "the first round of the descheduler")
         site.source.answers = False  # Prometheus is down
         site.cycle_through(rounds)
         assert site.evicted() == []
@@ -142,7 +142,7 @@ def test_a_pod_that_works_again_during_its_warning_is_not_evicted(site: Consumed
         def rounds() -> int:
             return running.log().count("Number of evictions/requests")
 
-        wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
+        wait_for(lambda: rounds() > 0, "the first round of the descheduler")
         for _ in range(3):  # idle, marked and working again, three times
             site.set_run(pod, IDLE_S)
             site.run()

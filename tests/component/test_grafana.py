@@ -209,7 +209,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             at = prometheus.complete_until()
             return at if at is not None and is_settled(at) and is_settled(at - 3.0) else None
 
-        now = wait_for(settled, "the node to be in the state of the scenario", 120, 0.25)
+        now = wait_for(settled, "the node to be in the state of the scenario", each_s=0.25)
         yield Site(prometheus, exporter, panels, now)
 
 

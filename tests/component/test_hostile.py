@@ -258,7 +258,7 @@ def village(plane: ControlPlane) -> Iterator[Village]:  # noqa: F811
 def test_forged_objects_change_nothing_in_another_namespace(village: Village) -> None:
     print(f"GPU_EXPORTER_HOSTILE_SEED={SEED}")
     village.plane.core.create_namespace({"metadata": {"name": "hostile"}})
-    wait_for(lambda: village.plane.has_account("hostile"), "the namespace's ServiceAccount", 60)
+    wait_for(lambda: village.plane.has_account("hostile"), "the namespace's ServiceAccount")
     hostile = Hostile(village, "hostile")
     honest = village.look()
     stages = {each.stage for each in honest.decisions.values()}

@@ -72,7 +72,7 @@ def test_what_the_readme_says_of_pip_works(
         assert running.process.poll() is None, running.log()
         return "\ngpu_up{" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
 
-    wait_for(series, "the exporter of the README", 60)
+    wait_for(series, "the exporter of the README")
 
     once = code_block(README, "gpu-exporter --once --format table")
     (table,) = [line for line in once.splitlines() if line.startswith("gpu-exporter --once")]

@@ -35,7 +35,7 @@ def test_a_wrongly_mapped_holder_is_unknown_until_its_own_process_is_seen(node: 
     assert f"gpu 0: {evidence}; the time of job 42 on this device counts as unknown" in node.log()
 
     node.list_on(0, node.start_process(job(42)))
-    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work", 60)
+    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work")
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)

@@ -58,8 +58,8 @@ def test_processes_of_real_pods_contradict_or_confirm_the_kubelets_report(
     for name in PODS:
         (node.manifests / f"{name}.json").write_text(json.dumps(static_pod(name, 1)))
     names = [f"{name}-node1" for name in PODS]
-    wait_for(lambda: set(names) <= set(node.list_pod_resources()), "the kubelet to list both pods", 60)
-    running = wait_for(lambda: found if names == sorted(found := containers(node)) else None, "both containers", 60)
+    wait_for(lambda: set(names) <= set(node.list_pod_resources()), "the kubelet to list both pods")
+    running = wait_for(lambda: found if names == sorted(found := containers(node)) else None, "both containers")
     for uid, container, pid in running.values():
         owner = parse_cgroup(Path(f"/proc/{pid}/cgroup").read_text())
         assert (owner.pods, owner.container, owner.slurm) == ((uid,), container, False)

@@ -294,7 +294,7 @@ with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUI
             assert len(processes_of(namespace)) >= 5  # init, its sleep, containerd, kubelet, pause ...
         finally:
             running.kill()
-    wait_for(lambda: left_behind(name) == [], "the janitor", 120)
+    wait_for(lambda: left_behind(name) == [], "the janitor")
     assert processes_of(namespace) == []
     assert {name: Path("/proc/sys", name).read_text() for name in SYSCTLS} == before
 

@@ -139,7 +139,7 @@ def test_claims_are_resolved_to_the_right_gpus_and_instances(
     placed = zip((instance.uuid for instance in SCENARIO.gpus[3].instances), INSTANCES, strict=True)
     expected |= {("d", uuid, "mig", f"{device} of claim default/instances") for uuid, device in placed}
 
-    wait_for(lambda: {pod for pod, *_ in held(url)} == {*PODS, "h"}, "every pod to hold what it claimed", 90)
+    wait_for(lambda: {pod for pod, *_ in held(url)} == {*PODS, "h"}, "every pod to hold what it claimed")
     found = held(url)
     (made_for_h,) = found - expected
     assert expected <= found
@@ -147,7 +147,7 @@ def test_claims_are_resolved_to_the_right_gpus_and_instances(
     assert made_for_h[3].startswith("gpu-5 of claim default/h-extended-resources-")
 
     # A kubelet that is killed while it creates a container fails the pod, which then holds nothing.
-    wait_for(lambda: phases(plane) == {"Running"}, "every pod to run", 60)
+    wait_for(lambda: phases(plane) == {"Running"}, "every pod to run")
     node.stop_kubelet()
     node.start_kubelet(register=False)
     seen: list[set[tuple[str, str, str, str]]] = []
@@ -221,21 +221,19 @@ def test_a_monitor_with_admin_access_holds_nothing(
         ("b", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
         ("c", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
     }
-    wait_for(lambda: held(url) == train, "the three training pods, and no other", 90)
+    wait_for(lambda: held(url) == train, "the three training pods, and no other")
     free = f'uuid="{UUID_OF_MINOR[4]}"}} 0'
     wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "a GPU that is only watched to be free")
 
     plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "gpu-operator", grace_period_seconds=0)
     run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-2", "all")  # a second monitor comes last
-    wait_for(
-        lambda: plane.pod("nvidia-dcgm-exporter-2", "gpu-operator")["status"]["phase"] == "Running", "the monitor", 60
-    )
+    wait_for(lambda: plane.pod("nvidia-dcgm-exporter-2", "gpu-operator")["status"]["phase"] == "Running", "the monitor")
     seen = []
     wait_for(lambda: seen.append(held(url)) or len(seen) > 20, "polls", each_s=0.1)
     assert all(each == train for each in seen)
 
     run_in(plane, "team", "nvidia-dcgm-exporter-1", "all")  # the name of the pod alone does not make it a monitor
-    wait_for(lambda: "nvidia-dcgm-exporter-1" in contradictions(url), "the tenant's pod", 60)
+    wait_for(lambda: "nvidia-dcgm-exporter-1" in contradictions(url), "the tenant's pod")
     wait_for(lambda: "--attribution.monitor" in contradictions(url)["a"], "the doubt")
     assert "--attribution.monitor" in contradictions(url)["nvidia-dcgm-exporter-1"]
     assert 'state="held_idle"' not in (fetch(f"{url}/metrics") or "")
@@ -252,6 +250,6 @@ def test_a_monitor_with_admin_access_holds_nothing(
 
     plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "team", grace_period_seconds=0)
     plane.core.delete_namespaced_pod("a", "default", grace_period_seconds=0)
-    wait_for(lambda: held(url) == {each for each in train if each[0] != "a"}, "the ended holder to hold nothing", 60)
+    wait_for(lambda: held(url) == {each for each in train if each[0] != "a"}, "the ended holder to hold nothing")
     free = f'uuid="{UUID_OF_MINOR[0]}"}} 0'
     wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "its GPU to be free")

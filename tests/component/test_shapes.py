@@ -76,7 +76,7 @@ class Ground(Site):
             running.update(pods)
             return len(running) >= wanted
 
-        wait_for(has_all, f"{wanted} pods of {kind} {name}", 60, 0.3)
+        wait_for(has_all, f"{wanted} pods of {kind} {name}", each_s=0.3)
         group, version, _ = OBJECTS[kind][0]
         return Reference(group, version, kind, name, made["metadata"]["uid"])
 
@@ -232,7 +232,7 @@ def test_pods_that_name_a_member_as_their_owner_are_strangers(ground: Ground) ->
     dependents = {"executor", "worker", "below"}
     assert {each.split()[0] for each in target.strangers} == dependents
     ground.rest(reference)
-    wait_for(lambda: not dependents & set(ground.alive()), "the garbage collector", 60, 0.5)
+    wait_for(lambda: not dependents & set(ground.alive()), "the garbage collector", each_s=0.5)
 
 
 def test_a_job_of_an_earlier_jobset_with_the_same_name_is_a_stranger(ground: Ground) -> None:

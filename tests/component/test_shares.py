@@ -95,9 +95,9 @@ def shared(make_node: Callable[..., Node], places: Places, tmp_path: Path) -> No
 def test_each_holder_has_its_own_busy_time_and_the_rest_is_unattributed(shared: Node) -> None:
     url = shared.start()
     # Readings of a GPU without a holder wait for three polls.
-    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 2")) or 0) > 1, "the first unattributed time", 60)
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 2")) or 0) > 1, "the first unattributed time")
     before = look(url)
-    wait_for(lambda: look(url).since(before, "gpu_observed_seconds_total", "gpu 0") > 15, "15 seconds", 60)
+    wait_for(lambda: look(url).since(before, "gpu_observed_seconds_total", "gpu 0") > 15, "15 seconds")
     seen = look(url)
 
     def ratio(family: str, subject: str) -> float:
@@ -143,7 +143,7 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_unattributed(shared: 
     utilization = {number: read(url, "gpu_allocation_utilization_ratio", job_id=str(number)) for number in (42, 44, 46)}
     assert utilization == {42: pytest.approx(0.4, abs=POINTS), 44: 0.0, 46: None}
 
-    wait_for(lambda: states(url)["44"][0] == "held_idle" or None, "the idle sharer to be judged", 60)
+    wait_for(lambda: states(url)["44"][0] == "held_idle" or None, "the idle sharer to be judged")
     found = states(url)
     assert found["42"][0] in ("healthy", "bursty")
     assert found["46"] == (
@@ -157,7 +157,7 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_unattributed(shared: 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
 def test_without_host_processes_the_holders_of_a_busy_shared_gpu_are_unknown(shared: Node) -> None:
     url = shared.start("--no-attribution.process")
-    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time")
     for number in (42, 43, 44):
         assert not read(url, OBSERVED, job_id=str(number))
         assert not read(url, RUN, job_id=str(number))
@@ -169,8 +169,8 @@ def test_without_host_processes_the_holders_of_a_busy_shared_gpu_are_unknown(sha
 def test_without_process_utilization_the_holders_of_a_shared_gpu_are_unknown(shared: Node, error: str) -> None:
     shared.refuse(0, "nvmlDeviceGetProcessUtilization", error)
     url = shared.start()
-    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time")
     assert [read(url, OBSERVED, job_id=str(number)) or 0 for number in (42, 43, 44)] == [0, 0, 0]
-    wait_for(lambda: "per-process utilization" in states(url)["44"][1] or None, "the reason", 60)
+    wait_for(lambda: "per-process utilization" in states(url)["44"][1] or None, "the reason")
     status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
     assert all(gpu["up"] for gpu in status["gpus"])

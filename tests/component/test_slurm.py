@@ -382,24 +382,22 @@ def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processe
         slurm.submit("--gres=gpu:1", "--array=7-7")
         command = ["srun", "-n1", "--mpi=none", "--gres=gpu:2", "sleep", "600"]
         step = processes.start(command, {**slurm.environment, **lies})
-        seen = wait_for(
-            lambda: len(list((slurm.root / "jobs").glob("[0-9]*"))) == 3 and exporter.poll(), "three files", 60
-        )
+        seen = wait_for(lambda: len(list((slurm.root / "jobs").glob("[0-9]*"))) == 3 and exporter.poll(), "three files")
         assert isinstance(seen, Answer)
         assert facts(seen) == facts(source(run_as(slurm)).poll())
         assert len(facts(seen)) == GPUS
         assert questions == []
         slurm.requeue(first)
-        wait_for(lambda: not (slurm.root / "jobs" / first).exists(), "the end of its first run", 60)
+        wait_for(lambda: not (slurm.root / "jobs" / first).exists(), "the end of its first run")
         slurm.run_again(first)
-        wait_for(lambda: (slurm.root / "jobs" / first).exists(), "the file of its second run", 60)
+        wait_for(lambda: (slurm.root / "jobs" / first).exists(), "the file of its second run")
         again = exporter.poll()
         assert facts(again) == facts(source(run_as(slurm)).poll())
         (before,), (after,) = ({fact[6] for fact in facts(each) if fact[0] == first} for each in (seen, again))
         assert (before, after) == ("0", "1")
         step.stop()
         slurm.cancel_all()
-        wait_for(lambda: not list((slurm.root / "jobs").glob("[0-9]*")), "the epilogs", 60)
+        wait_for(lambda: not list((slurm.root / "jobs").glob("[0-9]*")), "the epilogs")
         last = exporter.poll()
         assert (last.grants, last.missed, questions) == ([], 0, [])
         assert len(last.ended) == GPUS, "each with its end"

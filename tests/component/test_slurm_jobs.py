@@ -78,12 +78,12 @@ class Jobs:
         script.chmod(0o755)
         before = len(list(self.seen.iterdir()))
         job = self.slurm.submit_script(script, *flags)
-        wait_for(lambda: len([p for p in self.seen.iterdir() if p.read_text()]) >= before + steps, f"{flags}", 60)
+        wait_for(lambda: len([p for p in self.seen.iterdir() if p.read_text()]) >= before + steps, f"{flags}")
         return job
 
     def cancel(self, job: str) -> None:
         self.slurm.run("scancel", job)
-        wait_for(lambda: not self.slurm.run("squeue", "-h", "-t", "R,CG", "-j", job).strip(), "its end", 60)
+        wait_for(lambda: not self.slurm.run("squeue", "-h", "-t", "R,CG", "-j", job).strip(), "its end")
         for path in self.seen.glob(f"{job}.*"):
             path.unlink()
 
@@ -175,12 +175,12 @@ def test_jobs_keep_their_gpus_while_slurmctld_is_down_and_a_requeued_job_is_a_ne
     assert jobs.found() == jobs.truth()
     jobs.slurm.requeue(job)
     state = ("squeue", "-h", "-j", job, "-o", "%T")
-    wait_for(lambda: jobs.slurm.run(*state).strip() == "PENDING", "the job to wait", 60)
+    wait_for(lambda: jobs.slurm.run(*state).strip() == "PENDING", "the job to wait")
     for path in jobs.seen.iterdir():
         path.unlink()
     assert jobs.found()["n0"] == set()
     jobs.slurm.run_again(job)
-    wait_for(lambda: any(path.read_text() for path in jobs.seen.iterdir()), "its step", 60)
+    wait_for(lambda: any(path.read_text() for path in jobs.seen.iterdir()), "its step")
     assert jobs.found() == jobs.truth()
     after = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
     assert before.isdisjoint(after)
@@ -205,8 +205,8 @@ def test_a_job_of_a_dead_node_is_a_new_holder_on_another_node(jobs: Jobs) -> Non
         jobs.slurm.run("scontrol", "update", "NodeName=n0", f"State={state}", "Reason=died")
     try:
         where = ("squeue", "-h", "-j", job, "-o", "%T %N")
-        wait_for(lambda: jobs.slurm.run(*where).split() == ["RUNNING", "n1"], "the job to run elsewhere", 90, 0.5)
-        wait_for(lambda: list(jobs.seen.glob(f"{job}.n1.*")), "its step", 60)
+        wait_for(lambda: jobs.slurm.run(*where).split() == ["RUNNING", "n1"], "the job to run elsewhere", each_s=0.5)
+        wait_for(lambda: list(jobs.seen.glob(f"{job}.n1.*")), "its step")
         jobs._clock.later += 300.0
         holders = {node: [grant.holder for grant in source.poll().grants] for node, source in jobs._sources.items()}
         (holder,) = holders["n1"]

@@ -106,7 +106,7 @@ class Site(Bench):
         return sorted(pod.metadata.name for pod in found)
 
     def run_all(self, selector: str, count: int) -> list[str]:
-        wait_for(lambda: len(self.pods(selector)) == count, f"{count} pods of {selector}", 60, 0.1)
+        wait_for(lambda: len(self.pods(selector)) == count, f"{count} pods of {selector}", each_s=0.1)
         for name in self.pods(selector):
             self.set_running(name, 9000.0)
             self.set_run(name, IDLE_S)

@@ -129,7 +129,7 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:
 def test_a_job_is_suspended_only_after_its_owner_has_been_warned(stage: Stage) -> None:
     site = stage.site
     pods = sorted(site.source.pods)
-    wait_for(lambda: all(site.labels(pod).get(LABEL) == "underused" for pod in pods), "the marks", 60, 0.5)
+    wait_for(lambda: all(site.labels(pod).get(LABEL) == "underused" for pod in pods), "the marks", each_s=0.5)
     held = "gpu_reconciler_actions_held_total"
     wait_for(lambda: stage.read(held, reason="not_warned") >= 2, "cycles in which nothing is done", each_s=0.5)
     assert stage.read("gpu_reconciler_actions_total") == 0
@@ -141,10 +141,10 @@ def test_a_job_is_suspended_only_after_its_owner_has_been_warned(stage: Stage) -
     def suspended() -> bool:
         return bool(batch.read_namespaced_job("train", site.namespace).spec.suspend)
 
-    wait_for(suspended, "the Job to be suspended", 60, 0.5)
+    wait_for(suspended, "the Job to be suspended", each_s=0.5)
     wait_for(lambda: stage.read("gpu_reconciler_actions_total", action="suspend", result="done") == 1, "its count")
     assert ACTED in batch.read_namespaced_job("train", site.namespace).metadata.annotations
-    wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods", 60)
+    wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods")
     records = [json.loads(text) for text in stage.audit.read_text("utf-8").splitlines()]
     acts = [each for each in records if each["action"] == "action"]
     (begun, *_), done = acts, acts[-1]

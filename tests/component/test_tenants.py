@@ -100,7 +100,7 @@ def test_hours_of_namespaces_are_correct_over_a_restart(
         booked.append(hours())
         return len(booked) > SETTLED and all(each == booked[-1] for each in booked[-SETTLED:])
 
-    wait_for(is_settled, "the counters to settle", 60, 1.0)
+    wait_for(is_settled, "the counters to settle", each_s=1.0)
     found = booked[-1]
     kubelet.stop()
     feeder.stop()

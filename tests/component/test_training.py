@@ -71,7 +71,7 @@ def test_a_pods_report_becomes_series_with_the_labels_of_its_gpu(
         return {entry["pod"]: entry for entry in status.get("allocations", []) if entry["pod_uid"]}
 
     names = {"observed-node1", "other-node1"}
-    held = wait_for(lambda: found if set(found := allocations()) == names else None, "both pods with their UIDs", 90)
+    held = wait_for(lambda: found if set(found := allocations()) == names else None, "both pods with their UIDs")
     mine, others = held["observed-node1"], held["other-node1"]
     folder = node.root.joinpath("pods", mine["pod_uid"], *IN_POD)
     wait_for(folder.is_dir, "the kubelet to make the emptyDir where the exporter looks for it")
@@ -82,7 +82,7 @@ def test_a_pods_report_becomes_series_with_the_labels_of_its_gpu(
     def training() -> Any:
         return allocations()["observed-node1"]["training"]
 
-    found = wait_for(training, "the exporter to read the report", 60)
+    found = wait_for(training, "the exporter to read the report")
     assert (found["steps"], found["wait_ratio"], found["facts"]) == (500, 0.61, {"num_workers": 2})
     assert allocations()["other-node1"]["training"] is None
     lines = [line for line in (fetch(f"{url}/metrics") or "").splitlines() if line.startswith("gpu_training_")]
@@ -111,9 +111,7 @@ def test_a_jobs_folder_is_made_by_the_prolog_belongs_to_its_user_and_goes_with_t
         job = slurm.submit("--gres=gpu:1")
         folder, owner = slurm.root / "training" / job, pwd.getpwnam(USER).pw_uid
         # Slurm calls a job RUNNING while its prolog still runs.
-        wait_for(
-            lambda: folder.exists() and folder.stat().st_uid == owner, "the prolog to make the folder of the job", 60
-        )
+        wait_for(lambda: folder.exists() and folder.stat().st_uid == owner, "the prolog to make the folder of the job")
         reader = TrainingReader(TrainingPlaces(slurm.root / "pods", slurm.root / "training"), ManualClock())
         path = folder / "run-a1.json"
         path.write_text(json.dumps(REPORT))
@@ -123,4 +121,4 @@ def test_a_jobs_folder_is_made_by_the_prolog_belongs_to_its_user_and_goes_with_t
         ((who, files),) = reader.read([("job", job)])
         assert (who, files.reports[0].steps, files.problem) == (("job", job), 500, "")
         slurm.run("scancel", job)
-        wait_for(lambda: not folder.exists(), "the epilog to remove the folder of the job", 60)
+        wait_for(lambda: not folder.exists(), "the epilog to remove the folder of the job")

@@ -64,7 +64,7 @@ def test_an_idle_allocation_notifies_its_owner_once_and_no_other_owner(
         alertmanager=alertmanager,
     )
     started = time.time()
-    notification = wait_for(lambda: webhook.received[0] if webhook.received else None, "a notification", 240, 0.2)
+    notification = wait_for(lambda: webhook.received[0] if webhook.received else None, "a notification", each_s=0.2)
     print(f"notification after {time.time() - started:.1f} s")
     (alert,) = notification["alerts"]
     assert (notification["status"], alert["status"]) == ("firing", "firing")
@@ -75,7 +75,7 @@ def test_an_idle_allocation_notifies_its_owner_once_and_no_other_owner(
     assert description.startswith(f"Pod ml/forgotten-0 holds a GPU and has not used it since {year}")
 
     # After three times as long there is still one notification, and no other alert has fired.
-    wait_for(lambda: time.time() - started > 3 * IDLE_FOR_S, "the quiet ones to have had their time", 90, 1.0)
+    wait_for(lambda: time.time() - started > 3 * IDLE_FOR_S, "the quiet ones to have had their time", each_s=1.0)
     window = int(time.time() - started) + 5
     fired = prometheus.query(
         f'count by (alertname, pod) (count_over_time(ALERTS{{alertstate="firing",audience="owner"}}[{window}s]))'

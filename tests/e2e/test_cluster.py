@@ -252,14 +252,14 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         helm.run("install", *arguments, "--wait", "--timeout=240s")
         say("helm install --wait has ended")
         write_targets(plane, NAMESPACE, targets)
-        (series,) = wait_for(lambda: prometheus.query(f'gpu_up{{uuid="{uuids[0]}"}}') or None, "the first series", 60)
+        (series,) = wait_for(lambda: prometheus.query(f'gpu_up{{uuid="{uuids[0]}"}}') or None, "the first series")
         seen = say("first series in Prometheus")
         assert seen - asked < FIRST_SERIES_MAX_S
         labels = series[0]
         assert (labels["node"], labels["instance"], labels["job"]) == (NODE, NODE, "gpu-exporter")
         assert not {"pod", "namespace", "container", "endpoint"} & set(labels)
         title, panel = first_panel(plane)
-        wait_for(lambda: prometheus.query(panel) or None, f"data of the panel {title}", 60)
+        wait_for(lambda: prometheus.query(panel) or None, f"data of the panel {title}")
         assert say(f"data in the first panel of the fleet's dashboard, {title!r}") - asked < FIRST_PANEL_MAX_S
         assert agents(plane) == [(NODE, "Running")], "nodes without GPUs get no agent"
         helm.run("test", RELEASE, f"--namespace={NAMESPACE}", "--timeout=120s")
@@ -267,20 +267,20 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
 
         loads[0].set(0.9)
         plane.core.create_namespace({"metadata": {"name": "ml"}})
-        wait_for(lambda: plane.has_account("ml"), "the namespace's ServiceAccount", 60)
+        wait_for(lambda: plane.has_account("ml"), "the namespace's ServiceAccount")
         pod = static_pod("train-0", 1)
         pod["metadata"]["namespace"] = "ml"
         # The kubelet chooses one of the two GPUs; here one pod holds both.
         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
         uid = plane.create_pod(pod)
-        wait_for(lambda: plane.pod("train-0", "ml")["status"]["phase"] == "Running", "the pod to run", 60)
+        wait_for(lambda: plane.pod("train-0", "ml")["status"]["phase"] == "Running", "the pod to run")
         say("pod ml/train-0 runs and holds both GPUs")
         info = wait_for(lambda: prometheus.query('gpu_allocation_info{pod="train-0"}') or None, "its allocation")
         say("its allocation is in Prometheus")
         assert {(row["namespace"], row["pod_uid"], row["uuid"]) for row, _ in info} == {("ml", uid, u) for u in uuids}
         driver_of_claims = operator.run_monitor(node, len(uuids))
         say("the operator's monitor claims both GPUs with adminAccess")
-        wait_for(lambda: _idle_run(prometheus, uuids[1]) > IDLE_S, "GPU 1 to be idle", 60, 0.5)
+        wait_for(lambda: _idle_run(prometheus, uuids[1]) > IDLE_S, "GPU 1 to be idle", each_s=0.5)
 
         def label() -> str | None:
             return (plane.pod("train-0", "ml")["metadata"].get("labels") or {}).get(LABEL)
@@ -290,13 +290,13 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
 
         quiet = say("the pod falls idle")
         loads[0].set(0.0)
-        wait_for(lambda: label() == "candidate", "the label `candidate`", 90, 0.1)
+        wait_for(lambda: label() == "candidate", "the label `candidate`", each_s=0.1)
         candidate = say("label candidate")
-        wait_for(lambda: label() == "underused", "the label `underused`", 90, 0.1)
+        wait_for(lambda: label() == "underused", "the label `underused`", each_s=0.1)
         underused = say("label underused")
         assert candidate - quiet >= IDLE_S - 1.5  # a sample from before the change may count as after it
         assert underused - quiet >= 2 * IDLE_S - 1.5
-        alert = wait_for(lambda: firing(webhook, "train-0"), "a notification", 240, 0.2)
+        alert = wait_for(lambda: firing(webhook, "train-0"), "a notification", each_s=0.2)
         say("notification: GpuHolderIdle")
         assert (alert["labels"]["alertname"], alert["labels"]["namespace"]) == ("GpuHolderIdle", "ml")
         assert (alert["labels"]["pod"], alert["labels"]["gpus"]) == ("train-0", "2")
@@ -311,7 +311,9 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         say("activity on both")
         wait_for(lambda: label() is None, "the label to go", each_s=0.1)
         say("no label")
-        wait_for(lambda: any(n["status"] == "resolved" for n in webhook.received), "the alert to be resolved", 60, 0.2)
+        wait_for(
+            lambda: any(n["status"] == "resolved" for n in webhook.received), "the alert to be resolved", each_s=0.2
+        )
         say("alert resolved")
         told = [reason for reason, _ in plane.events("ml", "train-0") if reason.startswith("Gpu")]
         assert told == [
@@ -320,9 +322,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         ]
         wait_for(lambda: _writes(prometheus) == {"written": 4.0, "withdrawn": 2.0}, "the reconciler's own counters")
 
-        host = wait_for(
-            lambda: found if len(found := _host_work(prometheus)) == 2 else None, "its work on the host", 90
-        )
+        host = wait_for(lambda: found if len(found := _host_work(prometheus)) == 2 else None, "its work on the host")
         say("what the pod does on its CPUs is in Prometheus")
         assert all(0.0 <= ratio < 0.25 for ratio in host)
 
@@ -334,13 +334,15 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         away_s = time.monotonic() - paused
         say(f"the agent is gone, {away_s:.1f} s after the label")
         marks: set[str | None] = set()
-        wait_for(lambda: marks.add(label()) or time.monotonic() - paused > 3 * IDLE_S, "time without an agent", 60, 0.2)
+        wait_for(
+            lambda: marks.add(label()) or time.monotonic() - paused > 3 * IDLE_S, "time without an agent", each_s=0.2
+        )
         assert marks == {None}, "marked without evidence"
         restored = operator.label("true")
         wait_for(lambda: agents(plane) == [(NODE, "Running")], "the agent to come back", each_s=0.1)
         say(f"the agent runs again, {time.monotonic() - restored:.1f} s after the label")
         write_targets(plane, NAMESPACE, targets)
-        wait_for(lambda: label() == "candidate", "a label again", 60, 0.2)
+        wait_for(lambda: label() == "candidate", "a label again", each_s=0.2)
         say("label candidate again, by the evidence of the new agent")
         # The pod may have been seen idle until the agent was gone.
         assert time.monotonic() - restored > IDLE_S - max(AWAY_MAX_S, away_s), (

@@ -41,7 +41,7 @@ class ControlPlane:
             self._start_component("kube-scheduler", [])
         self.api = self.connect(self.admin)
         self.core = client.CoreV1Api(self.api)
-        wait_for(self._has_default_account, "the default ServiceAccount", 60)
+        wait_for(self._has_default_account, "the default ServiceAccount")
 
     @staticmethod
     def connect(kubeconfig: Path) -> client.ApiClient:
@@ -102,7 +102,7 @@ class ControlPlane:
             except (urllib.error.URLError, OSError):
                 return False
 
-        wait_for(is_ready, "the API server to be ready", 60)
+        wait_for(is_ready, "the API server to be ready")
         return running
 
     def _start_manager(self) -> None:

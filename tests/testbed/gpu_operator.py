@@ -37,11 +37,11 @@ class GpuOperator:
         labels = {"resource.kubernetes.io/admin-access": "true"}
         namespace: Any = {"metadata": {"name": NAMESPACE, "labels": labels}}
         self._plane.core.create_namespace(namespace)
-        wait_for(lambda: self._plane.has_account(NAMESPACE), "the namespace's ServiceAccount", 60)
+        wait_for(lambda: self._plane.has_account(NAMESPACE), "the namespace's ServiceAccount")
         driver.claim("all", *devices, namespace=NAMESPACE, admin=True)
         pod = static_pod(MONITOR, 0, namespace=NAMESPACE)
         pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimName": "all"}]
         pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}]}
         self._plane.create_pod(pod)
-        wait_for(lambda: self._plane.pod(MONITOR, NAMESPACE)["status"]["phase"] == "Running", "the monitor", 60)
+        wait_for(lambda: self._plane.pod(MONITOR, NAMESPACE)["status"]["phase"] == "Running", "the monitor")
         return driver

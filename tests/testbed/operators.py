@@ -47,7 +47,7 @@ def install_definitions(plane: ControlPlane) -> None:
         found = extensions.read_custom_resource_definition(name).status.conditions or ()
         return any(each.type == "Established" and each.status == "True" for each in found)
 
-    wait_for(lambda: all(map(is_established, names)), "the definitions to be served", 60)
+    wait_for(lambda: all(map(is_established, names)), "the definitions to be served")
 
 
 def start_operators(processes: Processes, plane: ControlPlane) -> Running:

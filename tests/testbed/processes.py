@@ -45,7 +45,7 @@ def free_port() -> int:
         mark.close()
 
 
-def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 60.0, each_s: float = 0.05) -> T:
+def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 240.0, each_s: float = 0.05) -> T:
     """Call `ask` until the answer is neither None nor False; fail with `what` after `timeout_s`.
 
     A test that passes never waits that long. The limit is long because a busy machine is no fault.

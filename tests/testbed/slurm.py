@@ -166,7 +166,7 @@ class Slurm:
     def wait_until_runs(self, job: str) -> None:
         """Wait for a job, or for all tasks of an array."""
         states = ("squeue", "-h", "-j", job, "-o", "%T")
-        wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 60)
+        wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run")
 
     @property
     def port(self) -> int:
@@ -184,14 +184,14 @@ class Slurm:
         """Wait until node n0 has registered with the new slurmctld, which reports no GPU of the node before that."""
         text = ("scontrol", "show", "node", "n0")
         found = re.compile(r"SlurmdStartTime=\d")  # the value is "None" before
-        wait_for(lambda: found.search(self.run(*text)), "the node to be registered", 60)
+        wait_for(lambda: found.search(self.run(*text)), "the node to be registered")
 
     def restart_slurmd(self, processes: Processes) -> None:
         """Restart slurmd of node n0, which reads its configuration again and registers; steps keep running."""
         self.node.stop()
         before = self.started()
         self.node = processes.start(["slurmd", "-D", "-N", "n0"], self.environment)
-        wait_for(lambda: self.started() > before, "the new slurmd to be registered", 60)
+        wait_for(lambda: self.started() > before, "the new slurmd to be registered")
 
     def started(self) -> int:
         """Start time of slurmd of node n0, in Unix seconds."""
@@ -208,13 +208,13 @@ class Slurm:
         """Let a requeued job run. It may begin once the credential of its last run has expired (`AuthInfo`)."""
         self.run("scontrol", "release", job)
         state = ("squeue", "-h", "-j", job, "-o", "%T")
-        wait_for(lambda: self.run(*state).strip() == "RUNNING", f"job {job} to run again", 60, 0.5)
+        wait_for(lambda: self.run(*state).strip() == "RUNNING", f"job {job} to run again", each_s=0.5)
 
     def cancel_all(self) -> None:
         for job in self._jobs:
             subprocess.run(["scancel", job], env=self.environment, check=False, timeout=60)
         self._jobs.clear()
-        wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end", 60)
+        wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end")
 
 
 @contextmanager
@@ -231,7 +231,9 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
         pytest.skip("slurmd and mknod need root")
     root = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
     root.chmod(0o755)
+    state = tempfile.mkdtemp(prefix="slurm-lab-", dir="/dev/shm")  # a slow disk delays each order by seconds
     try:
+        (root / "state").symlink_to(state)
         environment = _configure(root, chroot, layout)
         host = _host_of_controller(root, layout.ahead_s)
         if layout.configless:
@@ -257,7 +259,8 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
                     node.stop()
                 slurm.controller.stop()
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        for folder in (root, state):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _host_of_controller(root: Path, ahead_s: int) -> dict[str, str]:
@@ -279,7 +282,7 @@ def _start_munge(processes: Processes, chroot: Path | None, environment: dict[st
 
 
 def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str]:
-    for name in ("etc", "state", "spool", "log", "run", "dev"):
+    for name in ("etc", "spool", "log", "run", "dev"):
         (root / name).mkdir()
     path = os.environ["PATH"]
     owner: int | str = "slurm"

@@ -126,7 +126,7 @@ def test_activity_is_known_soon_after_a_clock_jump(
     host.step(3600)
     wait_for(lambda: "the wall clock jumped by +3600 s" in running.log() or None, "the log")
     before, began = observed_s(port), time.monotonic()
-    wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
+    wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again")
     took = time.monotonic() - began
     assert running.stop() == 0
     seen[ORDER[18]] = f"the log reports the jump; activity is known again after {took:.0f} s"

@@ -50,7 +50,7 @@ class Besieged:
         """Wait for this number of successful cycles."""
         for _ in range(count):
             before = self.last_success()
-            wait_for(lambda before=before: self.last_success() > before or None, "a cycle that succeeds", 60)
+            wait_for(lambda before=before: self.last_success() > before or None, "a cycle that succeeds")
 
 
 def fill(create: Callable[[str, dict[str, Any]], Any], namespace: str, bodies: Iterator[dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ def test_the_reconciler_survives_hundreds_of_forged_labels(
     )
     with serve_page(lambda: metrics_of_an_idle_pod("labels", "train", uid)) as address:
         besieged = Besieged(processes, limit, bench, address)
-        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark", 60)
+        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark")
         besieged.cycles(3)
         # On a busy machine the list of a cycle may reach its limit of time.
         foreign = wait_for(lambda: besieged.value("gpu_reconciler_foreign_marks") == count and count, "all marks")
@@ -141,7 +141,7 @@ def test_the_reconciler_survives_objects_of_maximum_size(
     ))  # fmt: skip
     with serve_page(lambda: metrics_of_an_idle_pod(namespace, "train", uid)) as address:
         besieged = Besieged(processes, limit, bench, address)
-        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark", 60)
+        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark")
         besieged.cycles(3)
         began = time.monotonic()
         assert besieged.last_success() > 0.0
@@ -185,7 +185,7 @@ def test_a_collector_survives_8000_long_jobs(
         found = re.search(r'rounds_total\{result="success"\} (\S+)', fetch(f"http://127.0.0.1:{port}/metrics") or "")
         return float(found[1]) if found else 0.0
 
-    wait_for(lambda: rounds() >= 2 or None, "two rounds", 60)
+    wait_for(lambda: rounds() >= 2 or None, "two rounds")
     assert fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
     slowest = probe_ms(port)
     seen[ORDER[21]] = (

@@ -134,7 +134,7 @@ def test_a_crash_at_any_step_leaves_a_job_that_is_suspended_only_once(team: Team
         entries = {entry.note: entry.told for entry in parse(team.lease.read_text(KEY))}
         assert entries[note] == "done", f"step {step}: {entries}"
         team.source.pods.clear()
-        wait_for(lambda name=name: gone(team, f"job-name={name}"), "its pods to go", 60, 0.2)  # type: ignore[misc]
+        wait_for(lambda name=name: gone(team, f"job-name={name}"), "its pods to go", each_s=0.2)  # type: ignore[misc]
         if deaths < step:
             break
     assert deaths >= 9, "reads, the rehearsal, the journal, the patch, the look back, the Event"

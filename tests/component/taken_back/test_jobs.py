@@ -42,7 +42,7 @@ def test_a_job_is_suspended_as_a_whole_and_only_once_if_its_owner_resumes_it(tea
         {POOL: 8},
     )
     assert begun["id"] == done["id"] and begun["id"] in job["metadata"]["annotations"][ACTED]
-    wait_for(lambda: gone(team, "job-name=train"), "the real controller to end its pods", 60, 0.2)
+    wait_for(lambda: gone(team, "job-name=train"), "the real controller to end its pods", each_s=0.2)
     team.source.pods.clear()
     assert team.act() == ([], set())
 

@@ -21,7 +21,7 @@ def test_an_object_with_a_recreated_workload_is_not_acted_on_again(team: Team) -
     reference = team.idle_object("Job", spec=queued("Job"), **QUEUE)
     assert team.act() == ([("deactivate", "done")], set())
     assert len(team.told("Job", "train")) == 1
-    wait_for(lambda: gone(team, "job-name=train"), "Kueue to end its pods", 60, 0.2)
+    wait_for(lambda: gone(team, "job-name=train"), "Kueue to end its pods", each_s=0.2)
     team.source.pods.clear()
     workloads = WORKLOAD[0], WORKLOAD[1], team.namespace, WORKLOAD[2]
     (old,) = team.custom.list_namespaced_custom_object(*workloads)["items"]
