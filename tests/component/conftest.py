@@ -26,7 +26,7 @@ def nobodys_slurm(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["cgroups", "files"])
+@pytest.fixture(params=[pytest.param("cgroups", marks=pytest.mark.slow), "files"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     made: Places = RealCgroups() if request.param == "cgroups" else ProcFiles(tmp_path)
     yield made

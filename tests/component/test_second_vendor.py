@@ -250,6 +250,7 @@ def day(kubelet: Kubelet, tmp_path: Path) -> Day:
     return Day(world, node, text)
 
 
+@pytest.mark.slow
 def test_an_idle_part_of_a_board_gets_hours_an_alert_a_line_on_the_dashboard_and_a_label(
     day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

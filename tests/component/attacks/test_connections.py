@@ -84,6 +84,7 @@ def test_the_exporter_answers_with_more_connections_than_file_descriptors(
     )
 
 
+@pytest.mark.slow
 def test_valid_requests_of_one_address_do_not_hold_a_core(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str]
 ) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.component.attacks.attack_bench import HONEST, ORDER, SCENARIO, get, probe_ms
 from tests.testbed.odd_host import OddHost
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
@@ -72,6 +74,7 @@ def test_a_textfile_is_not_written_to_a_world_writable_directory(
     seen[ORDER[15]] = "nothing is written and the log gives the reason; after `chmod o-w`, the next write succeeds"
 
 
+@pytest.mark.slow
 def test_the_exporter_keeps_running_when_no_thread_can_be_started(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:

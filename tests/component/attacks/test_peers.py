@@ -176,6 +176,7 @@ def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None
     seen[ORDER[11]] = "status 3: the redirect is not followed"
 
 
+@pytest.mark.slow
 def test_invalid_text_in_names_is_escaped_in_every_output(
     start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
 ) -> None:

@@ -498,6 +498,7 @@ def test_a_folder_that_does_not_answer_costs_only_its_own_job(
         wait_for(lambda: jobs.readers() == 1 or None, "the end of the readers that were left behind")
 
 
+@pytest.mark.slow
 def test_no_more_than_two_readers_are_left_behind(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
