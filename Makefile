@@ -83,7 +83,7 @@ hook: ## the hook in loops of a real torch, in an environment of its own (5 GB, 
 	  $(PYTHON) -m pytest -p no:cacheprovider -c tests/hook/pytest.ini --confcutdir=tests/hook $(if $(filter frameworks,$(SET)),tests/hook/frameworks,tests/hook/loops)
 
 e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the driver to a notification and a label
-	$(PYTEST) -s -m "not quick" tests/e2e
+	$(PYTEST) $(WAITING) -m "not quick" tests/e2e
 
 faults: $(VENV)/dev ## cause every fault and attack in a running exporter; rewrites docs/faults.md, review the diff
 	$(PYTEST) tests/component/faults tests/component/attacks --update-golden

@@ -129,7 +129,7 @@ class Ground(Site):
         assert self.admin.look(entry) == DONE
         expected = {part.name.name for part in target.ends}
         with contextlib.suppress(AssertionError):  # the pods that ended until then are compared
-            wait_for(lambda: not expected & set(self.alive()), "the pods to end", each_s=0.3)
+            wait_for(lambda: not expected & set(self.alive()), "the pods to end", 30.0, 0.3)
         self.admin.tell(entry, "done")
         return before - set(self.alive())
 
