@@ -158,7 +158,7 @@ def test_an_act_in_a_namespace_of_20000_pods_takes_less_than_ten_seconds(site: S
             return math.inf
         return clock.monotonic() - began
 
-    read_s, target = fastest(measure, WITHIN_S, 10), read[-1]
+    read_s, target = fastest(measure, WITHIN_S, 60), read[-1]
     print(f"judged in {judged_s:.1f} s, the target read in {read_s:.1f} s")
     assert why_not(target, own, ("suspend",), ()) is None
     assert {part.name.name for part in target.ends} == set(pods) and read_s <= WITHIN_S

@@ -277,7 +277,8 @@ def check_hours(answers: dict[tuple[str, str], Rows]) -> None:
 
     held, idle, unknown, share = by("held"), by("idle"), by("unknown"), by("share")
     assert held.keys() == {"vision", "ml", "serving", "phys", "bio", "jonas"} == idle.keys() == unknown.keys()
-    assert held["vision"] == pytest.approx(held["jonas"], rel=0.1) == pytest.approx(held["serving"] * 7 / 5, rel=0.1)
+    # On a busy machine a poll more or less of some fifteen belongs to these seconds.
+    assert held["vision"] == pytest.approx(held["jonas"], rel=0.2) == pytest.approx(held["serving"] * 7 / 5, rel=0.2)
     assert idle["vision"] == idle["jonas"] == 0.0
     assert idle["phys"] == pytest.approx(held["phys"], rel=0.3)
     assert unknown["ml"] == pytest.approx(held["ml"])

@@ -135,6 +135,7 @@ def site_values(agent: int, reconciler: int, plane: ControlPlane) -> dict[str, A
                 {"name": "KUBERNETES_SERVICE_PORT", "value": str(plane.port)},
             ],
         },
+        "web": {"secret": "web"},
         "podMonitor": {"interval": "1s"},
         "tests": {"enabled": True},
     }
@@ -248,6 +249,11 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         )
         operator = GpuOperator(plane)
         before = {path.name for path in var_lib.iterdir()} | {"cni"}  # containerd makes it with the first pod
+        plane.core.create_namespace({"metadata": {"name": NAMESPACE}})
+        # The kubelet mounts a Secret as links. This one leaves the port open, so that all that reads it goes on.
+        plane.core.create_namespaced_secret(
+            NAMESPACE, {"metadata": {"name": "web"}, "stringData": {"web.yaml": "{}\n"}}
+        )
         asked = say("Prometheus and Alertmanager; helm install")
         helm.run("install", *arguments, "--wait", "--timeout=240s")
         say("helm install --wait has ended")
@@ -258,6 +264,9 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         labels = series[0]
         assert (labels["node"], labels["instance"], labels["job"]) == (NODE, NODE, "gpu-exporter")
         assert not {"pod", "namespace", "container", "endpoint"} & set(labels)
+        for program in ("exporter", "reconciler"):
+            query = f"gpu_{program}_web_config_success == 1"
+            wait_for(lambda query=query: prometheus.query(query) or None, f"the web configuration of the {program}")  # type: ignore[misc]
         title, panel = first_panel(plane)
         wait_for(lambda: prometheus.query(panel) or None, f"data of the panel {title}")
         assert say(f"data in the first panel of the fleet's dashboard, {title!r}") - asked < FIRST_PANEL_MAX_S
