@@ -87,7 +87,8 @@ def stalled_text() -> str:
         "{{ else if and (ne .Labels.part `late`) (lt (len $spins) 10) }}"
         "{{ $spin = printf `%s%s%s` $spin (or (and $spin `, `) ``) $gpu }}{{ $spins = printf `%s.` $spins }}"
         "{{ end }}{{ end }}{{ end }}"
-        "{{ with $late }}At 0 %, likely late or dead: {{ . }}. {{ end }}{{ with $spin }}Stalled: {{ . }}.{{ end }}"
+        "{{ with $late }}At 0 %: {{ . }}: the others may wait for it. {{ end }}"
+        "{{ with $spin }}Stalled: {{ . }}.{{ end }}"
         f"{CAUSE_TEXT}"
     )
 

@@ -47,23 +47,28 @@ def test_a_job_that_hangs_is_named_and_its_seconds_are_stalled(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
     work = [{"at": at, "level": level} for at, level in WORK]
-    scenario = parse_scenario({"gpus": [{"model": "H100", "work": work}]})
+    late = [{"at": at, "level": level.replace("hang", "context")} for at, level in WORK]
+    scenario = parse_scenario({"gpus": [{"model": "H100", "work": work}, {"model": "H100", "work": late}]})
+    uuid = scenario.gpus[0].uuid
     feeder = ScenarioFeeder(scenario, nvml_table)
     feeder.start()
     (tmp_path / "settings.yaml").write_text(SETTINGS)
-    (tmp_path / "holders.yaml").write_text(f'[{{"uuid": "{scenario.gpus[0].uuid}", "job": "77"}}]')
+    held = ", ".join(f'{{"uuid": "{gpu.uuid}", "job": "77"}}' for gpu in scenario.gpus)
+    (tmp_path / "holders.yaml").write_text(f"[{held}]")
     flags = (f"--config.file={tmp_path / 'settings.yaml'}", f"--attribution.static={tmp_path / 'holders.yaml'}")
     try:
         running, url = processes.start_exporter(*QUIET, *flags, environment=nvml_environment)
 
         def value(name: str) -> float | None:
-            line = next((line for line in look(url).text.splitlines() if line.startswith(f"{name}{{")), None)
+            lines = (line for line in look(url).text.splitlines() if line.startswith(f"{name}{{") and uuid in line)
+            line = next(lines, None)
             return None if line is None else float(line.rpartition(" ")[2])
 
         run = wait_for(lambda: value("gpu_allocation_stalled_run_seconds") or None, "the stall", each_s=0.5)
         assert 20.0 <= run < 30.0
         wait_for(lambda: 'state="stalled"' in look(url).text or None, "the state", each_s=0.5)
-        (allocation,) = json.loads(fetch(f"{url}/api/v1/status") or "")["allocations"]
+        allocations = json.loads(fetch(f"{url}/api/v1/status") or "")["allocations"]
+        (allocation,) = (each for each in allocations if each["uuid"] == uuid)
         assert allocation["stall"]["confidence"] == "medium", "the network of this host is not the job's own"
         assert re.search(r"100 % busy; at (99|100|101) W, .*; against it: not known", allocation["evidence"])
         assert allocation["stalled_seconds"] > 18.0 and allocation["pending_seconds"] == 0.0

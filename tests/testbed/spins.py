@@ -20,7 +20,7 @@ from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
 from gpu_exporter.diagnosis.stalls.watch import SpinWatch
 
-UNIT = UnitId("GPU-0")
+UNIT, OTHER = UnitId("GPU-0"), UnitId("GPU-1")  # the holder's second GPU does the same: a collective has two members
 KEY = HolderKey("slurm", "7")
 HOST_S = 30.0
 NO_GPM = frozenset(("V100", "A100", "T4"))
@@ -81,8 +81,8 @@ class Trace:
         return self._boards.watch_of(UNIT, self.key)
 
     def hold(self, held: HeldBoard | None = None) -> None:
-        self._boards.drop([(UNIT, self.key)])
-        self._boards.hold([held or HeldBoard(UNIT, self.key)])
+        self._boards.drop([(UNIT, self.key), (OTHER, self.key)])
+        self._boards.hold([held or HeldBoard(UNIT, self.key), HeldBoard(OTHER, self.key)])
 
     def hold_another(self) -> None:
         """Another job begins on the GPU."""
@@ -127,7 +127,10 @@ class Trace:
             if stage.lost:
                 self._host_at = self.t
                 continue
-            self._boards.read(self._snapshot(stage, level, start), without_process=stage.without_process)
+            snapshot = self._snapshot(stage, level, start)
+            other = snapshot.identity._replace(uuid=OTHER.uuid, index=1)
+            for each in (snapshot, snapshot._replace(identity=other)):
+                self._boards.read(each, without_process=stage.without_process)
             if self.t - self._host_at >= HOST_S:
                 self._hear(stage.host)
             yield self.report()
@@ -157,7 +160,7 @@ class Trace:
             "pcie": level.pcie + 3000.0,
             "nvlink": level.nvlink,
             "sm": level.sm,
-            "pipes": max(level.tensor, level.fp64, level.dram),
+            "pipes": max(level.tensor, level.fp64),
             "dram": level.dram,
         }
         if self.model in NO_GPM:

@@ -24,8 +24,9 @@ from gpu_exporter.diagnosis.host.subject import HostSubject
 from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.looks import NodeEvidence, list_subjects
 from gpu_exporter.diagnosis.loop import DiagnosisInput, DiagnosisLoop, Findings, Subject
-from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.boards import SILENT, Boards, HeldBoard
 from gpu_exporter.diagnosis.stalls.run import SpinMemory
+from gpu_exporter.diagnosis.stalls.waits import Waited
 from gpu_exporter.diagnosis.stalls.watch import SpinWatch
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.diagnosis.training.files import TrainingFiles
@@ -34,6 +35,7 @@ from gpu_exporter.diagnosis.training.pace import NodeTraining
 __all__ = [
     "IDLE_STATES",
     "NOT_JUDGED",
+    "SILENT",
     "STALLED",
     "TICK_S",
     "Boards",
@@ -50,6 +52,7 @@ __all__ = [
     "Subject",
     "Suspect",
     "TrainingFiles",
+    "Waited",
     "Window",
 ]
 

@@ -38,6 +38,8 @@ class Machine:
             10: {"lo": (0, 0), "eth0": (70, 7)},
         }
         self.spinning: tuple[int, ...] | None = (10, 11)
+        self.others: tuple[int, ...] | None = None
+        self.states: dict[int, str] = {}
         self.procfs: Procfs | None = Procfs(root / "proc")
         self.reader = ProgressReader(Cgroups(root / "cgroup"), self.clock, self.procfs)
 
@@ -55,14 +57,14 @@ class Machine:
             self._write(
                 pid,
                 "stat",
-                f"{pid} (x) R 1 1 1 0 -1 64 0 0 0 0 {cpu_s * TICKS_PER_S:.0f} 0 0 0 0 0 0 0 {self.starts[pid] * TICKS_PER_S:.0f} 0 0",
+                f"{pid} (x) {self.states.get(pid, 'R')} 1 1 1 0 -1 64 0 0 0 0 {cpu_s * TICKS_PER_S:.0f} 0 0 0 0 0 0 0 {self.starts[pid] * TICKS_PER_S:.0f} 0 0",
             )
         if self.mount is not None:
             self._write(10, "mountinfo", f"22 1 0:20 / / rw - overlay overlay rw\n{self.mount}\n")
         for pid, interfaces in self.network.items():
             rows = (f"  {name}: {rx} 1 0 0 0 0 0 0 {tx} 1 0 0 0 0 0 0\n" for name, (rx, tx) in interfaces.items())
             self._write(pid, "net/dev", HEAD + "".join(rows))
-        found = dict(self.reader.read([Suspect(POD, self.spinning)], {POD: PLACE}))
+        found = dict(self.reader.read([Suspect(POD, self.spinning, 2, self.others)], {POD: PLACE}))
         return found.get(POD)
 
     def _write(self, pid: int, name: str, text: str) -> None:
@@ -85,7 +87,8 @@ def machine(tmp_path: Path) -> Machine:
 def test_spinning_processes_are_no_progress(machine: Machine) -> None:
     assert machine.look() is None, "there is nothing to compare with"
     seen = machine.spin(30.0)
-    assert seen == HostProgress(1000.0, 1030.0, pytest.approx(0.0, abs=1e-6), False, 0.0, 0.0)
+    nothing = pytest.approx(0.0, abs=1e-6)
+    assert seen == HostProgress(1000.0, 1030.0, nothing, False, 0.0, 0.0, cores=pytest.approx(2.0), spinning=2)
 
 
 def test_loaders_are_progress_even_if_they_have_ended(machine: Machine) -> None:
@@ -163,7 +166,7 @@ def test_without_known_processes_only_cgroups_are_known(machine: Machine, pids: 
     machine.spinning = pids
     machine.look()
     seen = machine.spin(30.0)
-    assert seen == HostProgress(1000.0, 1030.0, None, False, 0.0, None)
+    assert seen == HostProgress(1000.0, 1030.0, None, False, 0.0, None, cores=pytest.approx(2.0), spinning=2)
 
 
 def test_too_many_processes_make_new_ones_unknown(machine: Machine) -> None:
@@ -194,6 +197,23 @@ def test_a_holder_without_a_cgroup_and_one_that_was_not_a_suspect_have_no_values
 def test_any_text_is_a_table_or_unknown(text: str) -> None:
     found = _parse_interfaces(HEAD + text)
     assert found is None or all(rx >= 0 and tx >= 0 for rx, tx in found.values())
+
+
+def test_processes_on_gpus_that_end_or_are_stopped_are_counted(machine: Machine) -> None:
+    machine.others = (20,)
+    machine.look()
+    seen = machine.spin(30.0)
+    assert seen is not None and (seen.ended, seen.stopped) == (0, 0)
+    machine.states[20] = "T"
+    machine.spin(30.0)
+    seen = machine.spin(30.0)
+    assert seen is not None and (seen.ended, seen.stopped) == (0, 1), "stopped at two looks"
+    machine.starts[20] += 90.0  # the number of the process that has ended is that of another one now
+    seen = machine.spin(30.0)
+    assert seen is not None and (seen.ended, seen.stopped) == (1, 0)
+    machine.others = None
+    seen = machine.spin(30.0)
+    assert seen is not None and (seen.ended, seen.stopped) == (None, None)
 
 
 def test_a_suspect_does_not_print_pids() -> None:

@@ -76,8 +76,8 @@ def test_the_busy_ratio_is_near_the_time_of_the_kernels(loads: dict[str, Row]) -
 def test_a_hang_in_a_real_collective_is_a_stall_and_no_other_load_is(loads: dict[str, Row]) -> None:
     """The rule's thresholds, with durations shortened to the length of a load, and a host that does nothing."""
     for name, row in loads.items():
-        assert (row.spin.confidence == "high") == (name in HANGS), (name, row.spin, row.ended_by)
-        assert (row.spin.confidence in ("medium", "high")) == (name in HANGS), name
+        assert (row.spin.confidence == "medium") == (name in HANGS), (name, row.spin, row.ended_by)
+        assert row.spin.confidence != "high", "nothing proves that it hangs"
 
 
 def test_other_monitors_leave_a_gpu_at_rest_idle(engines: dict[str, Row]) -> None:
@@ -100,7 +100,8 @@ def test_drawing_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows(1.0, "h200-engines").values():
         assert row.spin.confidence == "none", row
     monkeypatch.setattr(boards, "DRAWS", "")
-    assert rows(1.0, "h200-engines")["graphics"].spin.confidence == "high"
+    drawing = rows(1.0, "h200-engines")["graphics"]
+    assert (drawing.spin.confidence, "arithmetic" in drawing.ended_by) == ("none", True), "its pipes show it, too"
 
 
 def test_each_spinning_sm_reads_the_same_from_the_host(loads: dict[str, Row]) -> None:

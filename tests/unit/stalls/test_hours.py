@@ -19,21 +19,34 @@ from gpu_exporter.common.model.readings import HostProgress, Span
 from gpu_exporter.common.model.views import AllocationView
 
 JOB = {"gpu": 0, "kind": "job", "name": "48", "account": "phys", "user": "mira", "memory_gib": 40}
+REST = [{"at": 0, "level": "rest"}]
 TENANT = TenantKey("slurm", "", "phys", "mira")
 
 
 class Node:
-    """One GPU. The host of its holder is quiet, and read every 30 s while a run lasts."""
+    """One GPU of a job, whose other GPU rests. Its host is quiet, and read every 30 s while a run lasts."""
 
     def __init__(
-        self, tmp_path: Path, model: str, *stages: tuple[float, str], until: float = 1e9, other_from: float = 0.0
+        self,
+        tmp_path: Path,
+        model: str,
+        *stages: tuple[float, str],
+        until: float = 1e9,
+        other_from: float = 0.0,
+        rests: bool = True,
     ) -> None:
+        """`rests`: the job's other GPU always rests; otherwise only while this one hangs."""
         work = [{"at": at, "level": level} for at, level in stages]
+        rest = REST if rests else [{"at": at, "level": level.replace("hang", "rest")} for at, level in stages]
         self._tmp_path, self._files = tmp_path, 0
         self.state = self._open()
-        jobs = [{**JOB, "to": until}, *([{**JOB, "name": "49", "from": other_from}] if other_from else [])]
+        jobs = [
+            {**JOB, "to": until},
+            {**JOB, "gpu": 1, "to": until},
+            *([{**JOB, "name": "49", "from": other_from}] if other_from else []),
+        ]
         self.node = SimulatedNode(
-            parse_scenario({"gpus": [{"model": model, "work": work}], "holders": jobs}),
+            parse_scenario({"gpus": [{"model": model, "work": work}, {"model": model, "work": rest}], "holders": jobs}),
             None,
             self.state,
         )
@@ -56,7 +69,7 @@ class Node:
         return self.view()
 
     def view(self) -> AllocationView:
-        (allocation,) = self.node.view().allocations
+        (allocation,) = (each for each in self.node.view().allocations if each.gpu == 0)
         return allocation
 
     def check(self) -> None:
@@ -90,7 +103,7 @@ def test_a_stall_takes_its_first_minutes_with_it(tmp_path: Path) -> None:
     assert pending.totals.pending_s == pytest.approx(600, abs=10)
     assert pending.totals.busy_s == pytest.approx(1200, abs=1)
     stalled = node.run(600)
-    assert stalled.verdict.state == "stalled" and "high confidence" in stalled.verdict.evidence
+    assert stalled.verdict.state == "stalled" and "medium confidence" in stalled.verdict.evidence
     assert stalled.totals.stalled_s == pytest.approx(1200, abs=10)
     after = node.run(4200)
     assert after.verdict.state != "stalled"
@@ -127,6 +140,22 @@ def test_restarts_keep_the_parts_apart(tmp_path: Path, model: str, kill: bool) -
 
 
 @pytest.mark.slow
+def test_after_learned_waits_a_run_is_busy_until_it_is_named_and_a_restart_forgets_neither(tmp_path: Path) -> None:
+    """Three waits of 16 minutes: the next one is named after 48 minutes, and only the seconds from then on are stalled."""
+    rounds = [(600 + at + 1200 * i, level) for i in range(3) for at, level in ((0, "hang"), (960, "train"))]
+    node = Node(tmp_path, "H100", (0, "rest"), (60, "train"), *rounds, (4200, "hang"), rests=False)
+    taught = node.run(4200).totals
+    node.run(600)
+    node.restart(20)
+    node.run(1500)
+    node.restart(20)
+    assert node.run(600).verdict.state != "stalled"
+    totals = node.run(1320).totals  # 4060 s of the run, with two restarts
+    assert node.view().verdict.state == "stalled"
+    assert totals.stalled_s - taught.stalled_s == pytest.approx(4060 - 3 * 960, abs=120)
+
+
+@pytest.mark.slow
 def test_after_a_long_gap_the_pending_seconds_are_busy_and_a_new_run_must_last(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"))
     node.run(2100)
@@ -139,7 +168,7 @@ def test_after_a_long_gap_the_pending_seconds_are_busy_and_a_new_run_must_last(t
 
 @pytest.mark.slow
 def test_a_low_confidence_counts_as_busy_and_is_shown_in_json_only(tmp_path: Path) -> None:
-    node = Node(tmp_path, "H100", (0, "rest"), (300, "one-block"))
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "integer"))
     view = node.run(3000)
     assert view.spin is not None
     assert (view.spin.confidence, view.stalled_run_s, view.totals.stalled_s) == ("low", None, 0.0)

@@ -53,8 +53,9 @@ class HolderAccount:
 
     Of a run without progress (spins.py): `stalled_s`, and `pending_s`, which are not yet known to be stalled or busy.
     `spin_begin` to `spin_end`: its time, `is_stalled`: it counts as a stall. For the search after a restart
-    (SpinMemory of stalls/watch.py): `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`,
-    and the seconds and the median power of its work.
+    (SpinMemory of stalls/watch.py): `spin_since`, its begin, also where its seconds count as busy; `spin_until`,
+    `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`, and the seconds and the median power of its work.
+    `waits`, `wait_longest_s`: what its waits have taught (stalls/waits.py).
     """
 
     confirmed: float
@@ -85,6 +86,7 @@ class HolderAccount:
     spin_begin: float | None = None
     spin_end: float = math.inf
     is_stalled: bool = False
+    spin_since: float | None = None
     spin_until: float = 0.0
     spin_known_s: float = 0.0
     spin_all_known: bool = False
@@ -92,6 +94,8 @@ class HolderAccount:
     spin_sm: float | None = None
     work_s: float = 0.0
     work_w: float = 0.0
+    waits: int = 0
+    wait_longest_s: float = 0.0
 
     def end_run(self) -> None:
         self.idle_run_s = self.run_unknown_s = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -12,9 +11,9 @@ from gpu_exporter.agent.ledger.records import HolderPresence
 from gpu_exporter.agent.ledger.spins import RunPart
 from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey, Who, identify
-from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
+from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress, XidCounts
 from gpu_exporter.common.model.units import UnitId
-from gpu_exporter.diagnosis.interface import Boards, HeldBoard, SpinMemory, SpinWatch, Suspect
+from gpu_exporter.diagnosis.interface import SILENT, Boards, HeldBoard, SpinMemory, SpinWatch, Suspect, Waited
 
 
 class NodeSpins:
@@ -29,8 +28,16 @@ class NodeSpins:
         units = self._ledger.units.items()
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
-    def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> None:
-        """Take one reading of a GPU. `without_process` as in Boards.read."""
+    def read(self, snapshot: DeviceSnapshot, *, without_process: bool, xids: XidCounts | None = None) -> None:
+        """Take one reading of a GPU. `without_process` as in Boards.read. `xids`: of this GPU."""
+        unit = UnitId(snapshot.identity.uuid)
+        if not snapshot.up:
+            if not snapshot.away:
+                self.boards.note_fault(unit, SILENT, snapshot.monotonic)
+            return
+        for code, kind, _, wall in xids.codes if xids is not None else ():
+            if kind != "information":
+                self.boards.note_fault(unit, f"reported XID {code}", snapshot.monotonic - (snapshot.wall - wall))
         if (watched := self.boards.read(snapshot, without_process=without_process)) is not None:
             key, watch = watched
             self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
@@ -52,7 +59,10 @@ class NodeSpins:
         proven = _list_proven(present)
         self.boards.drop(proven)
         for holder_id, account in self._ledger.holders(HolderPresence.PRESENT).items():
-            if account.spin_begin is not None and holder_id not in proven:
+            if holder_id in proven:
+                continue
+            account.spin_since = None
+            if account.spin_begin is not None:
                 self._ledger.follow_run(holder_id, None, now)
         return proven
 
@@ -64,9 +74,9 @@ class NodeSpins:
         """A holder of a whole GPU, with what an earlier process remembered of it."""
         account = self._ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
-        if account.spin_begin is not None and account.spin_end == math.inf:
+        if account.spin_since is not None:
             memory = SpinMemory(
-                account.spin_begin,
+                account.spin_since,
                 account.spin_until,
                 account.spin_known_s,
                 account.spin_all_known,
@@ -74,7 +84,8 @@ class NodeSpins:
                 account.spin_memory_bytes,
                 account.spin_sm,
             )
-        return HeldBoard(unit, key, memory, account.work_s, account.work_w)
+        waited = Waited(account.waits, account.wait_longest_s)
+        return HeldBoard(unit, key, memory, account.work_s, account.work_w, waited)
 
     def remember(self) -> None:
         """Put what the search needs after a restart into the accounts."""
@@ -86,7 +97,10 @@ class NodeSpins:
             if watch is None:
                 continue
             account.work_s, account.work_w = watch.work.total_s, watch.work.median_w() or 0.0
-            if (memory := watch.remember()) is not None:
+            account.waits, account.wait_longest_s = self.boards.waited(key)
+            memory = watch.remember()
+            account.spin_since = memory.begin if memory is not None else None
+            if memory is not None:
                 account.spin_until, account.spin_known_s = memory.until, memory.known_s
                 account.spin_all_known, account.spin_memory_bytes = memory.all_known, memory.memory_bytes
                 account.spin_sm = memory.sm
@@ -100,6 +114,7 @@ class NodeSpins:
         """
         suspects = self.boards.suspects()
         spinning: dict[Who, set[str]] = {}
+        held: dict[Who, set[str]] = {}
         wanted: set[Who] = set()
         for allocation in allocations:
             who, uuid = identify(allocation.holder), allocation.unit.uuid
@@ -109,9 +124,14 @@ class NodeSpins:
                 wanted.add(who)
             if (answered[uuid].facts.utilization or 0.0) >= self._rules.utilization_min:
                 spinning.setdefault(who, set()).add(uuid)
+            held.setdefault(who, set()).add(uuid)
         if not processes_proven:
-            return [Suspect(who, None) for who in wanted]
-        return [Suspect(who, _list_pids(spinning.get(who, ()), answered)) for who in wanted]
+            return [Suspect(who, None, len(spinning.get(who, ()))) for who in wanted]
+        return [
+            Suspect(who, _list_pids(spun, answered), len(spun), _list_pids(held[who] - spun, answered))
+            for who in wanted
+            for spun in [spinning.get(who, set())]
+        ]
 
 
 def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -> tuple[int, ...] | None:

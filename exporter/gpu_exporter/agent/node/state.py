@@ -103,6 +103,7 @@ class NodeState:
         with self._lock:
             self._version += 1
             if not snapshot.up:
+                self._spins.read(snapshot, without_process=False)
                 return
             if self._last_sample is None or snapshot.monotonic >= self._last_sample[0]:
                 self._last_sample = (snapshot.monotonic, snapshot.wall)
@@ -119,7 +120,7 @@ class NodeState:
                 if activity is not None:
                     self.ledger.record(activity)
             without_process = self._processes_proven and snapshot.facts.contexts == 0
-            self._spins.read(snapshot, without_process=without_process)
+            self._spins.read(snapshot, without_process=without_process, xids=self.xids.counts(uuid))
             if period is not None:
                 self._sharing.note(UnitId(uuid), period)
             energy = snapshot.facts.energy_j

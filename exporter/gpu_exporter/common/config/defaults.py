@@ -104,7 +104,15 @@ class Stalls(NamedTuple):
     """Keys of the section `stalls`."""
 
     after: float = 900.0
-    """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first"""
+    """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first ..."""
+    proven_after: float = 300.0
+    """seconds; ... or of this length, if a member is proven to be unable to go on; as flat_over, which it needs ..."""
+    waits_min: int = 3
+    """... or after so many waits that ended by themselves (verifiers#182: 25 min in each round) ..."""
+    wait_factor: int = 3
+    """... this many times the longest of the last 20; rounds of rollouts grow, hardly threefold ..."""
+    wait_max: float = 43200.0
+    """seconds; ... but never later than this"""
     gap_max: float = 60.0
     """seconds; more unknown time than this ends the run; as ledger.idle_run_unknown_reset"""
     utilization_min: float = 0.95
@@ -129,8 +137,10 @@ class Stalls(NamedTuple):
     """seconds; ... for at least this time"""
     small_board_watts: int = 100
     """boards with a default limit up to this are not watched: a T4 hangs at 40 of 70 W (accelerate#233)"""
-    pipe_max: float = 0.01
-    """tensor, FP64, FP32, FP16 pipes and memory of a spin, each below this"""
+    pipe_max: float = 0.0001
+    """tensor, FP64, FP32, FP16 pipes of a spin, each below this (H200: hangs 0.0005 %, a renderer 0.7 %) ..."""
+    dram_ratio: float = 0.01
+    """... and memory, if not below that, below this share of the SM activity; no hang over NVLink is recorded"""
     sm_flat: float = 0.02
     """... whose SM activity changes by at most this"""
     sm_min: float = 0.02
@@ -146,7 +156,11 @@ class Stalls(NamedTuple):
     polling_min: int = 4000000000
     """... and below half of that they do not poll"""
     loaders_max: float = 0.05
-    """cores used by the holder's processes that are not on its GPUs, that are progress"""
+    """cores used by the holder's processes that are not on its GPUs, that are progress ..."""
+    cores_each: int = 3
+    """... or where processes are not visible, cores of its cgroup beyond this for each GPU that spins ..."""
+    cores_beside: int = 2
+    """... and these: a rank that spins has NCCL's proxy and the user's own threads beside it"""
     host_bytes_max: int = 1000000
     """bytes per second, of its disks and of its network, that are progress"""
     inefficient_sm: float = 0.25
@@ -441,6 +455,8 @@ DURATIONS = frozenset(
         "stalls.flat_over",
         "stalls.gap_max",
         "stalls.inefficient_over",
+        "stalls.proven_after",
+        "stalls.wait_max",
         "stalls.work_min",
         "state.write_interval",
     )

@@ -62,7 +62,7 @@ class Effort(NamedTuple):
     `power_w`: the mean, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`,
     `default_limit_w`: the limit in force, and that of the maker. `memory_bytes`: in use at the end. `pcie`, `nvlink`:
     bytes per second, sum of both directions. `sm`: share of the SMs with work. `pipes`: the busiest of the tensor,
-    FP64, FP32 and FP16 pipes and of the memory, None unless all five are known. `dram`: the memory alone.
+    FP64, FP32 and FP16 pipes, None unless all four are known. `dram`: the memory.
     """
 
     start: float
@@ -84,7 +84,9 @@ class HostProgress(NamedTuple):
 
     `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `new_process`: whether a process
     started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
-    unknown if that is the host's. `steps`: that its training loop says to have made.
+    unknown if that is the host's. `steps`: that its training loop says to have made. `cores`: CPUs used by all its
+    processes. `spinning`: how many of its GPUs are fully busy. Of its processes on GPUs: `ended`, how many have ended
+    since the last look; `stopped`, how many a signal had stopped at both looks.
     """
 
     start: float
@@ -94,6 +96,10 @@ class HostProgress(NamedTuple):
     disk: float | None = None
     network: float | None = None
     steps: int | None = None
+    cores: float | None = None
+    spinning: int = 0
+    ended: int | None = None
+    stopped: int | None = None
 
 
 class Facts(NamedTuple):

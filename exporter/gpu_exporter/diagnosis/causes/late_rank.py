@@ -1,4 +1,4 @@
-"""Some GPUs of the holder spin in a collective, and the rank that they wait for is on this node."""
+"""Some GPUs of the holder spin in a collective, and a rank that they may wait for is on this node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_late(gpu: HeldGpu, run_s: float) -> bool:
 
 RULE = Rule(
     name="late_rank",
-    title="the other ranks wait for this one",
+    title="the other ranks may wait for this one",
     states=frozenset(("stalled", "held_idle")),
     judge=judge,
     claims=(75,),

@@ -5,9 +5,13 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
+SPINS_S = 60.0  # a run without progress of this length is no work: work ends one at once
+
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     used = [each for each in case.members if (each.utilization or 0.0) > 0.0]
+    if any(each.spin is not None and each.spin.run_s >= SPINS_S for each in used):
+        return None  # those may wait for this one
     if not used or len(case.members) < 2 or (case.processes or 0.0) > 0.0:
         return None
     is_proven = case.processes == 0.0 and all((each.processes or 0.0) > 0.0 for each in used)

@@ -17,16 +17,20 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import Who
 from gpu_exporter.common.model.readings import HostProgress
-from gpu_exporter.common.procfs import Procfs, Stat
+from gpu_exporter.common.procfs import STOPPED, Procfs
 from gpu_exporter.diagnosis.host.cgroups import PIDS_MAX, CgroupReading, Cgroups
 from gpu_exporter.diagnosis.host.network import list_mounts, read_network
 
 
 class Suspect(NamedTuple):
-    """A holder to be read. `pids`: its processes on the GPUs that spin, None if they are not known."""
+    """A holder to be read. `pids`: its processes on the GPUs that spin, `others`: on its other GPUs; None if they are
+    not known. `gpus`: how many of its GPUs spin.
+    """
 
     who: Who
     pids: tuple[int, ...] | None
+    gpus: int = 1
+    others: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return "Suspect(...)"  # printing it must not print a pid
@@ -34,7 +38,8 @@ class Suspect(NamedTuple):
 
 class _Look(NamedTuple):
     """All of one look. `spinning`: CPU seconds by process that spins, None if one could not be read. `processes`: all
-    processes of the cgroup. `bytes`: of the network namespace; None is unknown.
+    processes of the cgroup. `bytes`: of the network namespace; None is unknown. `ranks`: of each process on a GPU, by
+    pid and start, whether a signal has stopped it; None if they are not known.
     """
 
     at: float
@@ -42,6 +47,7 @@ class _Look(NamedTuple):
     spinning: Mapping[tuple[int, float], float] | None
     processes: frozenset[int] | None
     bytes: float | None
+    ranks: Mapping[tuple[int, float], bool] | None = None
 
 
 class ProgressReader:
@@ -64,18 +70,23 @@ class ProgressReader:
                 continue
             look = self._looks[suspect.who] = self._look(suspect, place, reading)
             if (last := before.get(suspect.who)) is not None and last.at < look.at:
-                yield suspect.who, _compare(last, look)
+                yield suspect.who, _compare(last, look)._replace(spinning=suspect.gpus)
 
     def _look(self, suspect: Suspect, place: PurePosixPath, reading: CgroupReading) -> _Look:
         procfs, at = self._procfs, self._clock.monotonic()
-        if procfs is None or not suspect.pids or len(suspect.pids) > PIDS_MAX:
+        if procfs is None or suspect.pids is None or not 0 < len(suspect.pids + (suspect.others or ())) <= PIDS_MAX:
             return _Look(at, reading, None, self._cgroups.list_pids(place), None)
-        stats: dict[int, Stat | None] = {pid: procfs.stat(pid) for pid in suspect.pids}
-        known = {(pid, stat.start_s): stat.cpu_s for pid, stat in stats.items() if stat is not None}
-        spinning = known if len(known) == len(stats) else None
+        stats = {pid: procfs.stat(pid) for pid in (*suspect.pids, *(suspect.others or ()))}
+        ranks = None
+        if suspect.others is not None:
+            ranks = {(pid, stat.start_s): stat.state == STOPPED for pid, stat in stats.items() if stat is not None}
+        if not suspect.pids:
+            return _Look(at, reading, None, self._cgroups.list_pids(place), None, ranks)
+        known = {(pid, stat.start_s): stat.cpu_s for pid in suspect.pids if (stat := stats[pid]) is not None}
+        spinning = known if len(known) == len(set(suspect.pids)) else None
         traffic = read_network(procfs, suspect.pids[0], list_mounts(procfs, suspect.pids[0]))
         moved = None if traffic is None else traffic.received + traffic.sent
-        return _Look(at, reading, spinning, self._cgroups.list_pids(place), moved)
+        return _Look(at, reading, spinning, self._cgroups.list_pids(place), moved, ranks)
 
 
 def _compare(last: _Look, now: _Look) -> HostProgress:
@@ -88,6 +99,11 @@ def _compare(last: _Look, now: _Look) -> HostProgress:
         loaders = max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s - spun_s) / span_s
     if last.processes is not None and now.processes is not None:
         is_new = bool(now.processes - last.processes)
+    ended: int | None = None
+    stopped: int | None = None
+    if last.ranks is not None and now.ranks is not None:
+        ended = len(last.ranks.keys() - now.ranks.keys())
+        stopped = sum(is_stopped and last.ranks.get(rank, False) for rank, is_stopped in now.ranks.items())
     return HostProgress(
         last.at,
         now.at,
@@ -95,6 +111,9 @@ def _compare(last: _Look, now: _Look) -> HostProgress:
         is_new,
         _rate(last.cgroup.io_bytes, now.cgroup.io_bytes, span_s),
         _rate(last.bytes, now.bytes, span_s),
+        cores=max(0.0, now.cgroup.cpu_s - last.cgroup.cpu_s) / span_s,
+        ended=ended,
+        stopped=stopped,
     )
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import HolderKey
-from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
+from gpu_exporter.common.model.readings import DeviceSnapshot, Effort, HostProgress
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import HourOfWork, Spin
 from gpu_exporter.diagnosis.stalls.floor import BoardFloor
 from gpu_exporter.diagnosis.stalls.hour import WorkHour
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S
 from gpu_exporter.diagnosis.stalls.run import SpinMemory
-from gpu_exporter.diagnosis.stalls.watch import SpinWatch
+from gpu_exporter.diagnosis.stalls.waits import Around, HolderWaits, Waited
+from gpu_exporter.diagnosis.stalls.watch import GRACE_S, SpinWatch
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
 NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
 DRAWS = "a process with a graphics context is on the GPU: drawing looks the same as a hang"  # H200: 3 % of the SMs
+SILENT = "does not answer"
 SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
 
 
@@ -29,10 +33,14 @@ class HeldBoard(NamedTuple):
     memory: SpinMemory | None = None
     work_s: float = 0.0
     work_w: float = 0.0
+    waited: Waited = Waited()
 
 
 class _Board:
-    """One GPU. `key`: the holder that is watched."""
+    """One GPU. `key`: the holder that is watched. `process_at`: when a process of the holder was last seen or possible
+    on it, monotonic; `is_left`: there is none now. `worked_at`: when the GPU last worked. `fault`, `fault_at`: what it
+    last reported.
+    """
 
     def __init__(self, floor: BoardFloor) -> None:
         self.floor = floor
@@ -41,6 +49,11 @@ class _Board:
         self.watch: SpinWatch | None = None
         self.hour: WorkHour | None = None
         self.held: HeldBoard | None = None
+        self.name = ""
+        self.process_at = -math.inf
+        self.is_left = False
+        self.worked_at = -math.inf
+        self.fault, self.fault_at = "", -math.inf
 
 
 class Boards:
@@ -49,6 +62,8 @@ class Boards:
     def __init__(self, rules: Stalls) -> None:
         self._rules = rules
         self._boards: dict[UnitId, _Board] = {}
+        self._waits: dict[HolderKey, HolderWaits] = {}
+        self._stopped: dict[HolderKey, tuple[float, int]] = {}  # when processes were last seen stopped, and how many
 
     def restore(self, floors: Mapping[UnitId, float]) -> None:
         """Take over the power at rest that earlier processes have seen, in watts."""
@@ -71,6 +86,16 @@ class Boards:
             board = self._boards.setdefault(each.unit, _Board(BoardFloor()))
             if board.key != each.key:
                 board.key, board.watch, board.held = each.key, None, each
+                board.process_at, board.is_left = -math.inf, False
+            self._waits.setdefault(each.key, HolderWaits(self._rules, each.waited))
+        keys = {board.key for board in self._boards.values()}
+        self._waits = {key: waits for key, waits in self._waits.items() if key in keys}
+        self._stopped = {key: stopped for key, stopped in self._stopped.items() if key in keys}
+
+    def note_fault(self, unit: UnitId, fault: str, at: float) -> None:
+        """Note what a GPU has reported, such as an XID, or that it does not answer. `at`: monotonic seconds."""
+        if (board := self._boards.get(unit)) is not None and board.fault_at < at:
+            board.fault, board.fault_at = fault, at
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
         """Take one reading of a GPU. The watched holder and its watch, None if no holder is watched.
@@ -95,9 +120,57 @@ class Boards:
         draws = DRAWS if snapshot.facts.graphics_processes else ""
         watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else draws))
         board.is_armed |= watch.is_armed
+        board.name, board.is_left = f"gpu {snapshot.identity.index}", without_process
+        if not without_process:
+            board.process_at = effort.end
+        if board.fault == SILENT:  # it answers again
+            board.fault_at = -math.inf
+        self._follow(unit, board, watch, effort)
         if board.hour is not None:
             board.hour.add(effort, spans)
         return (board.key, watch) if board.key is not None else None
+
+    def _follow(self, unit: UnitId, board: _Board, watch: SpinWatch, effort: Effort) -> None:
+        """Take what a reading shows of a wait, and tell the watch what is known around it."""
+        if board.key is None or (waits := self._waits.get(board.key)) is None:
+            return
+        if watch.known_s >= SUSPECT_S and watch.begin is not None:
+            waits.spin(unit, watch.begin, effort.memory_bytes)
+        elif watch.works_s:
+            board.worked_at = effort.end
+            waits.work(unit, watch.works_s, effort.end)
+        waits.note_memory(unit, effort.memory_bytes)
+        if watch.begin is not None:
+            proof = self._find_proof(board, board.key, watch.begin, effort.end)
+            alone = "" if proof else self._find_alone(board, board.key, watch)
+            watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
+
+    def _find_alone(self, board: _Board, key: HolderKey, watch: SpinWatch) -> str:
+        """Why a GPU that spins waits for no other one, "" if it may."""
+        others = [other for other in self._boards.values() if other.key == key and other is not board]
+        for other in others:
+            if watch.begin is not None and other.worked_at > watch.begin + MINUTE_S:
+                return f"{other.name} of the holder works meanwhile: the others may wait for it"
+        if watch.polls or not all(other.is_left for other in others):
+            return ""
+        return "no other GPU takes part, and it does not poll over a network: a collective would"
+
+    def _find_proof(self, board: _Board, key: HolderKey, begin: float, now: float) -> str:
+        """Why a member of the gang cannot go on, "" if nothing proves it.
+
+        The time is compared with that of the run: what ended or failed at another time may belong to something else.
+        """
+        at, count = self._stopped.get(key, (-math.inf, 0))
+        if count and now - at <= GRACE_S:
+            return f"{count} of its processes are stopped by a signal"
+        for other in self._boards.values():
+            if other.key != key:
+                continue
+            if other.fault_at >= begin - MINUTE_S:
+                return f"{other.name} {other.fault}"
+            if other is not board and other.is_left and abs(other.process_at - begin) <= MINUTE_S:
+                return f"the process on {other.name} ended when the others began to wait"
+        return ""
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
         """A watch of the present holder; of a GPU without one, only to learn its power at rest."""
@@ -118,15 +191,27 @@ class Boards:
         board = self._boards.get(unit)
         if board is None or board.key != key or board.watch is None:
             return None
+        if (waits := self._waits.get(key)) is not None:
+            members = {each for each, other in self._boards.items() if other.key == key and not other.is_left}
+            waits.hear(host, members)
+        if host.stopped is not None:
+            self._stopped[key] = (host.end, host.stopped)
         board.watch.hear(host)
         return board.watch
 
+    def waited(self, key: HolderKey) -> Waited:
+        """What the waits of a holder have taught."""
+        return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
+
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders in a run, whose host should be read."""
+        """The holders in a run, or in a wait that may have ended, whose host should be read."""
+        waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {
             (unit, board.key)
             for unit, board in self._boards.items()
-            if board.key is not None and board.watch is not None and board.watch.known_s >= SUSPECT_S
+            if board.key is not None
+            and board.watch is not None
+            and (board.watch.known_s >= SUSPECT_S or board.key in waiting)
         }
 
     def watch_of(self, unit: UnitId, key: HolderKey) -> SpinWatch | None:

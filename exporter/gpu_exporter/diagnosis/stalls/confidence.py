@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.diagnosis.stalls.waits import ALONE, Around
 
 PUBLISHED = ("medium", "high")
 STEPS = ("none", "low", "medium", "high")
@@ -24,15 +25,17 @@ def judge_confidence(
     has_worked: bool,
     has_stopped: bool = False,
     polls: bool = False,
+    around: Around = ALONE,
 ) -> tuple[str, list[str]]:
     """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
     `has_stopped`: its own training loop made steps until the run began, and none since: one step more. `polls`: the SMs
-    with work read flags in the host's memory.
+    with work read flags in the host's memory. `around`: a proof is one step more, too. Without a proof it may be a wait
+    for something else, however long: at most medium.
     """
     doubts: list[str] = []
-    is_other = False  # SM data show another kernel than a collective
+    is_other = False  # another kernel than a collective
     if sm is not None and is_collective(sm, rules, polls=polls):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
@@ -44,9 +47,15 @@ def judge_confidence(
     else:
         step = STEPS.index("low")
         doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")
+    if around.alone:
+        step, is_other = min(step, STEPS.index("low")), True
+        doubts.append(around.alone)
     if unknown:
         step = max(STEPS.index("low"), step - 1)
         doubts.append(f"not known: {', '.join(unknown)}")
-    if has_stopped and not is_other:  # a loop that has ended stops too, and such a kernel may follow it
+    if not is_other and (has_stopped or around.proof):  # a loop that has ended stops too, and such a kernel may follow
         step = min(step + 1, STEPS.index("high"))
+    if not around.proof:
+        step = min(step, STEPS.index("medium"))
+        doubts.append("it waits or hangs: nothing proves which")
     return STEPS[step], doubts

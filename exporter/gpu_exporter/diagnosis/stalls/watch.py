@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.readings import Effort, HostProgress, Span
 from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.stalls.confidence import PUBLISHED, is_collective, judge_confidence
@@ -34,6 +35,7 @@ from gpu_exporter.diagnosis.stalls.run import (
     SpinMemory,
     SpinRun,
 )
+from gpu_exporter.diagnosis.stalls.waits import ALONE, Around
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
@@ -71,6 +73,9 @@ class SpinWatch:
         self._steps_read = float("-inf")  # when its report was last read
         self.ended_by = ""
         """what ended the last run, or keeps one from beginning"""
+        self.around: Around = ALONE
+        self.works_s = 0.0
+        """seconds of the last reading in which the GPU computed, moved data or drew the power of work"""
         self.is_armed = False
         """whether this process has seen the GPU do anything else: a start of the exporter begins no run"""
 
@@ -78,6 +83,11 @@ class SpinWatch:
     def begin(self) -> float | None:
         """Since when the present run lasts, None without a run."""
         return self._run.begin if self._run is not None else None
+
+    @property
+    def polls(self) -> bool:
+        """Whether the SMs with work read flags in the host's memory, as a collective over a network does."""
+        return self._polls
 
     @property
     def known_s(self) -> float:
@@ -88,12 +98,19 @@ class SpinWatch:
     def is_stall(self) -> bool:
         """Whether the run is long and certain enough to be published as a stall."""
         run = self._run
-        if run is None or run.known_s < self._rules.after or run.unread:
+        if run is None or run.known_s < self._needed_s(run) or run.unread:
             return False
         judged_s = min(self._rules.flat_over, run.until - max(run.begin, self._resumed_at) - STEP_S)
         if run.steps.covered_s < STEPS_MIN * judged_s:
             return False  # too little of the power is known to call it flat
         return self._judge(run)[0] in PUBLISHED
+
+    def _needed_s(self, run: SpinRun) -> float:
+        """How long the run must be to be named."""
+        if not self.around.proof:
+            return self.around.expected_s or self._rules.after
+        is_certain = self._has_worked() and not self._unknown_witnesses(run)
+        return min(self._rules.proven_after, self._rules.after) if is_certain else self._rules.after
 
     @property
     def may_be_stall(self) -> bool:
@@ -132,6 +149,7 @@ class SpinWatch:
         if effort.default_limit_w is not None:
             self._default_w = effort.default_limit_w
         self.unknown = self._why_unknown(contradiction)
+        self.works_s = 0.0
         if step is not None:
             self._learn(step)
             self._note([POWER], step.start, step.end)
@@ -140,8 +158,12 @@ class SpinWatch:
         if self.unknown:
             self._end(effort.end, self.unknown)
             return
-        seen = self._find_progress(effort)
-        if seen:
+        work, power = self._find_work(effort), self._find_power(effort)
+        if work or (power and min(power) > self._share(self._rules.low_ratio)):
+            self.works_s = sum(span.end - span.start for span in spans if span.ratio > 0.0)
+        if power and min(power) > self._highest_w:
+            work = work or f"{min(power):.0f} W is above {self._highest_w:.0f} W"
+        if seen := work or self._find_change(effort):
             self.is_armed = True
             self._end(effort.end, seen)
         for span in spans:
@@ -175,6 +197,8 @@ class SpinWatch:
             seen = f"its training loop made {host.steps} steps"
         elif (host.loaders_cores or 0.0) >= rules.loaders_max:
             seen = f"its other processes use {host.loaders_cores:.2f} cores"
+        elif host.loaders_cores is None and (host.cores or 0.0) > self._spinning_cores(host.spinning):
+            seen = f"its processes use {host.cores:.1f} cores, which is more than {host.spinning} GPUs that wait need"
         elif host.new_process:
             seen = "a process started"
         else:
@@ -184,6 +208,10 @@ class SpinWatch:
                     seen = f"{rate / 1e6:.1f} MB/s over its {name}"
         if seen:
             self._end(host.end, seen)
+
+    def _spinning_cores(self, gpus: int) -> float:
+        """CPUs that the processes of so many GPUs may use without any progress."""
+        return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
         """A loop that made steps, and then none: its silence is evidence, if it lasts for the whole run."""
@@ -216,6 +244,10 @@ class SpinWatch:
             facts[-1] += f", at work {median_w:.0f} W)" if self._has_worked() and median_w else ")"
         if (sm := run.sms.mean()) is not None:
             facts.append(f"{sm:.0%} of the SMs and no arithmetic")
+        if self.around.proof:
+            facts.append(self.around.proof)
+        elif self.around.expected_s is not None:
+            facts.append(f"its last waits ended by themselves within {describe_duration(self.around.waited.longest_s)}")
         if self._has_stopped(run):
             facts.append("its training loop makes no more steps")
         quiet = [name for name in self._required() if name not in unknown]
@@ -238,11 +270,12 @@ class SpinWatch:
             has_worked=self._has_worked(),
             has_stopped=self._has_stopped(run),
             polls=self._polls,
+            around=self.around,
         )
 
     def _published_confidence(self, confidence: str) -> str:
         """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""
-        if self.known_s < self._rules.after:
+        if self._run is None or self.known_s < self._needed_s(self._run):
             return "none"
         return confidence if self.is_stall else "low"
 
@@ -304,18 +337,20 @@ class SpinWatch:
         median_w = self.work.median_w()
         return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
 
-    def _find_progress(self, effort: Effort) -> str:
-        """The witness of this reading that shows progress, or that the power is not low; "" without one."""
+    def _find_work(self, effort: Effort) -> str:
+        """The witness of this reading that shows work, "" without one."""
         rules = self._rules
         known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
-        if effort.sm is not None and effort.pipes is not None:
+        if effort.sm is not None and effort.pipes is not None and effort.dram is not None:
             self._note([SM], effort.start, effort.end)
             self._sm = effort.sm
         elif effort.end - self._last.get(SM, -math.inf) > rules.gap_max:
             self._sm = None
-        if effort.pipes is not None and effort.pipes >= rules.pipe_max:
-            return f"arithmetic or memory of the GPU is {effort.pipes:.1%} active"
+        if (effort.pipes or 0.0) >= rules.pipe_max:
+            return f"its arithmetic is {effort.pipes:.2%} active"
+        if (effort.dram or 0.0) >= max(rules.pipe_max, rules.dram_ratio * (self._sm or 0.0)):
+            return f"its memory is {effort.dram:.2%} active"
         # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. What is
         # beyond that is judged as if all of it had moved in one second of the cycle.
         if self._sm is not None and effort.pcie is not None:
@@ -326,12 +361,20 @@ class SpinWatch:
             rate = known[name]
             if rate is not None and (rate - polled) * max(1.0, effort.end - effort.start) >= rules.traffic_max:
                 return f"{rate / 1e6:.0f} MB/s over {name}"
+        return ""
+
+    def _find_power(self, effort: Effort) -> list[float]:
+        """The known powers of this reading, in watts, after updating which power a spin has at most.
+
+        Some energy counters increase in steps of a second, so that one reading may show twice the power, or none: the
+        lower one counts.
+        """
         self._highest_w = self._highest_power()
-        # Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
-        watts = [value for value in (effort.power_w, effort.reading_w) if value is not None]
-        if watts and min(watts) > self._highest_w:
-            return f"{min(watts):.0f} W is above {self._highest_w:.0f} W"
-        run = self._run
+        return [value for value in (effort.power_w, effort.reading_w) if value is not None]
+
+    def _find_change(self, effort: Effort) -> str:
+        """What this reading shows to have changed during the run, "" if nothing has."""
+        rules, run = self._rules, self._run
         if run is None:
             return ""
         if effort.memory_bytes is not None:

@@ -21,6 +21,7 @@ STALLED, SPINNING, UNKNOWN = "stalled", "spinning", "unknown"
 UNKNOWN_MAX = 0.2  # share of the GPUs of a gang that may be unknown
 AT_REST_S = Stalls().after  # a shorter rest is a pause of a rank that works in bursts
 LATE_MAX = 3  # GPUs that a text names
+SPINS_RATIO = 0.5  # of its CPUs, which is work also beside processes that spin; as in alerts/src/seam.yaml
 
 
 class _Count(NamedTuple):
@@ -68,12 +69,13 @@ def _judge(
         return decision
     said = f"{count.stalled} of {count.gpus} GPUs stalled for {describe_duration(count.run_s)} or less"
     if count.working:
-        return decision._replace(stall_why=f"{said}, but {count.working}") if has_stall(holder) else decision
+        why = f"{said}, but {count.working}: they may wait for it"
+        return decision._replace(stall_why=why) if has_stall(holder) else decision
     unknown = count.gpus - count.stalled - len(count.late)
     if unknown > UNKNOWN_MAX * count.gpus:
         return decision._replace(stall=UNKNOWN, stall_why=f"{said}, but {unknown} are unknown")
     if count.late:
-        said = f"at 0 %, likely late or dead: {', '.join(count.late[:LATE_MAX])}; {said}"
+        said = f"{', '.join(count.late[:LATE_MAX])} at 0 %, so the others may wait for it; {said}"
     if around is not None and around.kind == SERVING:
         return decision._replace(stall=SPINNING, stall_why=f"{said}, and it serves requests ({around.kind_why})")
     return decision._replace(stall=STALLED, stall_why=said)
@@ -97,15 +99,15 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
             elif (unit.stalled_run_s or 0.0) > 0.0:
                 stalled, run_s = stalled + 1, max(run_s, unit.stalled_run_s or 0.0)
             elif (unit.idle_run_s or 0.0) >= AT_REST_S:
-                if unit.node not in nodes and (works := _describe_host(unit, policy)):
+                if works := _describe_host(unit, SPINS_RATIO if unit.node in nodes else policy.host_busy_ratio, policy):
                     working = working or f"{member.name} works on the host of its GPU {unit.gpu}: {works}"
                 late.append(f"GPU {unit.gpu} on {unit.node}")
     return _Count(gpus, stalled, tuple(late), working, run_s)
 
 
-def _describe_host(unit: UnitEvidence, policy: Policy) -> str:
+def _describe_host(unit: UnitEvidence, ratio: float, policy: Policy) -> str:
     """What the holder does on the host of a GPU at rest, "" for less than counts as work there, or if it is unknown."""
-    if (unit.host_cpu_ratio or 0.0) > policy.host_busy_ratio:
+    if (unit.host_cpu_ratio or 0.0) > ratio:
         return f"{unit.host_cpu_ratio:.0%} of its CPUs"
     io = unit.host_io_bytes_per_s or 0.0
     return f"{io / 1e6:.0f} MB/s of its disks" if io > policy.host_busy_io else ""

@@ -8,7 +8,7 @@ from gpu_exporter.agent.devices.protocol import Gpm
 from gpu_exporter.agent.sampling.activity.witnesses import TrafficRate
 from gpu_exporter.common.model.readings import Effort
 
-PIPES = ("tensor", "fp64", "fp32", "fp16", "dram")
+PIPES = ("tensor", "fp64", "fp32", "fp16")
 
 
 class EffortReader:

@@ -1,0 +1,128 @@
+"""How long a holder's GPUs have waited before and then gone on: ranks wait in a collective for rollouts or a barrier.
+
+Such a wait looks like a hang until it ends. It teaches only if it ended by itself: the same processes live on, and
+every GPU of the holder here works for a minute in all afterwards. A restart, a smaller gang and a framework's own
+timeout teach nothing. After `stalls.waits_min` such waits, a run is named only if it is much longer than they were.
+
+Pure: no clock, no lock, no file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.model.readings import HostProgress
+from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S
+
+KEPT = 20  # waits that are remembered: a job whose waits become shorter is judged by the new ones
+LIVES_RATIO = 0.9  # of the memory that living processes keep: one that ends frees all of its own
+
+
+class Waited(NamedTuple):
+    """The waits of a holder that ended by themselves: their number, at most KEPT, and the longest, in seconds."""
+
+    number: int = 0
+    longest_s: float = 0.0
+
+
+NOT_YET = Waited()
+
+
+class Around(NamedTuple):
+    """What is known around one GPU that spins. `proof`: that a member of its gang cannot go on, "" without one.
+
+    `alone`: why it waits for no other GPU, "" if it may: a collective has two members. `expected_s`: how long a run
+    must last to be longer than the holder's waits, None while too few of them are known.
+    """
+
+    proof: str = ""
+    alone: str = ""
+    expected_s: float | None = None
+    waited: Waited = NOT_YET
+
+
+ALONE = Around()
+
+
+class HolderWaits:
+    """The waits of one holder on this node."""
+
+    def __init__(self, rules: Stalls, waited: Waited = NOT_YET) -> None:
+        """`waited`: what an earlier process has learned."""
+        self._rules = rules
+        self._lengths: deque[float] = deque([waited.longest_s] * waited.number, KEPT)
+        self._since: dict[UnitId, float] = {}  # of GPUs that spin: since when they have not worked
+        self._worked_s: dict[UnitId, float] = {}  # since the first of these waits
+        self._memory: dict[UnitId, float | None] = {}  # in use while they spun
+        self._length_s = 0.0  # of the present wait: the longest of its GPUs
+        self._lengths_s: list[float] = []  # of the waits that seem to have ended
+        self._ended_at = 0.0
+        self._is_known = True  # whether each look has shown if processes ended
+        self._is_broken = self._is_freed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether GPUs wait, or have waited and are not yet known to go on."""
+        return bool(self._since or self._lengths_s)
+
+    @property
+    def waited(self) -> Waited:
+        return Waited(len(self._lengths), max(self._lengths, default=0.0))
+
+    def expected_s(self) -> float | None:
+        """How long a run lasts at least that is no wait of this holder, None while that is not known."""
+        rules = self._rules
+        if len(self._lengths) < rules.waits_min:
+            return None
+        return max(rules.after, min(rules.wait_max, rules.wait_factor * max(self._lengths)))
+
+    def spin(self, unit: UnitId, begin: float, memory: float | None) -> None:
+        """A GPU is in a run without progress since `begin`. `memory`: bytes in use."""
+        if not self.is_open:
+            self._is_known, self._is_broken, self._is_freed = True, False, False
+        if unit not in self._since:
+            self._since[unit] = begin
+            self._memory[unit] = memory
+
+    def work(self, unit: UnitId, seconds: float, at: float) -> None:
+        """A GPU has worked for so long until `at`."""
+        if not self.is_open:
+            return
+        began = self._since.pop(unit, None)
+        if began is not None:
+            self._length_s, self._ended_at = max(self._length_s, at - seconds - began), at
+            if not self._since:
+                self._lengths_s = [*self._lengths_s[-KEPT:], self._length_s]
+                self._length_s = 0.0
+        self._worked_s[unit] = self._worked_s.get(unit, 0.0) + seconds
+
+    def note_memory(self, unit: UnitId, memory: float | None) -> None:
+        """Bytes in use on a GPU of the holder."""
+        if not self.is_open or unit not in self._memory:
+            return
+        before = self._memory[unit]
+        if memory is None or before is None or memory < LIVES_RATIO * before:
+            self._is_freed = True
+
+    def hear(self, host: HostProgress, members: set[UnitId]) -> None:
+        """Take a look at the holder's host. `members`: its GPUs here that have a process, or may have one."""
+        if not self.is_open or host.steps is not None:
+            return
+        if host.ended is None:
+            self._is_known = False
+        elif host.ended:
+            self._is_broken = True
+        if self._since or host.end <= self._ended_at:
+            return
+        if any(self._worked_s.get(unit, 0.0) < MINUTE_S for unit in members):
+            return
+        lives = not self._is_broken and (self._is_known or not self._is_freed)
+        if lives:
+            shortest_s = self._rules.after / self._rules.wait_factor  # a shorter one changes nothing
+            self._lengths.extend(length for length in self._lengths_s if length >= shortest_s)
+        self._lengths_s = []
+        self._worked_s.clear()
+        self._memory.clear()
