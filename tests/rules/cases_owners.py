@@ -195,6 +195,18 @@ def owners_stalled() -> Iterator[Case]:
         yield Case(title, world, found, parts if found else (), about=about)
 
     for title, host, found in (
+        ("its processes use less than half of its CPUs", (0.4, 0.0), stalled(job_id="42", end=BEFORE_IDLE)),
+        ("rank 0 prepares data on most of its CPUs", (0.97, 0.0), []),
+        ("rank 0 writes a checkpoint", (0.1, 5e6), []),
+    ):
+        world = World(BEFORE_IDLE)
+        node = Node(world, gpus=4)
+        for gpu in range(3):
+            node.hold(gpu, FULL, stalled=STALLED, host=host, units=4, job_id="42")
+        node.hold(3, until(45, BUSY, IDLE), stalled=always(0.0), host=host, units=4, job_id="42")
+        yield Case(f"three stalled GPUs and one at rest, and {title}", world, found, about=about)
+
+    for title, host, found in (
         ("the other node of a stalled job is at rest", (0.01, 0.0), stalled(*about, job_id="42", end=BEFORE_IDLE)),
         ("the other node of a stalled job writes a checkpoint", (0.01, 5e6), []),
         ("the other node of a stalled job computes on its CPUs", (0.5, 0.0), []),

@@ -15,7 +15,7 @@ from gpu_exporter.agent.devices.products import PRODUCTS
 from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.readings import Activity, DeviceSnapshot, Effort, HostProgress, Span
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
-from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.boards import SILENT, Boards, HeldBoard
 from tests.testbed.spins import KEY, NO_GPM, QUIET, Host
 
 WORKS, WAITS, HANGS = "works", "waits", "hangs"
@@ -26,7 +26,7 @@ class Phase(NamedTuple):
     CPUs that its whole cgroup uses, spinning processes included. `truth`: WORKS, WAITS for what ends by itself, or HANGS.
     `memory`: GiB in use on each GPU. `event`, at the begin of the phase: "restart": all its processes end, and others begin;
     "gone 0", "stopped 0", "killed 0", "xid 0": the process on this GPU ended, was stopped by a signal, was killed for lack of
-    memory, or the GPU reported an XID.
+    memory, or the GPU reported an XID. "silent 0": the GPU does not answer; "answers": it does again.
     """
 
     seconds: float
@@ -72,6 +72,7 @@ class Player:
         self.t, self._host_at = 1000.0, 1000.0
         self._ended = self._stopped = 0
         self._without: set[int] = set()
+        self._silent: set[int] = set()
         self._names = [
             DeviceIdentity(i, unit.uuid, self.product.name, "580", f"0000:0{i}:00.0", 0, "disabled")
             for i, unit in enumerate(self.units)
@@ -86,6 +87,9 @@ class Player:
             while self.t < until:
                 start, self.t = self.t, min(until, self.t + self.step_s)
                 for gpu, level in enumerate(phase.levels):
+                    if gpu in self._silent:
+                        self.boards.note_fault(self.units[gpu], SILENT, self.t)
+                        continue
                     self.boards.read(self._snapshot(phase, gpu, level, start), without_process=gpu in self._without)
                 if self.t - self._host_at >= HOST_S:
                     self._hear(phase)
@@ -104,6 +108,8 @@ class Player:
             self._ended += 1
             if self.life.visible:
                 self._without.add(int(gpu))
+        elif event in ("silent", "answers"):
+            self._silent = {int(gpu)} if gpu else set()
         elif event == "xid":
             self.boards.note_fault(self.units[int(gpu)], "reported XID 79", self.t)
 

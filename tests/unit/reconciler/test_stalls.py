@@ -89,6 +89,12 @@ def test_the_processes_of_a_stalled_gpu_are_no_work_on_the_host_of_a_gpu_at_rest
     assert (stall, "GPU 1 on node-a at 0 %" in why) == ("stalled", True)
 
 
+@pytest.mark.parametrize("host", [{"host_cpu_ratio": 0.97}, {"host_io_bytes_per_s": 3e7}])
+def test_more_than_processes_that_spin_need_is_work_beside_a_stalled_gpu_too(host: dict[str, float]) -> None:
+    ((stall, why),) = judge(pod("a", STALL, REST, **host))
+    assert (stall, "they may wait for it" in why) == ("", True)
+
+
 @pytest.mark.parametrize("other", [UNKNOWN, LOW])
 @pytest.mark.parametrize(("stalled", "stall"), [(4, "stalled"), (3, "unknown")])
 def test_a_fifth_of_a_gang_may_be_unknown(other: Unit, stalled: int, stall: str) -> None:

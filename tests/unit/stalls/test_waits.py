@@ -104,6 +104,12 @@ def test_a_member_that_cannot_go_on_is_proof_after_five_minutes(event: str) -> N
     assert named(said, 10) == pytest.approx(5 * MINUTE, abs=90)
 
 
+def test_a_gpu_that_does_not_answer_is_proof_until_it_answers_again() -> None:
+    said = play((*start(), wait(30, event="silent 0"), wait(30, event="answers")))
+    assert {each.confidence for each in said if each.phase == 2} == {"high"}
+    assert {each.confidence for each in said if each.phase == 3 and each.at > MINUTE} == {"medium"}
+
+
 def test_a_member_that_ended_long_before_proves_nothing() -> None:
     """Another program may have run on that GPU."""
     ended = Phase(10 * MINUTE, (NOTHING, *alike(TRAIN, 3)), WORKS, event="gone 0")

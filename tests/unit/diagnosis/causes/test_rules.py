@@ -57,6 +57,11 @@ def two(first: float, second: float, processes: float | None = 1.0) -> tuple[Hel
     return HeldGpu("GPU-0", "0", first, 0.0), HeldGpu("GPU-1", "1", second, processes)
 
 
+def spinning(run_s: float) -> tuple[HeldGpu, ...]:
+    idle, busy = two(0.0, 1.0)
+    return idle, busy._replace(spin=Spin(run_s, "none"))
+
+
 @pytest.mark.parametrize(
     ("about", "confidence"),
     [
@@ -65,9 +70,12 @@ def two(first: float, second: float, processes: float | None = 1.0) -> tuple[Hel
         ({"members": two(0.0, 0.0), "processes": 0.0}, None),  # none works: no process at all
         ({"members": two(0.0, 0.8), "processes": 1.0}, None),  # it has a process, which may wait
         ({"processes": 0.0}, None),  # it holds only this one
+        ({"members": spinning(30.0), "processes": 0.0}, "high"),  # a moment without progress
+        ({"members": spinning(90.0), "processes": 0.0}, None),  # which may wait for this one
     ],
 )
 def test_unused_gpu(about: dict[str, Any], confidence: str | None) -> None:
+    """A GPU in a run without progress does not work: it may wait for this one."""
     assert found(case("held_no_process", about=about)).get("unused_gpu") == confidence
 
 
