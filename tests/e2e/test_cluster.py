@@ -364,6 +364,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         helm.run("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--timeout=240s")
         say("helm uninstall has ended")
         assert label() is None, "uninstall withdraws what stands"
+        plane.core.delete_namespaced_secret("web", NAMESPACE)  # the site's own
         wait_for(lambda: release_objects(plane) == [], "the release to be gone")
         leases = client.CoordinationV1Api(plane.api).list_namespaced_lease(NAMESPACE).items
         left_leases = [f"{RELEASE}-reconciler", f"{RELEASE}-reconciler-record"]
