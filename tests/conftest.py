@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every other warning is an error (pyproject.toml)."""
+    """Every other warning is an error (pyproject.toml). The programs under test start with signals that are not ignored,
+    also below `nohup` or `&` in a script, where SIGINT is: a program leaves that so.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("filterwarnings", f"always::{Advice.__module__}.{Advice.__name__}")
 
 
