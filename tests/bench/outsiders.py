@@ -57,8 +57,8 @@ def between(draw: random.Random, low: float, high: float) -> float:
 
 class Waits(NamedTuple):
     """How a job waits again and again. `wait`, `work`: ranges of seconds. `shapes`: how the waits follow each other.
-    `late`: whose GPUs rest ("here": rank 0, "some": several, "moves": another in each round; nobody's if the rank is
-    "away" on another node, or "all" spin over NVLink). `cpus`: CPUs that its loaders use meanwhile. `helper`: the late
+    `late`: whose GPUs rest ("here": rank 0, "some": several, "moves": another in each round; no GPU here rests if the rank
+    is "away" on another node, or "all" spin over NVLink). `cpus`: CPUs that its loaders use meanwhile. `helper`: the late
     rank works on its GPU, in small. `sleeps`: memory is given back for the wait. `stairs`: ranks begin to wait, or
     arrive, one by one. `before`: it waits before it ever works. `again`: how likely a wait ends in a new start.
     """

@@ -208,6 +208,10 @@ def test_processes_on_gpus_that_end_or_are_stopped_are_counted(machine: Machine)
     machine.spin(30.0)
     seen = machine.spin(30.0)
     assert seen is not None and (seen.ended, seen.stopped) == (0, 1), "stopped at two looks"
+    machine.states[10] = "T"
+    machine.spin(30.0)
+    seen = machine.spin(30.0)
+    assert seen is not None and seen.stopped == 1, "one that is suspended on a GPU that spins is no late rank"
     machine.starts[20] += 90.0  # the number of the process that has ended is that of another one now
     seen = machine.spin(30.0)
     assert seen is not None and (seen.ended, seen.stopped) == (1, 0)

@@ -110,6 +110,19 @@ def test_a_gpu_that_does_not_answer_is_proof_until_it_answers_again() -> None:
     assert {each.confidence for each in said if each.phase == 3 and each.at > MINUTE} == {"medium"}
 
 
+@pytest.mark.parametrize("event", ["gone 0", "stopped 0", "xid 0"])
+def test_a_gpu_that_works_meanwhile_is_stronger_than_any_proof(event: str) -> None:
+    """Four programs side by side: one ends or fails, one works on, and two wait."""
+    phase = Phase(30 * MINUTE, (NOTHING, TRAIN, *alike(SPIN, 2)), WAITS, event=event)
+    assert {each.confidence for each in play((*start(), phase))} == {"low"}
+
+
+def test_a_process_that_was_stopped_long_before_proves_nothing() -> None:
+    """The others have worked since."""
+    stopped = Phase(10 * MINUTE, (NOTHING, *alike(TRAIN, 3)), WORKS, event="stopped 0")
+    assert {each.confidence for each in play((*start(), stopped, wait(30)))} == {"medium"}
+
+
 def test_a_member_that_ended_long_before_proves_nothing() -> None:
     """Another program may have run on that GPU."""
     ended = Phase(10 * MINUTE, (NOTHING, *alike(TRAIN, 3)), WORKS, event="gone 0")
@@ -149,3 +162,10 @@ def test_a_job_cannot_hide(name: str) -> None:
     learned = 0.0 if restarts or len(lengths) < 3 else max(lengths)
     print(f"{name}: named after {at} s")
     assert at == pytest.approx(MINUTE * max(15, min(720, 3 * learned)), abs=90)
+
+
+@pytest.mark.parametrize(("level", "confidence"), [("hang", "low"), ("hang-polls", "medium")])
+def test_a_single_gpu_takes_part_in_a_collective_only_if_it_polls_over_a_network(level: str, confidence: str) -> None:
+    spin = LEVELS["H100", level]
+    phases = Phase(120, (NOTHING,), WORKS), Phase(HOUR, (TRAIN,), WORKS), Phase(HOUR, (spin,), HANGS)
+    assert {each.confidence for each in play(phases)} == {confidence}

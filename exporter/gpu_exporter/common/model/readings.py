@@ -86,7 +86,7 @@ class HostProgress(NamedTuple):
     started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
     unknown if that is the host's. `steps`: that its training loop says to have made. `cores`: CPUs used by all its
     processes. `spinning`: how many of its GPUs are fully busy. Of its processes on GPUs: `ended`, how many have ended
-    since the last look; `stopped`, how many a signal had stopped at both looks.
+    since the last look; `stopped`, how many of those on GPUs at rest a signal had stopped at both looks.
     """
 
     start: float

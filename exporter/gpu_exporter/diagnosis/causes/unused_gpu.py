@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
-SPINS_S = 60.0  # a run without progress of this length is no work: work ends one at once
+SPINS_S = 60.0  # a GPU in a run without progress of this length does not work, since any work ends the run
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -39,7 +39,7 @@ class Suspect(NamedTuple):
 class _Look(NamedTuple):
     """All of one look. `spinning`: CPU seconds by process that spins, None if one could not be read. `processes`: all
     processes of the cgroup. `bytes`: of the network namespace; None is unknown. `ranks`: of each process on a GPU, by
-    pid and start, whether a signal has stopped it; None if they are not known.
+    pid and start, whether a signal has stopped it while its GPU rests; None if they are not known.
     """
 
     at: float
@@ -79,7 +79,12 @@ class ProgressReader:
         stats = {pid: procfs.stat(pid) for pid in (*suspect.pids, *(suspect.others or ()))}
         ranks = None
         if suspect.others is not None:
-            ranks = {(pid, stat.start_s): stat.state == STOPPED for pid, stat in stats.items() if stat is not None}
+            # A process that somebody suspended on a GPU where another one spins is no rank that others wait for.
+            ranks = {
+                (pid, stat.start_s): stat.state == STOPPED and pid not in suspect.pids
+                for pid, stat in stats.items()
+                if stat is not None
+            }
         if not suspect.pids:
             return _Look(at, reading, None, self._cgroups.list_pids(place), None, ranks)
         known = {(pid, stat.start_s): stat.cpu_s for pid in suspect.pids if (stat := stats[pid]) is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Stalls
@@ -141,35 +141,31 @@ class Boards:
             waits.work(unit, watch.works_s, effort.end)
         waits.note_memory(unit, effort.memory_bytes)
         if watch.begin is not None:
-            proof = self._find_proof(board, board.key, watch.begin, effort.end)
-            alone = "" if proof else self._find_alone(board, board.key, watch)
+            others = [other for other in self._boards.values() if other.key == board.key and other is not board]
+            at_work = next((other.name for other in others if other.worked_at > watch.begin + MINUTE_S), "")
+            proof, alone = "", f"{at_work} of the holder works meanwhile: the others may wait for it" if at_work else ""
+            if not at_work:
+                proof = self._find_proof(board.key, board, others, watch.begin, effort.end)
+            if not (at_work or proof or watch.polls) and all(other.is_left for other in others):
+                alone = "no other GPU takes part, and it does not poll over a network: a collective would"
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
-    def _find_alone(self, board: _Board, key: HolderKey, watch: SpinWatch) -> str:
-        """Why a GPU that spins waits for no other one, "" if it may."""
-        others = [other for other in self._boards.values() if other.key == key and other is not board]
-        for other in others:
-            if watch.begin is not None and other.worked_at > watch.begin + MINUTE_S:
-                return f"{other.name} of the holder works meanwhile: the others may wait for it"
-        if watch.polls or not all(other.is_left for other in others):
-            return ""
-        return "no other GPU takes part, and it does not poll over a network: a collective would"
-
-    def _find_proof(self, board: _Board, key: HolderKey, begin: float, now: float) -> str:
+    def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
         """Why a member of the gang cannot go on, "" if nothing proves it.
 
-        The time is compared with that of the run: what ended or failed at another time may belong to something else.
+        The time is compared with that of the run: what ended, stopped or failed at another time may belong to something
+        else.
         """
-        at, count = self._stopped.get(key, (-math.inf, 0))
-        if count and now - at <= GRACE_S:
-            return f"{count} of its processes are stopped by a signal"
-        for other in self._boards.values():
-            if other.key != key:
-                continue
-            if other.fault_at >= begin - MINUTE_S:
-                return f"{other.name} {other.fault}"
-            if other is not board and other.is_left and abs(other.process_at - begin) <= MINUTE_S:
+        for each in (board, *others):
+            if each.fault_at >= begin - MINUTE_S:
+                return f"{each.name} {each.fault}"
+        for other in others:
+            if other.is_left and abs(other.process_at - begin) <= MINUTE_S:
                 return f"the process on {other.name} ended when the others began to wait"
+        at, count = self._stopped.get(key, (-math.inf, 0))
+        rests = [other for other in others if other.watch is not None and other.watch.begin is None]
+        if count and now - at <= GRACE_S and any(abs(other.worked_at - begin) <= MINUTE_S for other in rests):
+            return f"{count} of its processes on GPUs at rest are stopped by a signal"
         return ""
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.common.config.defaults import Stalls
-from gpu_exporter.diagnosis.stalls.waits import ALONE, Around
+from gpu_exporter.diagnosis.stalls.waits import NOTHING_KNOWN, Around
 
 PUBLISHED = ("medium", "high")
 STEPS = ("none", "low", "medium", "high")
@@ -25,7 +25,7 @@ def judge_confidence(
     has_worked: bool,
     has_stopped: bool = False,
     polls: bool = False,
-    around: Around = ALONE,
+    around: Around = NOTHING_KNOWN,
 ) -> tuple[str, list[str]]:
     """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
 

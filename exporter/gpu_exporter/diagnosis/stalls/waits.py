@@ -44,7 +44,7 @@ class Around(NamedTuple):
     waited: Waited = NOT_YET
 
 
-ALONE = Around()
+NOTHING_KNOWN = Around()
 
 
 class HolderWaits:
@@ -73,7 +73,7 @@ class HolderWaits:
         return Waited(len(self._lengths), max(self._lengths, default=0.0))
 
     def expected_s(self) -> float | None:
-        """How long a run lasts at least that is no wait of this holder, None while that is not known."""
+        """The length in seconds that this holder's waits do not reach, None while too few of them are known."""
         rules = self._rules
         if len(self._lengths) < rules.waits_min:
             return None

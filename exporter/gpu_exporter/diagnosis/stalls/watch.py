@@ -35,7 +35,7 @@ from gpu_exporter.diagnosis.stalls.run import (
     SpinMemory,
     SpinRun,
 )
-from gpu_exporter.diagnosis.stalls.waits import ALONE, Around
+from gpu_exporter.diagnosis.stalls.waits import NOTHING_KNOWN, Around
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
 # How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
@@ -73,7 +73,7 @@ class SpinWatch:
         self._steps_read = float("-inf")  # when its report was last read
         self.ended_by = ""
         """what ended the last run, or keeps one from beginning"""
-        self.around: Around = ALONE
+        self.around: Around = NOTHING_KNOWN
         self.works_s = 0.0
         """seconds of the last reading in which the GPU computed, moved data or drew the power of work"""
         self.is_armed = False
@@ -158,12 +158,13 @@ class SpinWatch:
         if self.unknown:
             self._end(effort.end, self.unknown)
             return
-        work, power = self._find_work(effort), self._find_power(effort)
-        if work or (power and min(power) > self._share(self._rules.low_ratio)):
+        seen, power_w = self._find_work(effort), _lowest_power(effort)
+        if seen or power_w > self._share(self._rules.low_ratio):
             self.works_s = sum(span.end - span.start for span in spans if span.ratio > 0.0)
-        if power and min(power) > self._highest_w:
-            work = work or f"{min(power):.0f} W is above {self._highest_w:.0f} W"
-        if seen := work or self._find_change(effort):
+        self._highest_w = self._highest_power()
+        if not seen and power_w > self._highest_w:
+            seen = f"{power_w:.0f} W is above {self._highest_w:.0f} W"
+        if seen := seen or self._find_change(effort):
             self.is_armed = True
             self._end(effort.end, seen)
         for span in spans:
@@ -363,15 +364,6 @@ class SpinWatch:
                 return f"{rate / 1e6:.0f} MB/s over {name}"
         return ""
 
-    def _find_power(self, effort: Effort) -> list[float]:
-        """The known powers of this reading, in watts, after updating which power a spin has at most.
-
-        Some energy counters increase in steps of a second, so that one reading may show twice the power, or none: the
-        lower one counts.
-        """
-        self._highest_w = self._highest_power()
-        return [value for value in (effort.power_w, effort.reading_w) if value is not None]
-
     def _find_change(self, effort: Effort) -> str:
         """What this reading shows to have changed during the run, "" if nothing has."""
         rules, run = self._rules, self._run
@@ -464,3 +456,11 @@ class SpinWatch:
         """The witnesses of progress that do not cover the run from its first minutes on."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
+
+
+def _lowest_power(effort: Effort) -> float:
+    """The lower of the known powers of a reading, in watts, 0 if none is known.
+
+    Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
+    """
+    return min((value for value in (effort.power_w, effort.reading_w) if value is not None), default=0.0)
