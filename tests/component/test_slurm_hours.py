@@ -227,9 +227,14 @@ def test_hours_are_correct_over_clock_skew_a_requeue_and_an_outage_of_slurmctld(
         here.slurm.run("scontrol", "requeue", first[0])
 
         def is_last() -> bool:
-            """The last run has begun, also for slurmctld: what it loses of a start, it never hears of again."""
+            """The last run has begun, also for slurmctld, which has the node's answer to its order to start it.
+
+            Without that answer, a slurmctld that stops orders the job to run again.
+            """
             starting = here.slurm.run("squeue", "-h", "-t", "PD,CF")
-            return len(list(over.glob("*.begun"))) == 4 * len(ACCOUNTS) + 1 and not starting
+            orders = re.findall(r"^Agent (?:queue size|count):\s+(\d+)", here.slurm.run("sdiag"), re.MULTILINE)
+            begun = len(list(over.glob("*.begun"))) == 4 * len(ACCOUNTS) + 1
+            return begun and not starting and orders == ["0", "0"]
 
         wait_for(is_last, "the last run to begin")
         left = set(here.slurm.run(*running).split())
