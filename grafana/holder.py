@@ -31,7 +31,7 @@ CAUSE_COLORS = {
     **dict.fromkeys(("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "input_wait"), IDLE),
     **dict.fromkeys(("checkpointing", "remote_io", "small_file_io", "checkpoint_share", "cpu_logging"), OUTSIDE),
     **dict.fromkeys(("memory_pressure", "shm_full"), STALLED),
-    **dict.fromkeys(("no_process", "unused_gpu", "late_rank"), IDLE_LONG),
+    **dict.fromkeys(("no_process", "unused_gpu", "late_rank", "lost_rank"), IDLE_LONG),
     **dict.fromkeys(("starting", "interactive", "steps_elsewhere"), FREE),
     **dict.fromkeys(("data_parallel", "launch_bound", "small_batch", "no_mixed_precision"), GOOD),
 }

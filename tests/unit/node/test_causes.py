@@ -104,11 +104,13 @@ def test_one_of_two_gpus_is_not_used() -> None:
     assert [name for name, _ in named(view)[1]] == ["unused_gpu", "no_process"]
 
 
+SPINS = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "hang"}]}
+RESTS = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "context"}]}
+
+
 @pytest.mark.slow
 def test_the_late_rank_is_named_on_both_sides() -> None:
-    spins = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "hang"}]}
-    late = {"work": [{"at": 0, "level": "rest"}, {"at": 30, "level": "train"}, {"at": 900, "level": "context"}]}
-    node = start([spins, late], {"gpu": 0, "memory_gib": 60}, {"gpu": 1, "memory_gib": 60})
+    node = start([SPINS, RESTS], {"gpu": 0, "memory_gib": 60}, {"gpu": 1, "memory_gib": 60})
     view = node.run(3600)
     assert [each.verdict.state for each in view.allocations] == ["stalled", "held_idle"]
     assert [[name for name, _ in each] for each in named(view)] == [["late_rank"], ["late_rank"]]

@@ -13,7 +13,7 @@ from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.stalls import with_stalls
 from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.series import Stages
 
@@ -81,6 +81,13 @@ def test_one_member_that_works_is_enough_against_it(other: HolderEvidence, why: 
     found = judge(pod("a", STALL, STALL, STALL), other)
     assert stalls(found) == ["", ""]
     assert why in found[0][1]
+
+
+@pytest.mark.parametrize(("cause", "stall"), [("lost_rank", "stalled"), ("late_rank", "")])
+def test_five_minutes_at_rest_are_enough_if_a_member_of_the_gang_cannot_go_on(cause: str, stall: str) -> None:
+    proven = pod("a", STALL)
+    proven = proven._replace(units=(proven.units[0]._replace(causes=(PublishedCause(cause, "high"),)),))
+    assert stalls(judge(proven, pod("b", (400.0, 0.0)))) == [stall, stall]
 
 
 def test_the_processes_of_a_stalled_gpu_are_no_work_on_the_host_of_a_gpu_at_rest_beside_it() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.testbed.simulated_node import SimulatedNode
 
+from gpu_exporter.agent.devices.protocol import XidEvent
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.ledger.accounts import HolderAccount
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
@@ -91,6 +92,19 @@ class Node:
 
     def tenant(self) -> Mapping[str, float | None]:
         return dict(self.node.view().tenants)[TENANT]._asdict()
+
+
+def test_a_lost_rank_is_a_stall_after_five_minutes_and_its_cause_is_on_both_gpus(tmp_path: Path) -> None:
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (930, "hang"), rests=False)
+    node.run(930)
+    other = node.node.view().allocations[1].allocation.unit.uuid
+    node.node.state.xids.count(XidEvent(other, 79), node.node.clock.wall(), node.node.clock.monotonic())
+    assert node.run(270).verdict.state == "healthy"
+    named = node.run(120)
+    assert (named.verdict.state, named.causes.found[0][:2]) == ("stalled", ("lost_rank", "high"))
+    assert "gpu 1 reported XID 79; 1 of its 2 GPUs here wait for" in named.causes.found[0].evidence
+    node.run(900)
+    assert [each.causes.found[0].name for each in node.node.view().allocations] == ["lost_rank"] * 2
 
 
 @pytest.mark.slow

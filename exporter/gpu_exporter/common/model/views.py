@@ -33,7 +33,7 @@ class Spin(NamedTuple):
     `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
     then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here, "" if it can.
     `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full utilization, so
-    there is no stall, whatever else is unknown.
+    there is no stall, whatever else is unknown. `proof`: why a member of its gang cannot go on, "" without proof.
     """
 
     run_s: float
@@ -43,6 +43,7 @@ class Spin(NamedTuple):
     unknown: str = ""
     all_known: bool = False
     is_below: bool = False
+    proof: str = ""
 
     @property
     def is_stall(self) -> bool:

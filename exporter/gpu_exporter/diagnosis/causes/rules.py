@@ -17,6 +17,7 @@ from gpu_exporter.diagnosis.causes import (
     late_rank,
     launch_bound,
     link_degraded,
+    lost_rank,
     memory_pressure,
     no_mixed_precision,
     no_process,
@@ -34,6 +35,7 @@ from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
 
 RULES: tuple[Rule, ...] = (
     link_degraded.RULE,
+    lost_rank.RULE,
     unused_gpu.RULE,
     starting.RULE,
     interactive.RULE,
@@ -80,6 +82,7 @@ NOT_BY_PROCESSES = INSIDE_RULES | {
     "no_process",
     "unused_gpu",
     "late_rank",
+    "lost_rank",
     "shm_full",
     "checkpointing",
 }

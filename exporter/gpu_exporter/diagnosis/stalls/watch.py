@@ -260,6 +260,7 @@ class SpinWatch:
             evidence="; ".join(facts),
             against="; ".join(doubts),
             all_known=not unknown,
+            proof=self.around.proof,
         )
 
     def _judge(self, run: SpinRun) -> tuple[str, list[str]]:

@@ -20,6 +20,8 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, H
 STALLED, SPINNING, UNKNOWN = "stalled", "spinning", "unknown"
 UNKNOWN_MAX = 0.2  # share of the GPUs of a gang that may be unknown
 AT_REST_S = Stalls().after  # a shorter rest is a pause of a rank that works in bursts
+PROVEN_REST_S = Stalls().proven_after  # ... unless a member of the gang cannot go on
+LOST = "lost_rank"  # the cause that says so; as in alerts/src/seam.yaml
 LATE_MAX = 3  # GPUs that a text names
 SPINS_RATIO = 0.5  # of its CPUs, which is work also beside processes that spin; as in alerts/src/seam.yaml
 
@@ -84,6 +86,9 @@ def _judge(
 def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvidence], policy: Policy) -> _Count:
     gpus, stalled, run_s, working = 0, 0, 0.0, ""
     late: list[str] = []
+    found = [holder for member in members if (holder := holders.get(member.name)) is not None]
+    is_lost = any(cause.name == LOST for holder in found for unit in holder.units for cause in unit.causes)
+    rest_s = PROVEN_REST_S if is_lost else AT_REST_S
     for member in members:
         holder = holders.get(member.name)
         units = holder.units if holder is not None else ()
@@ -91,14 +96,14 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
         gpus += max(counted if counted is not None else 1, len(units))
         nodes = {unit.node for unit in units if (unit.stalled_run_s or 0.0) > 0.0}
         for unit in units:
-            if unit.idle_run_s is not None and unit.stalled_run_s == 0.0 and unit.idle_run_s < AT_REST_S:
+            if unit.idle_run_s is not None and unit.stalled_run_s == 0.0 and unit.idle_run_s < rest_s:
                 # Also where the sample is old: a node that does not answer is no reason to forget that it worked.
                 working = working or f"{member.name} works on GPU {unit.gpu} of {unit.node}"
             elif not is_fresh(unit, policy):
                 continue
             elif (unit.stalled_run_s or 0.0) > 0.0:
                 stalled, run_s = stalled + 1, max(run_s, unit.stalled_run_s or 0.0)
-            elif (unit.idle_run_s or 0.0) >= AT_REST_S:
+            elif (unit.idle_run_s or 0.0) >= rest_s:
                 if works := _describe_host(unit, SPINS_RATIO if unit.node in nodes else policy.host_busy_ratio, policy):
                     working = working or f"{member.name} works on the host of its GPU {unit.gpu}: {works}"
                 late.append(f"GPU {unit.gpu} on {unit.node}")

@@ -131,6 +131,22 @@ def test_late_rank(state: str, members: tuple[HeldGpu, ...], stopped: int, confi
     assert found(one).get("late_rank") == confidence
 
 
+@pytest.mark.parametrize(
+    ("state", "proof", "certainty", "confidence"),
+    [
+        ("stalled", "gpu 1 reported XID 79", "high", "high"),
+        ("stalled", "gpu 1 reported XID 79", "medium", "medium"),  # a witness is not known
+        ("held_no_process", "the process on gpu 1 ended", "high", "high"),  # on the GPU of the lost rank
+        ("stalled", "", "medium", None),
+        ("low", "gpu 1 reported XID 79", "high", None),
+    ],
+)
+def test_lost_rank(state: str, proof: str, certainty: str, confidence: str | None) -> None:
+    spins = HeldGpu("GPU-0" if state == "stalled" else "GPU-1", "0", 1.0, spin=spin(certainty)._replace(proof=proof))
+    other = HeldGpu("GPU-1" if state == "stalled" else "GPU-0", "1", 0.0, 0.0, 400.0)
+    assert found(case(state, about={"members": (spins, other)})).get("lost_rank") == confidence
+
+
 def test_a_stall_whose_late_rank_is_elsewhere_needs_the_other_nodes() -> None:
     one = case("stalled", about={"members": (HeldGpu("GPU-0", "0", 1.0, spin=spin("high")),)})
     assert find_causes(one).needs == ("the job's other nodes: the rank that the others wait for is not on this one",)

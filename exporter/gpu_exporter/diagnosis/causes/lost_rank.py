@@ -1,0 +1,39 @@
+"""A member of the gang cannot go on, so the GPUs that spin wait in vain. The search for stalls has found the proof."""
+
+from __future__ import annotations
+
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Rule
+
+
+def judge(case: CauseCase) -> Cause | None:
+    spins = {each.uuid: each.spin for each in case.members if each.spin is not None and each.spin.is_stall}
+    proven = [spin for spin in spins.values() if spin.proof]
+    if not proven or (case.state not in IDLE and case.uuid not in spins):
+        return None
+    return Cause(
+        "lost_rank",
+        HIGH if any(spin.confidence == "high" for spin in proven) else MEDIUM,
+        f"{proven[0].proof}; {len(spins)} of its {len(case.members)} GPUs here wait for"
+        f" {describe_duration(max(spin.run_s for spin in proven))}",
+        advice="continue its stopped processes (kill -CONT), or keep its log and stacks, and restart the job",
+    )
+
+
+RULE = Rule(
+    name="lost_rank",
+    title="a member of the job cannot go on, and the others wait for it",
+    states=IDLE | {"stalled"},
+    judge=judge,
+    claims=(),
+    needs=(
+        "a [stall](stalls.md) on a GPU of the holder, and proof on this node: a rank's process ended or was stopped"
+        " when the others began to wait, or a GPU reported an XID or does not answer"
+    ),
+    against="see the evidence of the stall",
+    remedy=(
+        "Continue processes that a signal stopped (`kill -CONT`). Otherwise restart the job from its last checkpoint;"
+        " keep its log and the stacks of its ranks (`py-spy dump`) first."
+    ),
+)
