@@ -27,7 +27,7 @@ UID = "gpu-exporter-holder"
 STAGE_COLORS = {"candidate": IDLE, "underused": IDLE_LONG, "partial": OUTSIDE, "sharing-candidate": NEUTRAL}
 # By what has to change: the site, the number of CPUs and threads, the files, the memory, the job itself.
 CAUSE_COLORS = {
-    **dict.fromkeys(("link_degraded", "far_numa"), UNKNOWN),
+    **dict.fromkeys(("link_degraded", "far_numa", "cpu_contended", "node_memory"), UNKNOWN),
     **dict.fromkeys(("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "input_wait"), IDLE),
     **dict.fromkeys(("checkpointing", "remote_io", "small_file_io", "checkpoint_share", "cpu_logging"), OUTSIDE),
     **dict.fromkeys(("memory_pressure", "shm_full"), STALLED),

@@ -56,8 +56,13 @@ class NodeCases:
             looks=self._fresh(self._looks(who)),
             memory=self._read_memory(record),
             training=record.training.pace if record.training is not None else None,
-            share=min(1.0, sum(each.allocation.share_ratio for each in own) / max(1, self._gpus)),
+            share=self._share_of(own),
+            held=self._share_of(self._records.holders),
         )
+
+    def _share_of(self, records: Sequence[HolderRecord]) -> float:
+        """The share of the node's GPUs that these records hold."""
+        return min(1.0, sum(each.allocation.share_ratio for each in records) / max(1, self._gpus))
 
     def _read_memory(self, record: HolderRecord) -> float | None:
         """Share of the memory of a whole GPU in use; None for an instance, and while it is unknown."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -309,6 +309,7 @@ def test_throttling_pressure_memory_and_traffic_are_rates_between_two_looks(hold
     assert (found.pressure_memory, found.memory_full) == (pytest.approx(0.2), pytest.approx(0.1))
     assert (found.memory_bytes, found.memory_limit, found.shm_bytes) == (900.0, 1000.0, 70.0)
     assert (found.refaults, found.killed, found.memory_cache) == (20.0, 1.0, 11.0)
+    assert found.ooms == 0.0, "by the OOM killer of the node"
     assert (found.read, found.written) == (100.0, 20.0)
 
 
@@ -332,6 +333,41 @@ def test_the_limits_of_a_pod_are_those_of_the_container_that_works(holder: Holde
         found = holder.look()
     assert found is not None
     assert (found.quota, found.throttled, found.memory_bytes, found.memory_limit) == (0.5, 0.6, 970.0, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "limit"),
+    [
+        # CPUs used, quota, share of its periods throttled, by place; the holder is job_7.
+        ({"job_7": (6.0, None, 0.0), "job_7/main": (3.6, 8, 0.0), "job_7/data": (2.4, 2.5, 0.99)}, (10.5, 0.99)),
+        ({"job_7": (8.0, None, 0.0), "job_7/a": (4.0, 4, 0.9), "job_7/b": (4.0, 4, 0.9)}, (8.0, 0.9)),
+        ({"job_7": (4.0, 6, 0.0), "job_7/a": (2.0, 4, 0.0), "job_7/b": (2.0, 4, 0.0)}, (6.0, 0.0)),
+        ({"job_7": (8.0, None, 0.0), "job_7/a": (4.0, 4, 0.9), "job_7/b": (4.0, None, 0.0)}, (None, 0.9)),
+        ({"job_7": (8.0, 8, 0.4), "job_7/step_0": (8.0, 9, 0.0), "job_7/step_0/task_0": (8.0, None, 0.0)}, (8.0, 0.4)),
+        ({"user.slice": (3.0, 4, 0.7), "user.slice/job_7": (2.0, 16, 0.0)}, (4.0, 0.7)),
+    ],
+)
+def test_the_limit_of_a_holder_is_that_of_all_its_working_parts_and_of_the_slices_above(
+    tmp_path: Path, groups: Mapping[str, tuple[float, float | None, float]], limit: tuple[float | None, float]
+) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    place = PurePosixPath("user.slice/job_7" if "user.slice" in groups else "job_7")
+    clock, found = ManualClock(), None
+    reader = EvidenceReader(Cgroups(tmp_path), clock, 64, None)
+    for seconds in (0, 15):
+        for name, (cores, quota, throttled) in groups.items():
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True, parents=True)
+            (folder / "cpu.max").write_text(f"{'max' if quota is None else int(quota * 1e5)} 100000\n")
+            (folder / "cpu.stat").write_text(
+                f"usage_usec {seconds * cores * 1e6:.0f}\nnr_periods {seconds * 10}\n"
+                f"nr_throttled {throttled * seconds * 10:.0f}\n"
+            )
+            (folder / "cgroup.procs").write_text("")
+        found = dict(reader.read([HostSubject(WHO, None)], {WHO: place})).get(WHO)
+        clock.advance(15.0)
+    assert found is not None
+    assert (found.quota, found.throttled) == (limit[0], pytest.approx(limit[1], abs=0.02))
 
 
 def test_the_quota_of_a_sidecar_is_none_of_a_training_at_rest(holder: Holder) -> None:
@@ -417,7 +453,10 @@ def test_version_1_has_the_same_values_without_pressure(tmp_path: Path) -> None:
         (tmp_path / "memory" / PLACE / "memory.stat").write_text(
             f"shmem 1\ntotal_shmem 7\ntotal_workingset_refault_file {seconds}\n"
         )
-        (tmp_path / "memory" / PLACE / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+        (tmp_path / "memory" / PLACE / "memory.failcnt").write_text(f"{7 * seconds}\n")
+        (tmp_path / "memory" / PLACE / "memory.oom_control").write_text(
+            f"oom_kill_disable 0\nunder_oom 0\noom_kill {1 + seconds // 15}\n"
+        )
         (tmp_path / "blkio" / PLACE / "blkio.throttle.io_service_bytes").write_text("Total 1\n")
         (tmp_path / "blkio" / PLACE / "blkio.throttle.io_service_bytes_recursive").write_text(
             f"8:0 Read {seconds}00\n8:0 Write {seconds}0\nTotal {seconds}10\n"
@@ -432,7 +471,8 @@ def test_version_1_has_the_same_values_without_pressure(tmp_path: Path) -> None:
         clock.advance(15.0)
     assert found is not None
     assert (found.cores, found.quota, found.throttled) == (pytest.approx(2.0), 2.0, 0.25)
-    assert (found.memory_bytes, found.memory_limit, found.shm_bytes, found.refaults, found.killed) == (50, 100, 7, 2, 0)
+    assert (found.memory_bytes, found.memory_limit, found.shm_bytes, found.refaults, found.killed) == (50, 100, 7, 2, 2)
+    assert found.ooms == 2, "its limit was reached meanwhile"
     assert found.written == 20.0
     assert (found.pressure_cpu, found.pressure_memory, found.processes) == (None, None, None)
 

@@ -209,7 +209,7 @@ class CausesDefaults(NamedTuple):
     """... and for memory"""
     memory_full_high: float = 0.05
     """share of the time in which all tasks waited for memory; datapath-doctor warns from 5 %"""
-    memory_near: float = 0.95
+    memory_near: float = 0.9
     """memory in use, as a share of the limit, where there is no PSI ..."""
     refaults_min: int = 20
     """... and then pages a second that were evicted and read again"""

@@ -65,7 +65,8 @@ class HostEvidence(NamedTuple):
     in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
     `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it.
     `refaults`: pages of files that were evicted and read again.
-    `killed`: processes that the OOM killer ended. `shm_bytes`, `shm_limit`: shared memory in use, and the size
+    `killed`: processes that the OOM killer ended, for whatever limit; `ooms`: at most how many of them for its own
+    limit, which was reached in this look. `shm_bytes`, `shm_limit`: shared memory in use, and the size
     of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own
     network namespace. `network_files`: types of the network file systems that it has mounted.
     """
@@ -86,6 +87,7 @@ class HostEvidence(NamedTuple):
     memory_limit: float | None = None
     refaults: float | None = None
     killed: float | None = None
+    ooms: float | None = None
     memory_cache: float | None = None
     shm_bytes: float | None = None
     shm_limit: float | None = None

@@ -5,21 +5,31 @@ from __future__ import annotations
 import math
 
 from gpu_exporter.diagnosis.causes.case import CauseCase
+from gpu_exporter.diagnosis.causes.shortage import find_cpus
 
 GIB = 2**30
 GAIN_MIN = 0.2
+ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
-def propose_workers(case: CauseCase) -> str:
+def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
     """The advice on `num_workers`: CPUs of the holder for each of its processes on a GPU, minus one for the process
     itself and minus its threads, and not more than fit into its memory. Where none is left, it asks for more CPUs.
+
+    `adds`: CPUs are free, so it is at least one more loader than now.
     """
-    cpus = case.cpus
+    found = find_cpus(case)
+    cpus = None if found is None else found.advised
     ranks = int(max((each.ranks or 0 for each in case.seen), default=0)) or 1
     if cpus is None:
         return "raise num_workers of the DataLoader"
     busy = case.average_processes(lambda each: each.rank_cores) or 1.0
     workers = math.floor(cpus / ranks) - max(1, math.ceil(busy - 0.5))
+    have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
+    if adds and found is not None:
+        # No more than twice those that would fill the GPU at the pace of these: each one costs memory.
+        enough = math.ceil(ENOUGH * max(have, 1) / max(case.mean or 0.0, MEAN_MIN))
+        workers = max(min(workers, enough), have + 1 if found.usable - found.used >= ranks else workers)
     each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
     if workers < 1:
         return f"ask for more CPUs: with {each_has}, none remains for a loader"
@@ -30,7 +40,6 @@ def propose_workers(case: CauseCase) -> str:
         return text
     used = newest.memory_bytes - (newest.memory_cache or 0.0)  # the kernel gives the page cache back
     fits = math.floor((newest.memory_limit - used) / size / ranks)
-    have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
     if have + fits >= workers:
         return text
     if fits < 1:
@@ -40,7 +49,8 @@ def propose_workers(case: CauseCase) -> str:
 
 def propose_threads(case: CauseCase) -> str:
     """The advice on the threads of each process."""
-    cpus = case.cpus or 1.0
+    found = find_cpus(case)
+    cpus = 1.0 if found is None else found.advised
     processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
     return f"set OMP_NUM_THREADS={max(1, math.floor(cpus / processes))} (and the thread limit of other libraries)"
 

@@ -40,9 +40,9 @@ class HeldGpu(NamedTuple):
 class CauseCase(NamedTuple):
     """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: a GPU of the holder was busy at some
     time, None if that is not known. `members`: all GPUs of the holder on this node. `looks`: oldest first. `share`: of
-    the node's GPUs that it holds. `link`: share of the PCIe link's bandwidth that the GPU has while it works,
-    `link_text` the two bandwidths; None while unknown. `memory`: share of the GPU's memory in use, None while unknown.
-    `training`: what the holder's training loop says of itself, None if it says nothing.
+    the node's GPUs that it holds, `held`: that anybody holds. `link`: share of the PCIe link's bandwidth that the GPU
+    has while it works, `link_text` the two bandwidths; None while unknown. `memory`: share of the GPU's memory in use,
+    None while unknown. `training`: what the holder's training loop says of itself, None if it says nothing.
     """
 
     state: str
@@ -56,6 +56,7 @@ class CauseCase(NamedTuple):
     members: tuple[HeldGpu, ...] = ()
     looks: tuple[HostLook, ...] = ()
     share: float = 1.0
+    held: float = 1.0
     link: float | None = None
     link_text: str = ""
     memory: float | None = None
@@ -94,25 +95,9 @@ class CauseCase(NamedTuple):
         return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else found
 
     @property
-    def cpus(self) -> float | None:
-        """CPUs that the holder can use: its limit, else its share of the host; and no more than others leave free."""
-        if not self.recent:
-            return None
-        limit, host = self.limit, self.recent[-1].host_cpus
-        cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
-        if host is None or cores is None or busy is None:
-            return limit
-        fair = limit if limit is not None else max(1.0, host * self.share)
-        return min(max(fair, cores), max(cores, host * (1.0 - busy) + cores))
-
-    @property
-    def others(self) -> float | None:
-        """Share of the host's CPUs that others use; None if it is not known, or if the holder has its own limit."""
-        host = self.recent[-1].host_cpus
-        cores, busy = self.average(lambda each: each.cores), self.average(lambda each: each.host_busy)
-        if self.limit is not None or not host or cores is None or busy is None:
-            return None
-        return max(0.0, busy - cores / host)
+    def has_loaders(self) -> bool:
+        """Whether PyTorch names processes of the holder as loaders; others are known only by their work."""
+        return any(each.named_loaders for each in self.seen)
 
     @property
     def runnable(self) -> float | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
+from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_cpu
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -14,7 +15,9 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if throttled is None:
         return need(case)
     quota = case.recent[-1].quota
-    if throttled < rules.throttled_min or quota is None or is_oversubscribed(case) or is_input_bound(case):
+    if throttled < rules.throttled_min or quota is None or find_short_of_cpu(case) != OWN:
+        return None
+    if is_oversubscribed(case) or is_input_bound(case):
         return None
     cores = case.average(lambda each: each.cores) or 0.0
     is_full = cores >= rules.full_ratio * quota
@@ -34,7 +37,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 RULE = Rule(
     name="cpu_quota",
     title="the CPU quota runs out",
-    states=WORKING,
+    states=WITH_PROCESS,
     judge=judge,
     claims=(7, 42),
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",

@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_memory, most_of_memory
 
 GIB = 2**30
+CACHE = 0.6  # share of the memory in use
 BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sign that tasks wait
+
+
+def is_waiting(case: CauseCase) -> bool:
+    """Whether tasks of the holder wait for memory, or were killed for it."""
+    rules = case.rules
+    some = case.average(lambda each: each.pressure_memory)
+    full = case.average(lambda each: each.memory_full) or 0.0
+    if any(each.killed for each in case.recent) and (some is None or full > 0.0 or _is_near(case)):
+        return True
+    if some is not None:
+        return some >= rules.pressure_memory_min and full > 0.0
+    refaults = case.average(lambda each: each.refaults) or 0.0
+    return _is_near(case) and refaults >= rules.refaults_min and _count_blocked(case) >= BLOCKED
+
+
+def _is_near(case: CauseCase) -> bool:
+    return most_of_memory(case) >= case.rules.memory_near
+
+
+def _is_cache(case: CauseCase) -> bool:
+    """Whether most of the memory is page cache, which a holder that reads much data in turn fills and evicts."""
+    newest = case.recent[-1]
+    return (newest.memory_cache or 0.0) >= CACHE * (newest.memory_bytes or 0.0) > 0.0
+
+
+def _count_blocked(case: CauseCase) -> float:
+    return case.average_processes(lambda each: float(each.blocked)) or 0.0
+
+
+def describe_memory(case: CauseCase) -> list[str]:
+    """What shows that the holder waits for memory."""
+    newest, rules = case.recent[-1], case.rules
+    killed = sum(each.killed or 0.0 for each in case.recent)
+    some, refaults = case.average(lambda each: each.pressure_memory), case.average(lambda each: each.refaults) or 0.0
+    used, limit, cache = newest.memory_bytes, newest.memory_limit, newest.memory_cache or 0.0
+    said = [f"the OOM killer ended {killed:.0f} of its processes"] if killed else []
+    said += (
+        [f"its tasks waited for memory {some:.0%} of the time"] if (some or 0.0) >= rules.pressure_memory_min else []
+    )
+    if used is not None and limit is not None:
+        said.append(f"it uses {used / GIB:.1f} of {limit / GIB:.1f} GiB, {cache / GIB:.1f} of them page cache")
+    return said + (
+        [f"{refaults:.0f} pages a second were evicted and read again"] if refaults >= rules.refaults_min else []
+    )
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent:
         return need(case)
-    rules, newest = case.rules, case.recent[-1]
-    some, full = case.average(lambda each: each.pressure_memory), case.average(lambda each: each.memory_full)
-    refaults = case.average(lambda each: each.refaults) or 0.0
-    killed = sum(each.killed or 0.0 for each in case.recent)
-    used, limit, cache = newest.memory_bytes, newest.memory_limit, newest.memory_cache or 0.0
-    near = used is not None and limit is not None and used >= rules.memory_near * limit
-    waits = some is not None and some >= rules.pressure_memory_min and (full or 0.0) > 0.0
-    blocked = case.average_processes(lambda each: float(each.blocked)) or 0.0
-    evicts = some is None and near and refaults >= rules.refaults_min and blocked >= BLOCKED
-    if not ((killed and (near or (full or 0.0) > 0.0 or some is None)) or waits or evicts):
+    if not is_waiting(case):
         return None
-    said = [f"the OOM killer ended {killed:.0f} of its processes"] if killed else []
-    said += [f"its tasks waited for memory {some:.0%} of the time"] if some is not None and waits else []
-    if used is not None and limit is not None:
-        said.append(f"it uses {used / GIB:.1f} of {limit / GIB:.1f} GiB, {cache / GIB:.1f} of them page cache")
-    said += [f"{refaults:.0f} pages a second were evicted and read again"] if refaults >= rules.refaults_min else []
-    certain = bool(killed) or (full is not None and full >= rules.memory_full_high)
+    some, full = case.average(lambda each: each.pressure_memory), case.average(lambda each: each.memory_full) or 0.0
+    is_killed = any(each.killed for each in case.recent)
+    certain = is_killed or full >= case.rules.memory_full_high
     against = "" if some is not None else "the kernel does not report how long tasks waited (PSI)"
-    if evicts and not killed:
+    if some is None and not is_killed:
         against += "; data that are read in turn and do not fit into memory look the same"
     elif some is not None and not certain:
         against = "some tasks waited, but rarely all of them"
+    is_own = find_short_of_memory(case) == OWN
+    if not is_own:
+        against = "; ".join(filter(None, (against, "its own limit is not near: the node may lack memory")))
+    streams = some is None and not is_killed and _is_cache(case)
     return Cause(
         "memory_pressure",
-        HIGH if certain else MEDIUM,
-        ", ".join(said),
+        LOW if not is_own or streams else HIGH if certain else MEDIUM,
+        ", ".join(describe_memory(case)),
         against=against,
         advice="ask for more memory, or use fewer workers and a smaller prefetch_factor: each worker keeps samples",
     )
@@ -53,7 +91,7 @@ RULE = Rule(
         "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes "
         "wait and the limit is nearly reached; processes that the OOM killer ended"
     ),
-    against="a kernel without PSI; tasks of which rarely all waited",
+    against="a kernel without PSI; tasks of which rarely all waited; an own limit that is not near: then low",
     remedy=(
         "Ask for more memory, or use fewer workers and a smaller `prefetch_factor`. Memory in use near the limit"
         " alone is not memory pressure, because the page cache fills it too."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.shortage import find_short_of_cpu
 
 FILES = Needs("the right to trace processes, for their open files (causes.files)")
 PRESSURE = 0.2  # share of the time (PSI)
@@ -15,8 +16,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return need(case)
     blocked = case.average_processes(lambda each: float(each.blocked)) or 0.0
     kinds = case.recent[-1].network_files or ()
-    cpus, cores = case.cpus, case.average(lambda each: each.cores) or 0.0
-    if not kinds or (cpus is not None and cores >= case.rules.full_ratio * cpus):
+    if not kinds or find_short_of_cpu(case):
         return None
     files = [each.files for each in case.recent if each.files is not None]
     pressure = case.average(lambda each: each.pressure_io) or 0.0

@@ -5,26 +5,37 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.advice import bound_gain, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.cpu_oversubscribed import MORE_THAN
+from gpu_exporter.diagnosis.causes.inside import find_pace
+from gpu_exporter.diagnosis.causes.shortage import find_cpus, find_short_of_cpu
 
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
+ONE = "one process beside those on the GPU uses a whole CPU"
+NAMELESS = "what they do is not known: only loaders of torch 2.5 and newer have a name"
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
-    rank, cpus = case.average_processes(lambda each: each.rank_cores), case.cpus
-    cores = case.average(lambda each: each.cores)
-    if rank is None or cpus is None or cores is None:
+    rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)
+    if rank is None or cpus is None:
         return need(case)
-    free = cpus - cores
-    if free < case.rules.free_cpus:
+    free = cpus.usable - cpus.used
+    if free < case.rules.free_cpus or cpus.is_full or find_short_of_cpu(case):
         return None
+    if (case.runnable or 0.0) >= cpus.usable + MORE_THAN:
+        return None  # these threads want the free CPUs
     full = case.average_processes(lambda each: float(each.full_loaders)) or 0.0
     busy = case.average_processes(lambda each: float(each.busy_loaders)) or 0.0
     if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
         number = max(each.loaders or 0 for each in case.seen)
-        named = case.seen[-1].named_loaders
-        confidence = HIGH if named else MEDIUM
-        against = "" if named else "PyTorch does not name these processes as loaders; only their work shows it"
+        pace = find_pace(case)
+        loads = case.has_loaders or (pace is not None and (pace.wait or 0.0) >= case.rules.wait_min)
+        if not loads:  # a server's front end, environments, a tokenizer
+            said = (
+                f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
+            )
+            return Cause("too_few_workers", LOW, f"{said}; {free:.1f} of {cpus.usable:.3g} CPUs are free", NAMELESS)
+        confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, NAMELESS)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif rank >= case.rules.full_ratio and busy < MOST:
         files = case.recent[-1].files
@@ -37,9 +48,9 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "too_few_workers",
         confidence,
-        f"{what}; {free:.1f} of {cpus:.3g} CPUs are free",
+        f"{what}; {free:.1f} of {cpus.usable:.3g} CPUs are free",
         against,
-        propose_workers(case),
+        propose_workers(case, adds=True),
         gain=bound_gain(case),
     )
 
@@ -52,7 +63,8 @@ RULE = Rule(
     claims=(44, 49, 50, 56, 70, 72),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "loaders without a name: only their work shows that they load. Without any loader: a loop that "
+        "processes without the name of a loader (torch 2.5): low, unless the loop reports that it waits. "
+        "Without any: a loop that "
         "starts many small kernels looks the same, so the confidence is low unless the process reads data"
     ),
     remedy=(

@@ -1,7 +1,7 @@
 """Waiting of a cgroup for CPU quota, memory and disks, for the causes of low utilization.
 
-The limits of a pod are often those of its containers, so the cgroups below are read too. If several have limits, only
-limits on most of the holder's work count: a throttled or killed sidecar is ignored.
+The limits of a pod are often those of its containers, so the cgroups below are read too, and quotas of those above,
+such as a slice of a user. A cgroup with little of the holder's work is a sidecar, whose limits are ignored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from gpu_exporter.diagnosis.host.cgroup_files import CPU, MEMORY, US, CgroupFile
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 
 INNER_MAX = 16  # cgroups of one holder that are read: a pod has a few containers, a job a few steps
-MOST = 0.5  # share of the holder's CPU time, and of its memory: a cgroup with less of it is a sidecar
+SOME = 0.2  # share of the holder's CPU time: a cgroup with less of it is a sidecar
+MOST = 0.5  # ... and of its memory
 AT_REST = 0.2  # CPUs: of a holder that uses less, a sidecar may do most of the work
 NO_LIMIT = 2.0**62  # version 1 writes the largest multiple of a page for "no limit"
+V1_MEMORY = ("memory.usage_in_bytes", "memory.limit_in_bytes")
 PRESSURES = ("cpu", "memory", "io")
 
 
@@ -49,9 +51,12 @@ class Accounting(NamedTuple):
 
     `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory
     ("memory full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again.
+    `reached`: how often the memory limit was. `cpu`: by cgroup, the holder's first, then those below. `above`: of the
+    cgroups above it that have a quota.
     """
 
     cpu: Mapping[PurePosixPath, CpuCounters]
+    above: Mapping[PurePosixPath, CpuCounters]
     waited_s: Mapping[str, float]
     memory_bytes: float | None
     memory_limit: float | None
@@ -59,6 +64,7 @@ class Accounting(NamedTuple):
     shm_bytes: float | None
     refaults: float | None
     killed: float | None
+    reached: float | None
     written: float | None
 
 
@@ -72,6 +78,11 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
     cache = [field(own, f"{prefix}{kind}_file") for kind in ("active", "inactive")]
     return Accounting(
         cpu={inner: found for inner in places if (found := _read_cpu(cgroups, inner)) is not None},
+        above={
+            outer: found
+            for outer in place.parents[:-1]
+            if files.read_quota(outer) is not None and (found := _read_cpu(cgroups, outer)) is not None
+        },
         waited_s=_read_pressures(files, main) if files.is_v2 else {},
         memory_bytes=used,
         memory_limit=limit,
@@ -79,29 +90,51 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
         shm_bytes=field(stat, f"{prefix}shmem"),
         refaults=field(own, f"{prefix}workingset_refault_file"),
         killed=_read_killed(files, [each for each in places if each == main or main in each.parents]),
+        reached=_read_reached(files, main),
         written=files.read_written(place),
     )
 
 
 def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: float) -> CpuLimit:
-    """The limit of most of the work since `last`. `cpu_s`: CPU time of the holder in these `span_s` seconds."""
+    """The limit of the work since `last`. `cpu_s`: CPU time of the holder in these `span_s` seconds."""
     if cpu_s < AT_REST * span_s:
         return CpuLimit(None, None, 0.0)
-    found = [
-        (before, after)
+    worked = {
+        place: after.cpu_s - before.cpu_s
         for place, after in now.cpu.items()
-        if (before := last.cpu.get(place)) is not None and after.cpu_s - before.cpu_s >= MOST * cpu_s
-    ]
-    cpus = least(*(after.cpus for _, after in found))
-    limited = [(before, after) for before, after in found if after.quota is not None and before.quota is not None]
-    if not limited:
-        return CpuLimit(cpus, None, 0.0 if found else None)
+        if (before := last.cpu.get(place)) is not None and after.cpu_s - before.cpu_s >= SOME * cpu_s
+    }
+    above = [each for place, each in now.above.items() if place in last.above]
+    top = next(iter(worked), None)
+    if top is None:
+        return CpuLimit(None, None, None)
+    cpus = least(_add_limits(now.cpu, worked, top, "cpus"), *(each.quota for each in above))
+    quota = least(_add_limits(now.cpu, worked, top, "quota"), *(each.quota for each in above))
+    if quota is None and not any(now.cpu[place].quota for place in worked):
+        return CpuLimit(cpus, None, 0.0)
+    before_, after_ = {**last.cpu, **last.above}, {**now.cpu, **now.above}
     shares = [
-        min(1.0, (after.throttled - before.throttled) / (after.periods - before.periods))
-        for before, after in limited
-        if after.periods > before.periods and after.throttled >= before.throttled
+        min(
+            1.0, (after_[place].throttled - before_[place].throttled) / (after_[place].periods - before_[place].periods)
+        )
+        for place in (*worked, *now.above)
+        if place in before_ and after_[place].quota is not None and before_[place].quota is not None
+        if after_[place].periods > before_[place].periods and after_[place].throttled >= before_[place].throttled
     ]
-    return CpuLimit(cpus, least(*(after.quota for _, after in limited)), max(shares, default=None))
+    return CpuLimit(cpus, quota, max(shares, default=None))
+
+
+def _add_limits(
+    cpu: Mapping[PurePosixPath, CpuCounters], worked: Mapping[PurePosixPath, float], place: PurePosixPath, name: str
+) -> float | None:
+    """The limit of a cgroup: its own, or the sum of those of the cgroups below that do most of its work, if less."""
+    own: float | None = getattr(cpu[place], name)
+    inner = [each for each in worked if place in each.parents]
+    inner = [each for each in inner if not any(other in each.parents for other in inner)]  # the outermost
+    if sum(worked[each] for each in inner) < (1.0 - SOME) * worked[place]:
+        return own
+    limits = [_add_limits(cpu, worked, each, name) for each in inner]
+    return own if None in limits else least(own, sum(each or 0.0 for each in limits))
 
 
 def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
@@ -122,13 +155,13 @@ def _find_memory(
     """The innermost cgroup that has most of the memory; and of all that have most of it, the use and limit of the one
     that is nearest to its limit.
     """
-    names = ("memory.current", "memory.max") if files.is_v2 else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+    names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
     whole = used[places[0]] or 0.0
     large = [(place, each) for place, each in used.items() if each is not None and each >= MOST * whole]
     found: list[tuple[float, float]] = []
     for place, each in large:
-        limit = number(files.text(MEMORY, place, names[1]))
+        limit = least(*(number(files.text(MEMORY, place, name)) for name in names[1:]))
         if limit is not None and 0.0 < limit < NO_LIMIT:
             found.append((each, limit))
     main = max((place for place, _ in large), key=lambda place: len(place.parts), default=places[0])
@@ -142,6 +175,13 @@ def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float |
     counts = [field(files.text(MEMORY, place, "memory.oom_control"), "oom_kill") for place in places]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
+
+
+def _read_reached(files: CgroupFiles, place: PurePosixPath) -> float | None:
+    """How often the memory limit of the cgroup was reached. Version 2 counts only if nothing could be freed then."""
+    if files.is_v2:
+        return field(files.text(MEMORY, place, "memory.events"), "oom")
+    return number(files.text(MEMORY, place, "memory.failcnt"))
 
 
 def _read_pressures(files: CgroupFiles, place: PurePosixPath) -> dict[str, float]:

@@ -209,6 +209,7 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
     written = rate(last.accounting.written, now.accounting.written)
     moved = rate(last.reading.io_bytes, now.reading.io_bytes)
     killed = rate(last.accounting.killed, now.accounting.killed)
+    reached = rate(last.accounting.reached, now.accounting.reached)
     evidence = HostEvidence(
         last.at,
         now.at,
@@ -222,6 +223,7 @@ def _compare(last: _HostCounters, now: _HostCounters) -> HostEvidence:
         memory_full=waited("memory full"),
         refaults=rate(last.accounting.refaults, now.accounting.refaults),
         killed=None if killed is None else killed * span_s,
+        ooms=None if killed is None or reached is None else min(killed, reached) * span_s,
         shm_bytes=now.accounting.shm_bytes,
         memory_cache=now.accounting.memory_cache,
         read=None if moved is None or written is None else max(0.0, moved - written),

@@ -32,6 +32,8 @@ FEEDERS = {"loaders": 3, "named_loaders": 3, "loader_cores": 0.8, "loader_most":
 YOUNG = {"worked": False, "held_s": 600.0}
 BURST = {"written": 2e8}
 THRASH = {"memory_bytes": 99.0, "memory_limit": 100.0, "refaults": 90.0}
+NEAR = {"memory_bytes": 99.0, "memory_limit": 100.0}
+LITTLE = {"memory_bytes": 20.0, "memory_limit": 400.0}
 QUIET_MEMORY = {"pressure_memory": 0.0, "memory_full": 0.0}
 
 
@@ -177,7 +179,7 @@ def test_cpu_quota(changes: dict[str, Any], processes: dict[str, Any] | None, co
         ({**FOUR, "throttled": 0.71}, {**CROWD, "runnable": 7}, None),
         ({**FOUR, "throttled": 0.0, "cores": 3.9}, CROWD, "high"),  # full without a quota
         ({**FOUR, "throttled": 0.0, "cores": 1.0}, CROWD, None),  # they do not run
-        ({**FOUR, "throttled": 0.0, "cores": 1.0, "pressure_cpu": 0.6}, CROWD, "high"),
+        ({**FOUR, "throttled": 0.0, "cores": 1.0, "pressure_cpu": 0.6}, CROWD, "low"),  # it uses one of its four CPUs
         ({**FOUR, "cpus": 0.5, "quota": 0.5, "cores": 0.5, "throttled": 0.9}, {"runnable": 3}, None),  # few threads
     ],
 )
@@ -189,7 +191,9 @@ def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
     threads = the(case(processes=CROWD, **FOUR, throttled=0.71), "cpu_oversubscribed")
     assert threads.advice == "set OMP_NUM_THREADS=4 (and the thread limit of other libraries)"
     assert threads.evidence == "96 threads are runnable on 4 CPUs; the quota ran out in 71% of the periods"
-    loaders = the(case(processes={**CROWD, "loaders": 90}, **FOUR, throttled=0.71), "cpu_oversubscribed")
+    loaders = the(
+        case(processes={**CROWD, "loaders": 90, "named_loaders": 90}, **FOUR, throttled=0.71), "cpu_oversubscribed"
+    )
     assert loaders.advice.startswith("ask for more CPUs") or "num_workers" in loaders.advice
 
 
@@ -199,7 +203,10 @@ def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
         (FULL, FEEDERS, "high"),
         (FULL, {**FEEDERS, "rank_cores": 0.7}, "medium"),
         ({**FULL, "cores": 0.5}, FEEDERS, None),  # CPUs are left
-        ({**FULL, "cores": 0.8, "throttled": 0.4}, FEEDERS, "high"),  # the quota runs out
+        ({**FULL, "cores": 0.8, "throttled": 0.4}, FEEDERS, None),  # loaders that work in turns reach the quota too
+        ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.3}, FEEDERS, "high"),  # and wait for it
+        ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.05}, FEEDERS, None),
+        (FULL, {**FEEDERS, "named_loaders": 0}, "medium"),  # it is short, and only the work of these is known
         (FULL, {**FEEDERS, "loader_cores": 0.3}, None),  # others use the CPUs
         (FULL, {**FEEDERS, "runnable": 40}, None),
         (FULL, None, None),
@@ -214,7 +221,7 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
     ("changes", "processes", "confidence"),
     [
         ({}, LOADER, "high"),
-        ({}, {**LOADER, "named_loaders": 0}, "medium"),
+        ({}, {**LOADER, "named_loaders": 0}, "low"),  # a server's front end, a tokenizer
         ({}, {**LOADER, "full_loaders": 0}, None),  # it waits too
         ({"cpus": 2.0, "cores": 1.4}, LOADER, None),  # no CPU is free
         ({"cores": 2.5}, {**LOADER, "loaders": 2, "busy_loaders": 2, "full_loaders": 2}, "high"),
@@ -268,11 +275,15 @@ def test_the_advice_on_workers_respects_the_holder(
 @pytest.mark.parametrize(
     ("changes", "blocked", "confidence"),
     [
-        ({"pressure_memory": 0.3, "memory_full": 0.1}, 0, "high"),
-        ({"pressure_memory": 0.3, "memory_full": 0.01}, 0, "medium"),
+        ({"pressure_memory": 0.3, "memory_full": 0.1, **NEAR}, 0, "high"),
+        ({"pressure_memory": 0.3, "memory_full": 0.01, **NEAR}, 0, "medium"),
+        ({"pressure_memory": 0.3, "memory_full": 0.1, **LITTLE}, 0, "low"),  # the node lacks memory
+        ({"pressure_memory": 0.3, "memory_full": 0.1}, 0, "low"),  # no limit
         ({"pressure_memory": 0.05}, 0, None),
         ({"pressure_memory": 0.6, "memory_full": 0.0}, 0, None),  # a sidecar
-        ({"killed": 1.0}, 0, "high"),
+        ({"killed": 1.0, "ooms": 1.0, **LITTLE}, 0, "high"),  # afterwards it uses little
+        ({"killed": 1.0, **NEAR}, 0, "high"),
+        ({"killed": 1.0, "ooms": 0.0, **LITTLE}, 0, "low"),
         ({"killed": 1.0, "memory_bytes": 40.0, "memory_limit": 512.0, **QUIET_MEMORY}, 0, None),  # a sidecar
         (THRASH, 1, "medium"),
         (THRASH, 0, None),  # data that are read in turn, and nothing waits
@@ -283,6 +294,69 @@ def test_the_advice_on_workers_respects_the_holder(
 )
 def test_memory_pressure(changes: dict[str, Any], blocked: int, confidence: str | None) -> None:
     assert found(case(processes={"blocked": blocked}, **changes)).get("memory_pressure") == confidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "confidence"),
+    [
+        ({"pressure_memory": 0.3, "memory_full": 0.1, **LITTLE}, "high"),
+        (
+            {"pressure_memory": 0.3, "memory_full": 0.1},
+            "medium",
+        ),  # it may be the holder without a limit that fills the node
+        ({"killed": 1.0, "ooms": 0.0, **LITTLE}, "high"),
+        ({"killed": 1.0, "ooms": 1.0, **LITTLE}, None),
+        ({"pressure_memory": 0.3, "memory_full": 0.1, **NEAR}, None),
+        (LITTLE, None),
+    ],
+)
+def test_node_memory(changes: dict[str, Any], confidence: str | None) -> None:
+    assert found(case(**changes)).get("node_memory") == confidence
+
+
+TEN = {"loaders": 10, "named_loaders": 10, "busy_loaders": 10, "full_loaders": 10, "loader_cores": 8.8, "runnable": 11}
+NO_LIMIT = {"cpus": None, "quota": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "causes"),
+    [
+        # 64 CPUs, eight GPUs. One of them, without a limit, on an empty host and on a full one.
+        ({"cores": 9.0, "host_busy": 0.14, **NO_LIMIT}, {"share": 0.125}, {"too_few_workers": "high"}),
+        ({"cores": 8.0, "host_busy": 1.0, **NO_LIMIT}, {"share": 0.125}, {"cpu_bound_input": "high"}),
+        (
+            {"cores": 4.0, "host_busy": 1.0, "pressure_cpu": 0.7, **NO_LIMIT},
+            {"share": 0.125},
+            {"cpu_contended": "medium", "cpu_bound_input": "low"},
+        ),
+        # A limit of 16, of which it gets six: the usual case of limits above requests.
+        (
+            {"cores": 6.0, "cpus": 16.0, "quota": 16.0, "host_busy": 1.0, "pressure_cpu": 0.7},
+            {"share": 0.125},
+            {"cpu_contended": "high", "cpu_bound_input": "low"},
+        ),
+        ({"cores": 6.0, "cpus": 16.0, "quota": 16.0, "host_busy": 1.0, "pressure_cpu": 0.05}, {"share": 0.125}, {}),
+        # A set of all CPUs is no limit.
+        ({"cores": 9.0, "cpus": 64.0, "quota": None, "host_busy": 0.14}, {"share": 0.125}, {"too_few_workers": "high"}),
+    ],
+)
+def test_who_is_short_of_cpus(changes: dict[str, Any], about: dict[str, Any], causes: dict[str, str]) -> None:
+    """Without a limit what is free on the host is free; what neighbours take is no fault of the owner."""
+    assert found(case(processes=TEN, about=about, **changes)) == causes
+
+
+def test_no_more_loaders_are_advised_than_twice_those_that_would_fill_the_gpu() -> None:
+    one = case(processes=LOADER, **NO_LIMIT)  # the GPU is at 30 %
+    assert the(one, "too_few_workers").advice == "set num_workers of the DataLoader to 7 (64 CPUs)"
+
+
+@pytest.mark.parametrize(
+    ("cores", "held", "workers"),
+    [(1.0, 1.0, 7), (9.0, 1.0, 15), (1.0, 0.125, 57), (1.0, 0.25, 28)],
+)
+def test_all_holders_that_follow_the_advice_at_once_fit_on_the_host(cores: float, held: float, workers: int) -> None:
+    one = case(processes=LOADER, cores=cores, **NO_LIMIT, about={"share": 0.125, "held": held, "mean": 0.02})
+    assert the(one, "too_few_workers").advice.startswith(f"set num_workers of the DataLoader to {workers} ")
 
 
 @pytest.mark.parametrize(

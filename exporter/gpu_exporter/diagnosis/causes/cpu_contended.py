@@ -1,0 +1,46 @@
+"""The host is full, and the holder gets fewer CPUs than its limit or share. Only the site can change that."""
+
+from __future__ import annotations
+
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.shortage import SITE, find_cpus, find_short_of_cpu
+
+HALF = 0.5  # of its CPUs: a holder that gets less is slowed for certain
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    cpus = find_cpus(case)
+    if cpus is None or find_short_of_cpu(case) != SITE:
+        return None
+    pressure = case.average(lambda each: each.pressure_cpu)
+    waits = f"its tasks waited for a CPU {pressure:.0%} of the time" if pressure is not None else ""
+    waits = waits or f"{case.runnable or 0.0:.0f} of its threads want to run"
+    of = "" if cpus.limit is not None else " that are its share by GPUs"
+    return Cause(
+        "cpu_contended",
+        HIGH if pressure is not None and cpus.used < HALF * cpus.entitled else MEDIUM,
+        f"it gets {cpus.used:.2g} of the {cpus.entitled:.3g} CPUs{of}, others use {cpus.others:.3g} of the host's"
+        f" {cpus.host or 0.0:.3g}, and none is left; {waits}",
+        against="" if pressure is not None else "the kernel does not report how long tasks waited (PSI)",
+        advice="for the site: reserve CPUs for holders of GPUs (Kubernetes: requests.cpu as large as limits.cpu, static"
+        " CPU manager; Slurm: ConstrainCores=yes); for the owner: request the CPUs, or start on another node",
+    )
+
+
+RULE = Rule(
+    name="cpu_contended",
+    title="others use the CPUs of the host",
+    states=WITH_PROCESS,
+    judge=judge,
+    claims=(),
+    needs=(
+        "the CPUs that the holder uses, its limit or its share of the host by GPUs, a host without free CPUs, and"
+        " threads that wait for a CPU (PSI, or the number of threads that want to run)"
+    ),
+    against="a kernel without PSI; a holder that gets more than half of its CPUs",
+    remedy=(
+        "For the site: reserve CPUs for holders of GPUs (Kubernetes: `requests.cpu` as large as `limits.cpu`, static"
+        " CPU manager; Slurm: `ConstrainCores=yes`). For the owner: request the CPUs, or start on another node."
+    ),
+)

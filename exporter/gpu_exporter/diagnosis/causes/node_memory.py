@@ -1,0 +1,37 @@
+"""The node lacks memory, and the holder's tasks wait or are killed for it, far below its own limit. For the site."""
+
+from __future__ import annotations
+
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.memory_pressure import describe_memory, is_waiting
+from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memory, most_of_memory
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if not case.recent or not is_waiting(case) or find_short_of_memory(case) != SITE:
+        return None
+    share = most_of_memory(case)
+    return Cause(
+        "node_memory",
+        HIGH if 0.0 < share < FAR else MEDIUM,
+        "; ".join(describe_memory(case)),
+        against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is not far below it",
+        advice="for the site: find what fills the memory of the node, and give each holder a limit; for the owner:"
+        " start on another node",
+    )
+
+
+RULE = Rule(
+    name="node_memory",
+    title="the node lacks memory",
+    states=WITH_PROCESS,
+    judge=judge,
+    claims=(),
+    needs="tasks that waited for memory or were killed for it, as for memory_pressure; the own limit was not near",
+    against="a holder without a memory limit, or not far below it: it may be the one that fills the node",
+    remedy=(
+        "For the site: find what fills the memory of the node, and give each holder a limit. For the owner: start on"
+        " another node."
+    ),
+)

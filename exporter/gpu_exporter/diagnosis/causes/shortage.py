@@ -1,0 +1,112 @@
+"""Who is short of CPUs or memory: the holder, by a limit or share of its own, or the host, which others fill. Pure.
+
+A cause that the owner is told needs proof that the holder itself is short: its quota ran out, its limit is nearly used,
+or it uses its share of a full host. What neighbours take is a cause of the site (`cpu_contended`, `node_memory`). On a
+host with free CPUs, a holder without a limit is not short, however much it uses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from gpu_exporter.diagnosis.causes.case import CauseCase
+
+OWN, SITE, NOBODY = "own", "site", ""
+SPARE = 0.03  # share of a host's CPUs that a host without free CPUs still shows as idle, and at least one of them ...
+SPARE_WAITED = 0.1  # ... and in looks of which some are quieter, if tasks wait for a CPU meanwhile (PSI)
+LEAST = 0.01  # CPUs; the kernel takes no smaller quota than 1 ms in 100 ms
+USED_UP = 0.95  # of a limit: nothing is left
+CROWDED = 1.1  # threads that want to run for each CPU in use: fewer hardly wait, since they wait in turns
+WAITED = 0.25  # share of the time in which tasks waited for their quota (PSI); without PSI ...
+THROTTLED = 0.5  # ... of the periods in which it ran out
+FAR = 0.8  # memory in use, as a share of the limit, below which no own limit explains a shortage
+
+
+class Cpus(NamedTuple):
+    """CPUs of a holder, means over the recent looks. `limit`: its own, None without one, also if that is all CPUs.
+
+    `used`: those that it uses. `entitled`: its limit; without one its share of the host, by GPUs. `usable`: those that
+    it could use now, since nobody else does. `advised`: the part of them on which an advice may count: if all holders
+    of GPUs here take theirs at once, they fit. `others`: those that others use. `is_full`: the host has none left.
+    """
+
+    used: float
+    limit: float | None
+    entitled: float
+    usable: float
+    advised: float
+    host: float | None = None
+    others: float = 0.0
+    is_full: bool = False
+
+
+def find_cpus(case: CauseCase) -> Cpus | None:
+    """None if the holder's use is not known, or neither a limit nor the host's use."""
+    if not case.recent:
+        return None
+    used, limit = case.average(lambda each: each.cores), case.limit
+    host, busy = case.recent[-1].host_cpus, case.average(lambda each: each.host_busy)
+    if used is None:
+        return None
+    if host is None or busy is None:
+        return None if limit is None else Cpus(used, limit, limit, limit, limit)
+    most = host if limit is None else limit
+    free = max(0.0, host * (1.0 - busy))
+    entitled = limit if limit is not None else max(1.0, host * case.share)
+    usable = max(used, min(most, used + free))
+    part = used + free * min(1.0, case.share / case.held) if case.held > 0.0 else usable
+    part = math.floor(part) if part >= 2.0 else part
+    waited = (case.average(lambda each: each.pressure_cpu) or 0.0) >= case.rules.pressure_cpu_min
+    is_full = free < max(1.0, (SPARE_WAITED if waited else SPARE) * host)
+    advised = max(min(most, part if limit is not None else max(part, entitled)), min(used, most))
+    return Cpus(used, limit, entitled, usable, advised, host, max(0.0, host * busy - used), is_full)
+
+
+def find_short_of_cpu(case: CauseCase) -> str:
+    """OWN, SITE, or NOBODY, also where it is not known."""
+    cpus = find_cpus(case)
+    if cpus is None:
+        return OWN if (case.throttled or 0.0) >= THROTTLED else NOBODY
+    near, waits = cpus.used / max(cpus.entitled, LEAST), waits_for_cpu(case, cpus)
+    if _runs_out(case, near):
+        return OWN
+    if cpus.limit is None and not cpus.is_full:
+        return NOBODY
+    unknown = cpus.limit is None and waits is None
+    if (cpus.limit is not None and near >= USED_UP) or (near >= case.rules.full_ratio and (waits or unknown)):
+        return OWN
+    return SITE if cpus.is_full and waits else NOBODY
+
+
+def _runs_out(case: CauseCase, near: float) -> bool:
+    """Whether the quota runs out for longer than a queue of samples bridges: loaders in turns reach it too."""
+    throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
+    if throttled < case.rules.throttled_min:
+        return False
+    return pressure >= WAITED if pressure is not None else near >= USED_UP or throttled >= THROTTLED
+
+
+def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
+    """Whether threads of the holder wait for a CPU: by PSI and by the number of those that want to run."""
+    pressure, runnable = case.average(lambda each: each.pressure_cpu), case.runnable
+    if pressure is not None and pressure < case.rules.pressure_cpu_min:
+        return False
+    if runnable is None:
+        return None if pressure is None else True
+    return runnable >= (CROWDED * cpus.used if pressure is not None else cpus.used + 1.0)
+
+
+def find_short_of_memory(case: CauseCase) -> str:
+    """OWN if the holder came near its limit, or was killed at it, in the recent looks; SITE otherwise."""
+    if any(each.ooms for each in case.recent):
+        return OWN
+    return OWN if most_of_memory(case) >= case.rules.memory_near else SITE
+
+
+def most_of_memory(case: CauseCase) -> float:
+    """The largest share of its memory limit in use in the recent looks; 0 without a limit."""
+    return max(
+        (each.memory_bytes / each.memory_limit for each in case.recent if each.memory_bytes and each.memory_limit),
+        default=0.0,
+    )
