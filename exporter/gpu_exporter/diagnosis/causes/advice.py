@@ -31,6 +31,8 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
         enough = math.ceil(ENOUGH * max(have, 1) / max(case.mean or 0.0, MEAN_MIN))
         workers = max(min(workers, enough), have + 1 if found.usable - found.used >= ranks else workers)
     each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
+    if found is not None and cpus < found.usable - 0.5:
+        each_has += ", with its part of the free ones"
     if workers < 1:
         return f"ask for more CPUs: with {each_has}, none remains for a loader"
     text = f"set num_workers of the DataLoader to {workers} ({each_has})"

@@ -11,7 +11,8 @@ from gpu_exporter.diagnosis.causes.shortage import find_cpus, find_short_of_cpu
 
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 ONE = "one process beside those on the GPU uses a whole CPU"
-NAMELESS = "what they do is not known: only loaders of torch 2.5 and newer have a name"
+REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
+NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
 
 
@@ -35,7 +36,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
                 f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
             )
             return Cause("too_few_workers", LOW, f"{said}; {free:.1f} of {cpus.usable:.3g} CPUs are free", NAMELESS)
-        confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, NAMELESS)
+        confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif rank >= case.rules.full_ratio and busy < MOST:
         files = case.recent[-1].files

@@ -473,7 +473,8 @@ def test_what_is_missing_is_named_with_the_remedy(one: CauseCase, needs: str) ->
 def test_a_holder_without_a_limit_is_advised_on_its_share_of_the_host() -> None:
     """Eight holders that each take all free CPUs would take them eight times."""
     one = case(processes=LOADER, cpus=None, quota=None, about={"share": 0.125})
-    assert the(one, "too_few_workers").advice == "set num_workers of the DataLoader to 7 (8 CPUs)"
+    part = "8 CPUs, with its part of the free ones"
+    assert the(one, "too_few_workers").advice == f"set num_workers of the DataLoader to 7 ({part})"
 
 
 def test_rare_looks_on_a_crowded_node_are_enough() -> None:
