@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
-    """Also where it does not run for two seconds now and then, as on a busy machine: at this speed that is 7 minutes."""
-    command = [*GPU_EXPORTER, "demo", "--speed=200", "--duration=46s"]
+    """Also where it does not run for two seconds now and then, as on a busy machine: at this speed that is 4 minutes."""
+    command = [*GPU_EXPORTER, "demo", "--speed=120", "--duration=77s"]
     is_over = threading.Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
 
@@ -41,7 +41,7 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     assert "Simulated GPUs" in first
     assert "job 48113" in first
     written = "job 48113: would write AdminComment=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
-    # at speed 200, a second is 3 minutes, and a cycle can be late on a busy machine
+    # at speed 120, a second is 2 minutes, and a cycle can be late on a busy machine
     assert re.search(written.format("candidate", "(6[0-9]|[7-9][0-9])"), events), events
     assert re.search(written.format("underused", "1[2-5][0-9]"), events), events
     for state in ("healthy", "held_no_process", "held_idle", "bursty", "throttled", "low", "mig", "free"):

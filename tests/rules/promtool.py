@@ -138,7 +138,7 @@ def run(cases: Sequence[Case], directory: Path, rules: Path, program: str = "pro
     text = as_file([case.test() for case in cases], rules)
     path.write_text(yaml.dump(text, sort_keys=False, width=10_000_000, Dumper=Dumper), encoding="utf-8")
     done = subprocess.run(
-        [program, "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=300
+        [program, "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=900
     )
     return done.returncode == 0, done.stdout + done.stderr
 
