@@ -11,7 +11,7 @@ from typing import Any, Protocol
 class LoopListener(Protocol):
     """Is told what the loop does with the loader. None of its methods raises."""
 
-    def make_iterator(self, loader: object) -> None: ...
+    def make_iterator(self, loader: object, inner: object) -> None: ...
 
     def ask(self, loader: object, now: int, *, is_first: bool) -> None: ...
 
@@ -57,7 +57,7 @@ class ObservedIterable:
 
     def __iter__(self) -> Iterator[Any]:
         inner = iter(self._loader)
-        self._listener.make_iterator(self._loader)
+        self._listener.make_iterator(self._loader, inner)
         return ObservedIterator(inner, self._loader, self._listener)
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ def observe_loader(loader: Any, listener: LoopListener) -> Any:
 
     def __iter__(self: Any) -> Iterator[Any]:  # noqa: N807
         inner = original.__iter__(self)
-        listener.make_iterator(loader)
+        listener.make_iterator(loader, inner)
         return ObservedIterator(inner, loader, listener)
 
     def __reduce__(self: Any) -> tuple[Any, ...]:  # noqa: N807  -- another process gets the plain loader

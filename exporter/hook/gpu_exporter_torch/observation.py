@@ -19,13 +19,14 @@ from gpu_exporter_torch.facts import Fact, LoopFacts, is_autocast, is_profiled
 from gpu_exporter_torch.file import ReportFile, find_directory
 from gpu_exporter_torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
 from gpu_exporter_torch.loaders import observe_loader
+from gpu_exporter_torch.making import MakingCpu
 from gpu_exporter_torch.phases import Phase, PhaseClock
 from gpu_exporter_torch.ranks import find_rank
 from gpu_exporter_torch.report import make_report
 from gpu_exporter_torch.report_rules import BETWEEN, ENDED, PHASES
 from gpu_exporter_torch.siblings import read_siblings
 from gpu_exporter_torch.steps import StepCounter
-from gpu_exporter_torch.summary import render_summary
+from gpu_exporter_torch.summary import find_proposal, render_summary
 
 log = logging.getLogger("gpu_exporter_torch")
 SAMPLES_MAX = 2**31
@@ -98,6 +99,7 @@ class TrainingObservation:
         self._hooks: list[Any] = []
         self._counter = StepCounter(marked=False)
         self._gpu = GpuTimeline()
+        self._making = MakingCpu()
         self._phases: PhaseClock | None = None
         self._phase_objects: dict[str, Phase] = {}
         try:
@@ -215,9 +217,9 @@ class TrainingObservation:
 
     # What the loaders tell. Each call is guarded: no error of the hook reaches the loop.
 
-    def make_iterator(self, loader: object) -> None:
+    def make_iterator(self, loader: object, inner: object | None = None) -> None:
         if loader is self._plain:
-            self._guard(self._begin_epoch)
+            self._guard(self._begin_epoch, inner)
 
     def ask(self, loader: object, now: int, *, is_first: bool) -> None:
         self._guard(self._ask, loader, now, is_first)
@@ -269,8 +271,9 @@ class TrainingObservation:
         except Exception as exc:
             log.debug("cannot remove a hook of an optimizer: %s", exc)
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, inner: object | None = None) -> None:
         self._counter.begin_epoch()
+        self._making.begin(inner)
         self._gpu.cancel()  # what came after the last batch may be anything
         if self._phases is not None:  # what lies between two epochs belongs to no step
             self._phases.close_step(is_measured=False)
@@ -298,9 +301,12 @@ class TrainingObservation:
         if is_profiled():
             counter.skip()
         self._gpu.mark(WAIT if counter.measures and not is_first else NOTHING)
+        if loader is self._plain:
+            self._making.ask()
 
     def _get(self, loader: object, asked: int, now: int, batch: object, is_first: bool) -> None:
         if loader is self._plain:
+            self._making.get(now, is_first=is_first)
             self._counter.get(asked, now, is_first=is_first)
             if self._samples is not None and self._sample_count is not None:
                 self._add_samples(batch)
@@ -366,7 +372,7 @@ class TrainingObservation:
     def _report(self, state: str) -> dict[str, Any]:
         torch = sys.modules.get("torch")
         rank = find_rank()
-        return make_report(
+        report = make_report(
             self._counter,
             self._gpu,
             self._phases,
@@ -378,7 +384,10 @@ class TrainingObservation:
             local_world_size=rank.local_world_size,
             gpus=self._settings.find_gpus(),
             samples=self._sample_count,
+            make_cpu_seconds=self._making.cpu_ns / self._making.batches / 1e9 if self._making.batches else None,
         )
+        report["facts"] |= find_proposal(report)
+        return report
 
     def _finish(self) -> None:
         self._begin_epoch()  # the last step ends with its mark

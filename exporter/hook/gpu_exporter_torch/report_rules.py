@@ -6,6 +6,7 @@ exporter has this file by a symbolic link: standard library only, Python 3.9.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +24,13 @@ WORDS: Mapping[str, frozenset[str]] = {
     "precision": frozenset((*DTYPES, "mixed")),
     "matmul": frozenset(("highest", "high", "medium")),
 }
-NUMBERS: Mapping[str, int] = {"num_workers": 10_000, "prefetch_factor": 10_000, "batch_size": 10**9, "cpus": 100_000}
+NUMBERS: Mapping[str, int] = {
+    "num_workers": 10_000,
+    "workers_to_try": 10_000,
+    "prefetch_factor": 10_000,
+    "batch_size": 10**9,
+    "cpus": 100_000,
+}
 SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "compiled"))
 
 SIZE_MAX = 65_536  # bytes of one report
@@ -36,6 +43,9 @@ WINDOW_S = 600.0  # the time that rates and shares of a running loop cover
 STEPS_MIN = 20  # measured steps that a share needs; TraceML (traceml-ai 0.5.0) is confident from 20 on
 WAIT_MIN = 0.1  # share of its steps that a loop waits for data, from which this is worth a change
 PHASE_MIN: Mapping[str, float] = {"checkpoint": 0.1, "logging": 0.1, "evaluation": 0.2, "host_to_device": 0.1}
+WORKERS_MOST = 64  # to be tried at once: each one costs memory
+MORE = 1.25  # times as many workers as would do on average: batches are taken in order, so a slow one holds up others
+CPUS_FULL = 0.85  # share of the CPUs beside the loop from which they are the limit; as causes.full_ratio
 LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 % on
 
 STEP_METRIC = "gpu_training_step_seconds"
@@ -102,6 +112,60 @@ class SpentTime(NamedTuple):
     def _share(self, seconds: float) -> float:
         whole_s = self.line_s or self.step_s
         return min(1.0, max(0.0, seconds / whole_s)) if whole_s > 0.0 else 0.0
+
+
+class Loading(NamedTuple):
+    """How a loop that waits for its data gets them. `workers`: processes that make batches, 0 for the loop itself.
+
+    Seconds for each batch: `batch_s` from one to the next, `wait_s` that the loop waits for it, `work_s` without any
+    wait; `cpu_s` of a CPU that making it takes, None if it is not known. `cpus`: those that this process may use, None
+    if that is not known.
+    """
+
+    workers: int
+    batch_s: float
+    wait_s: float
+    work_s: float
+    cpu_s: float | None = None
+    cpus: float | None = None
+
+    @property
+    def make_s(self) -> float:
+        """How long one process needs for a batch: while the loop waits, all of them work without a pause."""
+        return self.batch_s * self.workers if self.workers else self.wait_s
+
+    @property
+    def left(self) -> float | None:
+        """CPUs that are left beside the loop's own process."""
+        return None if self.cpus is None else max(self.cpus - 1.0, self.cpus / 2.0)
+
+
+class Workers(NamedTuple):
+    """A number of workers to try, and the seconds for each batch that are expected with it. `number`: None if the CPUs
+    are the limit, so that more workers do not help.
+    """
+
+    number: int | None
+    batch_s: float
+
+
+def propose_workers(loading: Loading) -> Workers | None:
+    """The number of workers that would make batches as fast as the loop takes them, or as fast as the CPUs allow.
+
+    A worker that waits for a disk or the network uses no CPU, so the number of CPUs is no limit by itself. None if
+    nothing can be said: the CPU time of a batch is not known, and there are as many workers as CPUs.
+    """
+    left, cpu_s = loading.left, loading.cpu_s
+    by_cpu_s = cpu_s / left if cpu_s is not None and left else 0.0
+    if loading.workers and by_cpu_s >= CPUS_FULL * loading.batch_s:
+        return Workers(None, loading.batch_s)
+    least_s = max(loading.work_s, by_cpu_s, loading.make_s / WORKERS_MOST)
+    number = max(loading.workers + 1, math.ceil(MORE * loading.make_s / least_s))
+    if cpu_s is None and left is not None:
+        number = min(number, max(1, math.floor(left)))
+        if number <= loading.workers:
+            return None
+    return Workers(number, max(least_s, loading.make_s / number))
 
 
 class RankTime(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,12 @@ from gpu_exporter_torch.report_rules import (
     STEPS_MIN,
     WAIT_MIN,
     LateRank,
+    Loading,
     RankTime,
     SpentTime,
     bound_gain,
     find_late,
+    propose_workers,
 )
 
 START_MIN = 0.1  # share of the loop's time in the start of workers, from which this is worth a change
@@ -82,7 +83,7 @@ def advise(report: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     facts, spent = report["facts"], spent_time(report)
     if spent.wait is not None and spent.wait >= WAIT_MIN:
-        found.append(f"{_advise_loader(facts, report.get('local_world_size'))}; {bound_gain(spent.wait)} as fast")
+        found.append(_advise_loader(report, spent))
     start_share = report["start_seconds"] / (spent.step_s + report["start_seconds"])
     if report["epochs"] > 1 and start_share >= START_MIN and facts.get("persistent_workers") is False:
         what = "persistent_workers False -> True: each epoch waited for new workers"
@@ -95,20 +96,52 @@ def advise(report: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _advise_loader(facts: Mapping[str, Any], ranks: int | None) -> str:
-    workers, cpus = facts.get("num_workers"), facts.get("cpus")
-    if workers is None:
-        return "make the loader faster: load batches in other processes, ahead of the loop"
-    if cpus is None:
-        return f"num_workers {workers} -> more"
-    own = cpus / max(1, ranks or 1)
-    room = math.floor(own) - 1
-    if room > workers:
-        return f"num_workers {workers} -> {room}: this process may use {own:.3g} CPUs"
-    return (
-        f"ask for more CPUs: {workers} workers and the loop share {own:.3g} CPUs; or make each sample cheaper (decode "
-        "once, smaller files, transforms on the GPU)"
-    )
+def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
+    """How the loop gets its batches; None where it does not use a DataLoader."""
+    workers, cpus = report["facts"].get("num_workers"), report["facts"].get("cpus")
+    if workers is None or not report["batches"]:
+        return None
+    batch_s = spent.each_s * report["steps"] / max(1, report["batches"] - report["unfinished_batches"])
+    own_wait_s = batch_s * min(1.0, report["wait_seconds"] / report["step_seconds"])
+    own = None if cpus is None else cpus / max(1, report.get("local_world_size") or 1)
+    work_s = batch_s * (1.0 - (spent.wait or 0.0))
+    return Loading(workers, batch_s, own_wait_s, max(work_s, 1e-6), report.get("make_cpu_seconds"), own)
+
+
+def find_proposal(report: Mapping[str, Any]) -> dict[str, int]:
+    """The fact `workers_to_try`: the number of workers that the summary would advise. Empty where it advises none."""
+    spent = spent_time(report)
+    if not spent.is_enough or spent.wait is None or spent.wait < WAIT_MIN:
+        return {}
+    loading = read_loading(report, spent)
+    found = None if loading is None else propose_workers(loading)
+    return {} if found is None or found.number is None else {"workers_to_try": found.number}
+
+
+def _advise_loader(report: Mapping[str, Any], spent: SpentTime) -> str:
+    loading = read_loading(report, spent)
+    if loading is None:
+        return f"make the loader faster: load batches in other processes, ahead of the loop; {_bound(spent)}"
+    found, workers = propose_workers(loading), loading.workers
+    cpu = "" if loading.cpu_s is None else f", {loading.cpu_s * 1e3:.3g} ms of it on a CPU"
+    made = f"a batch takes {loading.make_s * 1e3:.3g} ms to make{cpu}, and {loading.work_s * 1e3:.3g} ms to use"
+    if found is None:
+        return (
+            "try more workers, or make each sample cheaper: whether CPUs limit them is not known: the workers "
+            f"ended too soon, or cannot be read; {_bound(spent)}"
+        )
+    if found.number is None:
+        cpus = "the CPUs" if loading.cpus is None else f"{loading.cpus:.3g} CPUs"
+        return (
+            f"ask for more CPUs: {workers} workers and the loop share {cpus}; or make each sample cheaper (decode "
+            f"once, smaller files, transforms on the GPU); {_bound(spent)}"
+        )
+    gain = loading.batch_s / found.batch_s
+    return f"num_workers {workers} -> {found.number}: {made}; about {gain:.1f} times as fast, and more memory"
+
+
+def _bound(spent: SpentTime) -> str:
+    return f"{bound_gain(spent.wait or 0.0)} as fast"
 
 
 def _advise_phase(name: str, facts: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from gpu_exporter_torch import observe
 from gpu_exporter_torch.steps import WARMUP, StepCounter
-from gpu_exporter_torch.summary import find_late_rank
+from gpu_exporter_torch.summary import advise, find_late_rank
 
 torch.set_num_threads(1)
 WITHIN = 0.02  # share of a step
@@ -204,6 +204,52 @@ CASES: dict[str, Callable[[], tuple[Any, Callable[[], None], int, Any]]] = {
         DataLoader(Slow(80, 0.002), batch_size=1), sleep(0.004), 1, DataLoader(Slow(80, 0.004), batch_size=1),
     ),
 }  # fmt: skip
+
+
+class Computed(Slow):
+    """Samples that need a CPU for so many seconds each."""
+
+    def __getitem__(self, index: int) -> Any:
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        return torch.full((8,), float(index)), torch.zeros(1)
+
+
+def measure(dataset: Slow, workers: int) -> dict[str, Any]:
+    """The report of a loop of its own work of 4 ms for each batch of eight samples."""
+    loader = DataLoader(dataset, batch_size=8, num_workers=workers)
+    model, optimizer = make_model()
+    with observe(loader, optimizer=optimizer, model=model, summary=False) as observed:
+        for _ in observed:
+            time.sleep(0.004)
+            optimizer.step()
+        return observed.report()
+
+
+def each_s(report: dict[str, Any]) -> float:
+    """The usual time of a step: others may have used the CPUs in some."""
+    return float(report["median_step_seconds"])
+
+
+def test_who_follows_the_advice_twice_is_as_fast_as_the_best_number_of_workers() -> None:
+    """Samples that wait for a disk, on any number of CPUs. A count of CPUs would end at one worker on two of them."""
+    samples = Slow(600, 0.004)
+    workers, seen = 0, [0]
+    for _ in range(2):
+        workers = measure(samples, workers)["facts"].get("workers_to_try", workers)
+        seen.append(workers)
+    best = min(each_s(measure(samples, number)) for number in (2, 4, 8, 16))
+    assert each_s(measure(samples, workers)) <= 1.3 * best + 0.001, seen
+
+
+def test_workers_that_use_all_cpus_are_told_that_the_cpus_are_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_exporter_torch.facts.count_cpus", lambda: 2.0)
+    report = measure(Computed(400, 0.002), 1)
+    assert report["make_cpu_seconds"] == pytest.approx(0.016, rel=0.3)
+    (text,) = [each for each in advise(report) if "CPU" in each]
+    assert text.startswith("ask for more CPUs: 1 workers and the loop share 2 CPUs"), text
+    assert "workers_to_try" not in report["facts"]
 
 
 LONGEST_S = 0.03  # of one batch: if it takes longer, the machine was busy with something else

@@ -35,8 +35,11 @@ from gpu_exporter_torch.report_rules import (
     SWITCHES,
     WAIT_MIN,
     WORDS,
+    Loading,
+    Workers,
+    propose_workers,
 )
-from gpu_exporter_torch.summary import advise, find_late_rank, spent_time
+from gpu_exporter_torch.summary import advise, find_late_rank, find_proposal, spent_time
 
 WHO, UNITS = ("job", "42"), tuple(UnitId(f"GPU-{number}") for number in range(8))
 
@@ -226,3 +229,55 @@ def test_the_step_in_the_job_is_the_mean_of_the_last_ten_minutes_as_in_the_expor
         assert job == node
     assert len(registry._collector_to_names) == 1
     assert (STEP.name, STEP.help) == (STEP_METRIC, STEP_HELP)
+
+
+@pytest.mark.parametrize(
+    ("loading", "expected"),
+    [
+        # Seconds per batch: between two, waited, worked, on a CPU; CPUs.
+        (Loading(0, 0.048, 0.040, 0.008, 0.001, 2.0), Workers(7, 0.008)),  # each sample waits for a disk
+        (Loading(2, 0.020, 0.012, 0.008, 0.001, 2.0), Workers(7, 0.008)),
+        (Loading(7, 0.010, 0.002, 0.008, 0.001, 2.0), Workers(11, 0.008)),  # as many as would do wait for a slow one
+        (Loading(0, 0.048, 0.040, 0.008, 0.040, 8.0), Workers(7, 0.008)),  # each sample needs a CPU
+        (Loading(0, 0.048, 0.040, 0.008, 0.040, 4.0), Workers(4, 0.04 / 3)),  # of which three are left
+        (Loading(3, 0.015, 0.007, 0.008, 0.040, 4.0), Workers(None, 0.015)),  # and used
+        (Loading(2, 0.020, 0.012, 0.008, None, 8.0), Workers(7, 0.008)),  # unknown: as many as there are CPUs
+        (Loading(0, 0.108, 0.100, 0.008, None, 8.0), Workers(7, 0.1 / 7)),
+        (Loading(7, 0.020, 0.012, 0.008, None, 8.0), None),
+        (Loading(1, 1.0, 0.9999, 0.0001, 0.0, 8.0), Workers(80, 1.0 / 64)),  # not ten thousand
+    ],
+)
+def test_as_many_workers_are_proposed_as_make_batches_as_fast_as_the_loop_takes_them(
+    loading: Loading, expected: Workers | None
+) -> None:
+    found = propose_workers(loading)
+    if found is None or expected is None:
+        assert found == expected
+    else:
+        assert (found.number, found.batch_s) == (expected.number, pytest.approx(expected.batch_s))
+
+
+@given(
+    st.integers(0, 64), st.floats(1e-4, 10.0), st.floats(0.1, 1.0), st.one_of(st.none(), st.floats(0.0, 10.0)),
+    st.one_of(st.none(), st.floats(0.1, 256.0)),
+)  # fmt: skip
+def test_a_proposal_is_more_workers_and_no_slower_loop(
+    workers: int, batch_s: float, wait: float, cpu_s: float | None, cpus: float | None
+) -> None:
+    work_s = max(1e-6, batch_s * (1.0 - wait))
+    found = propose_workers(Loading(workers, batch_s, batch_s * wait, work_s, cpu_s, cpus))
+    if found is not None and found.number is not None:
+        assert workers < found.number <= 10_000
+        assert found.batch_s > 0.0
+
+
+def test_the_mail_of_the_exporter_has_the_number_that_the_loop_has_measured() -> None:
+    facts = {"num_workers": 2, "cpus": 2.0}
+    slow = make_report(facts=facts, batches=100, unfinished_batches=0, wait_seconds=6.0, make_cpu_seconds=0.001)
+    assert find_proposal(slow) == {"workers_to_try": 7}
+    assert find_proposal(slow | {"wait_seconds": 0.5}) == {}
+    assert find_proposal(slow | {"measured_steps": 10}) == {}
+    (text,) = [each for each in advise(slow) if each.startswith("num_workers 2 -> 7: ")]
+    assert text.endswith(
+        "a batch takes 200 ms to make, 1 ms of it on a CPU, and 40 ms to use; about 2.5 times as fast, and more memory"
+    )

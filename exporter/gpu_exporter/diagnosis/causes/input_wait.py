@@ -17,7 +17,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     is_long = pace.wait >= case.rules.wait_high
     confidence = (HIGH if pace.is_gpu else MEDIUM) if is_long else LOW
     facts = "" if workers is None else f"; its DataLoader has {workers} workers"
-    advice = propose_workers(case) if case.recent and case.seen else "raise num_workers, or make each sample cheaper"
+    to_try = pace.facts.get("workers_to_try")
+    if to_try is not None:  # the loop has measured how long a batch takes to make
+        advice = f"set num_workers of the DataLoader to {to_try}"
+    else:
+        advice = (
+            propose_workers(case) if case.recent and case.seen else "raise num_workers, or make each sample cheaper"
+        )
     return Cause(
         "input_wait",
         confidence,
