@@ -12,7 +12,9 @@ from time import thread_time_ns
 
 FIRST_NS = 100_000_000  # between the first two looks at the workers of an iterator; each next one is twice as late ...
 EVERY_NS = 1_000_000_000  # ... up to this time
-WORKERS_MAX = 16  # workers that are looked at: the others are taken to be like them, so a look costs 0.4 ms at most
+WORKERS_MAX = (
+    16  # workers that are looked at: the others are taken to be like them, so a look costs about half a millisecond
+)
 NS = 1_000_000_000
 
 
@@ -67,10 +69,22 @@ class MakingCpu:
 
 
 def read_cpu_ns(pid: int) -> int | None:
-    """CPU time of a process since its start; None if it cannot be read."""
+    """CPU time of a process since its start; None if it cannot be read.
+
+    The kernel may count whole ticks of 10 ms, and misses a worker that runs for less between two waits. The time of its
+    first thread is exact, where the kernel has it (CONFIG_SCHED_INFO).
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  -- in the loop's own time
-            fields = file.read(4096).rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * NS // os.sysconf("SC_CLK_TCK")
+        fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        ticks = (int(fields[11]) + int(fields[12])) * NS // os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
+    try:
+        return max(ticks, int(_read(f"/proc/{pid}/schedstat").split()[0]))
+    except (OSError, ValueError, IndexError):
+        return ticks
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123  -- in the loop's own time
+        return file.read(4096)
