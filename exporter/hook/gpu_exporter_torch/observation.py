@@ -30,6 +30,7 @@ from gpu_exporter_torch.summary import find_proposal, render_summary
 
 log = logging.getLogger("gpu_exporter_torch")
 SAMPLES_MAX = 2**31
+PROCESS = {os.getpid(): os.urandom(8).hex()}  # a forked process makes its own
 
 
 def observe(
@@ -380,6 +381,7 @@ class TrainingObservation:
             self._settings.read() | self._facts,
             writer="gpu_exporter_torch" if torch is None else f"gpu_exporter_torch (torch {torch.__version__})",
             run=self._run,
+            process=PROCESS.setdefault(os.getpid(), self._run),
             state=state,
             local_world_size=rank.local_world_size,
             gpus=self._settings.find_gpus(),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpu_exporter_torch.report_rules import STEP_HELP, STEP_METRIC, STEPS_MIN, WINDOW_S
+from gpu_exporter_torch.report_rules import STEP_HELP, STEP_METRIC, WINDOW_S, are_enough
 
 LOOK_S = 15.0  # looks that are kept are this far apart, so that scrapes do not fill the memory
 
@@ -30,13 +30,14 @@ class RecentMean:
         self._looks = deque([StepLook(now, 0, 0.0)])
 
     def add(self, look: StepLook) -> float | None:
-        """The mean until this look; None below STEPS_MIN steps."""
+        """The mean until this look; None where the steps are too few."""
         if look.at - self._looks[-1].at >= LOOK_S:
             self._looks.append(look)
         while len(self._looks) > 2 and look.at - self._looks[1].at >= WINDOW_S:
             self._looks.popleft()
         steps = look.steps - self._looks[0].steps
-        return (look.step_s - self._looks[0].step_s) / steps if steps >= STEPS_MIN else None
+        seconds = look.step_s - self._looks[0].step_s
+        return seconds / steps if are_enough(steps, seconds) else None
 
 
 class TrainingCollector:

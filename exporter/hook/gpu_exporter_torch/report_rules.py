@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 FORMAT = "gpu-exporter-training/1"
 KEYS = (  # that the exporter reads
-    *("format", "run", "state", "interval_seconds", "rank", "world_size", "gpus", "steps", "measured_steps"),
+    *("format", "run", "process", "state", "interval_seconds", "rank", "world_size", "gpus", "steps", "measured_steps"),
     *("step_seconds", "wait_seconds", "gpu_wait_seconds", "gpu_work_seconds", "phases", "facts"),
 )
 BETWEEN, ENDED = "between", "ended"  # states; any other one is a loop that runs
@@ -40,7 +40,8 @@ GPUS_MAX = 16
 INTERVAL_S, INTERVAL_MAX_S = 10.0, 600.0  # how often a report is written; to slow storage less often
 WINDOW_S = 600.0  # the time that rates and shares of a running loop cover
 
-STEPS_MIN = 20  # measured steps that a share needs; TraceML (traceml-ai 0.5.0) is confident from 20 on
+STEPS_MIN = 20  # measured steps that a share needs; TraceML (traceml-ai 0.5.0) is confident from 20 on ...
+WHOLE_MIN, LONG_S = 3, 400.0  # ... or so many that fill this time: the largest jobs make the longest steps
 WAIT_MIN = 0.1  # share of its steps that a loop waits for data, from which this is worth a change
 PHASE_MIN: Mapping[str, float] = {"checkpoint": 0.1, "logging": 0.1, "evaluation": 0.2, "host_to_device": 0.1}
 WORKERS_MOST = 64  # to be tried at once: each one costs memory
@@ -51,7 +52,7 @@ LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 
 STEP_METRIC = "gpu_training_step_seconds"
 STEP_HELP = (
     "Mean duration of a measured step in the last ten minutes, in seconds, as the training loop reports it. Absent "
-    "below 20 measured steps"
+    "below 20 measured steps, or 3 that take 400 s together"
 )
 ADVICE: Mapping[str, str] = {
     "checkpoint": "write checkpoints less often, or with torch.distributed.checkpoint.async_save",
@@ -59,6 +60,15 @@ ADVICE: Mapping[str, str] = {
     "evaluation": "evaluate less often, or on fewer samples",
     "host_to_device": "copy with non_blocking=True, and less: convert types on the GPU",
 }
+
+
+def are_enough(steps: int, seconds: float) -> bool:
+    """Whether so many measured steps, which took so many seconds together, tell how a loop spends its time."""
+    return steps >= STEPS_MIN or (steps >= WHOLE_MIN and seconds >= LONG_S)
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
 
 
 class SpentTime(NamedTuple):
@@ -78,7 +88,19 @@ class SpentTime(NamedTuple):
     @property
     def is_enough(self) -> bool:
         """Whether there are enough steps for a share."""
-        return self.steps >= STEPS_MIN and self.step_s > 0.0
+        return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
+
+    def add(self, other: SpentTime) -> SpentTime:
+        """This and another loop of the same process, one after the other: an evaluation waits only in its own time."""
+        names = {**self.phase_s, **other.phase_s}
+        return SpentTime(
+            self.steps + other.steps,
+            self.step_s + other.step_s,
+            _sum(self.wait_s, other.wait_s),
+            _sum(self.starved_s, other.starved_s),
+            _sum(self.worked_s, other.worked_s),
+            {name: self.phase_s.get(name, 0.0) + other.phase_s.get(name, 0.0) for name in names},
+        )
 
     @property
     def each_s(self) -> float:

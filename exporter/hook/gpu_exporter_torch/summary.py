@@ -7,9 +7,11 @@ from typing import Any
 
 from gpu_exporter_torch.report_rules import (
     ADVICE,
+    LONG_S,
     PHASE_MIN,
     STEPS_MIN,
     WAIT_MIN,
+    WHOLE_MIN,
     LateRank,
     Loading,
     RankTime,
@@ -29,9 +31,8 @@ def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]
     if not spent.is_enough:
         return (
             f"gpu-exporter: INCOMPLETE: {report['steps']} steps{name}, {spent.steps} of them measured; "
-            f"{STEPS_MIN} are needed. The first 5 steps and those under a profiler are not measured"
-            + _why_incomplete(report)
-            + "\n"
+            f"{STEPS_MIN} are needed, or {WHOLE_MIN} that take {LONG_S:.0f} s together. The first 5 steps and those "
+            "under a profiler are not measured" + _why_incomplete(report) + "\n"
         )
     coverage = min(1.0, (step_s + report["start_seconds"]) / loop_s) if loop_s > 0.0 else 0.0
     lines = [

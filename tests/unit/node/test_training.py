@@ -88,6 +88,28 @@ def test_below_twenty_steps_no_share_is_known() -> None:
     assert view(training).step_s is None
 
 
+def test_three_long_steps_say_as_much_as_twenty_short_ones() -> None:
+    """The longest steps are those of the largest jobs: 13 steps of 45 s fill the ten minutes that are kept."""
+    training = watching()
+    for at in range(0, 601, 15):
+        look(training, at, rank(20 + at // 45, each_s=45.0, wait=0.6))
+    pace = view(training, now=600.0).pace
+    assert (pace.steps, pace.step_s, pace.wait) == (13, pytest.approx(45.0), pytest.approx(0.6))
+
+
+def test_two_loops_of_one_process_add_up_by_their_time() -> None:
+    """A training that hardly waits, and an evaluation in a tenth of the time that waits: their process waits 9 %."""
+    train = rank(900, wait=0.01, process="p0")
+    evaluation = rank(100, wait=0.80, run="e0", process="p0")
+    training = watching()
+    look(training, 1000.0, train, evaluation)
+    pace = view(training).pace
+    assert (pace.steps, pace.wait) == (1000, pytest.approx(0.089))
+    two = watching()
+    look(two, 1000.0, train, evaluation._replace(process="p1"))
+    assert view(two).pace.wait == pytest.approx(0.8), "of two processes the longest wait counts"
+
+
 def test_the_rank_that_waits_longest_for_data_is_late() -> None:
     training = NodeTraining()
     look(training, 1000.0, rank(100, wait=0.05), rank(100, number=1, wait=0.61))
@@ -161,15 +183,18 @@ def test_an_ended_training_is_silent_and_no_contradiction() -> None:
     assert found.pace.silent_s > 2000.0
 
 
-def test_a_loop_that_became_slow_has_no_share_before_it_made_twenty_steps() -> None:
+@pytest.mark.parametrize(("minutes", "step_s"), [(6, None), (11, 60.0)])
+def test_a_loop_that_became_slow_has_no_share_before_its_steps_are_enough(minutes: int, step_s: float | None) -> None:
+    """Twenty steps, or 400 s of them."""
     training = watching()
     look(training, 1000.0, rank(10_000, wait=0.4))
-    for number in range(1, 12):
+    for number in range(1, minutes + 1):
         fast = 10_000 * 0.1
         slow = rank(10_000 + number, step_s=fast + 60.0 * number, wait_s=fast * 0.4)
         look(training, 1000.0 + 60.0 * number, slow)
-    assert view(training, now=1660.0).step_s is None
-    assert view(training, now=1660.0).pace.wait is None
+    now = 1000.0 + 60.0 * minutes
+    assert view(training, now=now).step_s == step_s
+    assert view(training, now=now).pace.wait == (None if step_s is None else 0.0)
 
 
 def test_a_process_that_does_not_have_to_write_yet_is_not_silent() -> None:

@@ -12,7 +12,8 @@ Fact: TypeAlias = int | float | bool | str
 class RankReport(NamedTuple):
     """One process of a training, as it describes itself (docs/torch.md).
 
-    `run`: another value after each start of the process. `gpus`: UUIDs that it names, also of MIG instances. `steps`:
+    `run`: another value after each start of the loop; `process`: the same for all loops of one process, "" if unknown.
+    `gpus`: UUIDs that it names, also of MIG instances. `steps`:
     so far; `measured`: those that the seconds cover. `step_s`, `wait_s`: seconds of all of these, and of waiting for
     data in them. `starved_s`, `worked_s`: of the GPU's own time line: without work because the loop waited for data,
     and with work. `phases`: seconds by name, the GPU's where `is_gpu`. `facts`: settings of the loop. None is unknown.
@@ -23,6 +24,7 @@ class RankReport(NamedTuple):
     run: str
     steps: int
     age_s: float = 0.0
+    process: str = ""
     interval_s: float = 10.0
     has_ended: bool = False
     is_between: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.common.model.training import TrainingPace
-from gpu_exporter.common.report_rules import ADVICE, STEPS_MIN, bound_gain
+from gpu_exporter.common.report_rules import ADVICE, are_enough, bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
 OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "too_few_workers", "small_file_io"))
@@ -14,8 +14,9 @@ ORDER = (LOW, MEDIUM, HIGH)
 def find_pace(case: CauseCase) -> TrainingPace | None:
     """The pace of the last minutes; None if the loop is not observed, or has made too few steps to say anything."""
     pace = case.training
-    is_known = pace is not None and pace.steps >= STEPS_MIN and pace.silent_s <= case.rules.window
-    return pace if is_known else None
+    if pace is None or pace.silent_s > case.rules.window:
+        return None
+    return pace if are_enough(pace.steps, pace.steps * (pace.step_s or 0.0)) else None
 
 
 def find_compute(case: CauseCase) -> TrainingPace | None:

@@ -219,16 +219,20 @@ def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace
     for number, look in enumerate(kept.looks):  # a rank may have begun after the oldest look
         for each in look.reports:
             firsts.setdefault(_key(each), (number, each))
-    ranks: list[RankTime] = []
+    ranks: dict[tuple[int | None, str], RankTime] = {}
     for each in alive:
         number, first = firsts[_key(each)]
         # Before the first look, and where the process began later, its totals are all that is known of it.
         is_whole = len(kept.looks) == 1 or number > 0
         spent = _compare(RankReport(each.run, 0) if is_whole else first, each)
-        if spent is not None:
-            ranks.append(RankTime(each.rank, each.world_size, spent))
+        if spent is None:
+            continue
+        process = (each.rank, each.process or each.run)
+        if (other := ranks.get(process)) is not None:  # such as its evaluation, which runs while the training does not
+            spent = other.spent.add(spent)
+        ranks[process] = RankTime(each.rank, each.world_size, spent)
     seen = sum(max(0, each.steps - firsts[_key(each)][1].steps) for each in alive)
-    pace = kept.paces[names] = _sum_up(alive, ranks)._replace(seen=seen)
+    pace = kept.paces[names] = _sum_up(alive, list(ranks.values()))._replace(seen=seen)
     return pace
 
 

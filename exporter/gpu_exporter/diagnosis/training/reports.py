@@ -53,9 +53,10 @@ def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
     step_s = _seconds(report["step_seconds"]) if measured else None
     starved_s, worked_s = _seconds(report["gpu_wait_seconds"]), _seconds(report["gpu_work_seconds"])
     is_gpu = starved_s is not None and worked_s is not None
-    run = report["run"]
+    run, process = report["run"], report["process"]
     return RankReport(
         run=run if isinstance(run, str) and RUN.fullmatch(run) else name,
+        process=process if isinstance(process, str) and RUN.fullmatch(process) else "",
         steps=steps,
         age_s=max(0.0, age_s),
         interval_s=min(INTERVAL_MAX_S, max(INTERVAL_S, _seconds(report["interval_seconds"]) or INTERVAL_S)),
