@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from time import perf_counter_ns
 from typing import Any, Protocol
+
+# Python looks these up in the class, so __getattr__ does not give them. Iteration and the rest are the hook's own.
+SPECIAL = (
+    *("__len__", "__length_hint__", "__bool__", "__getitem__", "__setitem__", "__delitem__", "__contains__"),
+    *("__reversed__", "__eq__", "__hash__", "__call__", "__add__"),
+)
+
+
+@functools.lru_cache(maxsize=256)
+def mimic(base: Any, original: Any, name: str) -> Any:
+    """A class like `base` that also has the special methods of `original`: those of the attribute `name`.
+
+    So `if it:` asks an iterator with a length, and is true for one without, as it would be without the hook.
+    """
+    try:
+        body: dict[str, Any] = {}
+        for each in reversed(original.__mro__[:-1]):  # without object
+            for special in SPECIAL:
+                if special in vars(each):  # None says that there is none: __hash__ of a list
+                    body[special] = _forward(special, name) if vars(each)[special] is not None else None
+        return type(base.__name__, (base,), body) if body else base
+    except Exception:  # an unusual class: its special methods are missing, and the loop goes on
+        return base
+
+
+def _forward(special: str, name: str) -> Any:
+    def method(self: Any, *arguments: Any) -> Any:
+        return getattr(getattr(self, name), special)(*arguments)
+
+    return method
 
 
 class LoopListener(Protocol):
@@ -42,9 +73,6 @@ class ObservedIterator:
         self._is_first = False
         return batch
 
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]  # raises TypeError as the loader's iterator does
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
@@ -58,13 +86,9 @@ class ObservedIterable:
     def __iter__(self) -> Iterator[Any]:
         inner = iter(self._loader)
         self._listener.make_iterator(self._loader, inner)
-        return ObservedIterator(inner, self._loader, self._listener)
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        return bool(self._loader)
+        kind: Any = type(inner)
+        observed: Iterator[Any] = mimic(ObservedIterator, kind, "_inner")(inner, self._loader, self._listener)
+        return observed
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_listener"):  # not set yet: unpickled or copied
@@ -83,14 +107,16 @@ def observe_loader(loader: Any, listener: LoopListener) -> Any:
     from a loader are as before, and a new loader that a framework makes from it is observed too.
     """
     data = sys.modules.get("torch.utils.data")
+    original: Any = type(loader)
     if data is None or not isinstance(loader, data.DataLoader):
-        return ObservedIterable(loader, listener)
-    original = type(loader)
+        return mimic(ObservedIterable, original, "_loader")(loader, listener)
 
     def __iter__(self: Any) -> Iterator[Any]:  # noqa: N807
         inner = original.__iter__(self)
         listener.make_iterator(loader, inner)
-        return ObservedIterator(inner, loader, listener)
+        kind: Any = type(inner)
+        observed: Iterator[Any] = mimic(ObservedIterator, kind, "_inner")(inner, loader, listener)
+        return observed
 
     def __reduce__(self: Any) -> tuple[Any, ...]:  # noqa: N807  -- another process gets the plain loader
         return _give, (loader,)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from gpu_exporter_torch.facts import Fact, LoopFacts, is_autocast, is_profiled
 from gpu_exporter_torch.file import ReportFile, find_directory
 from gpu_exporter_torch.gpu_time import NOTHING, WAIT, WORK, GpuTimeline
-from gpu_exporter_torch.loaders import observe_loader
+from gpu_exporter_torch.loaders import mimic, observe_loader
 from gpu_exporter_torch.making import MakingCpu
 from gpu_exporter_torch.phases import Phase, PhaseClock
 from gpu_exporter_torch.ranks import find_rank
@@ -55,7 +55,9 @@ def observe(
     Raises nothing: an argument that cannot be used switches the hook off with a warning.
     """
     kind = IteratorObservation if hasattr(type(loader), "__next__") else TrainingObservation
-    return kind(loader, _Options(optimizer, model, phases, samples, directory, registry, summary))
+    options = _Options(optimizer, model, phases, samples, directory, registry, summary)
+    observation: TrainingObservation = mimic(kind, type(loader), "_plain")(loader, options)
+    return observation
 
 
 class _Options(NamedTuple):
@@ -70,13 +72,14 @@ class _Options(NamedTuple):
     summary: bool
 
 
-OPEN: weakref.WeakSet[TrainingObservation] = weakref.WeakSet()
+# By id, since an observation has a hash only if its loader has one.
+OPEN: weakref.WeakValueDictionary[int, TrainingObservation] = weakref.WeakValueDictionary()
 
 
 @atexit.register
 def _close_all() -> None:
     """At the end of the program, loops that no `with` has ended print their summary."""
-    for observation in list(OPEN):
+    for observation in list(OPEN.values()):
         observation.close()
 
 
@@ -135,19 +138,10 @@ class TrainingObservation:
             collector = TrainingCollector(self.report)
             registry.register(collector)
             self._unregister = functools.partial(registry.unregister, collector)
-        OPEN.add(self)
+        OPEN[id(self)] = self
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
-
-    def __len__(self) -> int:
-        return len(self._plain)  # type: ignore[arg-type]  # raises TypeError as the loader does
-
-    def __bool__(self) -> bool:
-        return bool(self._plain)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._plain[index]  # type: ignore[index]  # raises TypeError as the loader does
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name == "loader":
@@ -268,7 +262,7 @@ class TrainingObservation:
             unregister()
             if self._file is not None:
                 self._file.end()
-            OPEN.discard(self)
+            OPEN.pop(id(self), None)
         except Exception as exc:
             log.debug("cannot remove a hook of an optimizer: %s", exc)
 
