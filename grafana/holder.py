@@ -28,11 +28,13 @@ STAGE_COLORS = {"candidate": IDLE, "underused": IDLE_LONG, "partial": OUTSIDE, "
 # By what has to change: the site, the number of CPUs and threads, the files, the memory, the job itself.
 CAUSE_COLORS = {
     **dict.fromkeys(("link_degraded", "far_numa", "cpu_contended", "node_memory"), UNKNOWN),
-    **dict.fromkeys(("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "input_wait"), IDLE),
+    **dict.fromkeys(
+        ("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "pinned_loaders", "input_wait"), IDLE
+    ),
     **dict.fromkeys(("checkpointing", "remote_io", "small_file_io", "checkpoint_share", "cpu_logging"), OUTSIDE),
     **dict.fromkeys(("memory_pressure", "shm_full"), STALLED),
     **dict.fromkeys(("no_process", "unused_gpu", "late_rank", "lost_rank"), IDLE_LONG),
-    **dict.fromkeys(("starting", "interactive", "steps_elsewhere"), FREE),
+    **dict.fromkeys(("starting", "interactive", "steps_elsewhere", "cpu_work"), FREE),
     **dict.fromkeys(("data_parallel", "launch_bound", "small_batch", "no_mixed_precision"), GOOD),
 }
 UNIT_COLUMNS = {

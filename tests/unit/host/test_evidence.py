@@ -210,6 +210,21 @@ def test_processes_on_the_other_socket_are_far_and_those_on_any_cpu_are_not(hold
     assert holder.look().processes.far == ()  # type: ignore[union-attr]
 
 
+def test_the_cpus_on_which_loaders_may_run_are_counted_together(holder: Holder, children: Children) -> None:
+    rank, *loaders = (children.start(SLEEP, name=name) for name in ("rank", "pt_data_worker", "pt_data_worker"))
+    holder.pids, holder.ranks = [rank, *loaders], (rank,)
+    wait_for(lambda: {psutil.Process(pid).name() for pid in loaders} == {"pt_data_worker"}, "their names")
+    every = len(os.sched_getaffinity(rank))
+    seen = after_work(holder).processes
+    assert seen is not None
+    assert (seen.loaders, seen.loader_cpus) == (2, every)
+    for pid in loaders:
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(rank))})
+    assert holder.look().processes.loader_cpus == 1  # type: ignore[union-attr]
+    holder.pids = [rank]
+    assert holder.look().processes.loader_cpus is None  # type: ignore[union-attr]
+
+
 def test_a_fork_bomb_costs_a_bounded_look_that_is_marked_as_partial(holder: Holder, children: Children) -> None:
     real = children.start(SLEEP)
     holder.pids = [real, *range(4_000_000, 4_000_000 + 20_000)]  # above every pid: they have ended already

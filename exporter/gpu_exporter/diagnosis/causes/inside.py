@@ -7,7 +7,7 @@ from gpu_exporter.common.model.training import TrainingPace
 from gpu_exporter.common.report_rules import ADVICE, are_enough, bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
-OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "too_few_workers", "small_file_io"))
+OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "pinned_loaders", "too_few_workers", "small_file_io"))
 ORDER = (LOW, MEDIUM, HIGH)
 
 

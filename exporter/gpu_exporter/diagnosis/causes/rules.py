@@ -11,6 +11,7 @@ from gpu_exporter.diagnosis.causes import (
     cpu_logging,
     cpu_oversubscribed,
     cpu_quota,
+    cpu_work,
     data_parallel,
     far_numa,
     input_wait,
@@ -23,6 +24,7 @@ from gpu_exporter.diagnosis.causes import (
     no_mixed_precision,
     no_process,
     node_memory,
+    pinned_loaders,
     remote_io,
     shm_full,
     small_batch,
@@ -54,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     remote_io.RULE,
     small_file_io.RULE,
     cpu_bound_input.RULE,
+    pinned_loaders.RULE,
     too_few_workers.RULE,
     input_wait.RULE,
     far_numa.RULE,
@@ -63,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     launch_bound.RULE,
     small_batch.RULE,
     no_mixed_precision.RULE,
+    cpu_work.RULE,
 )
 STATES = frozenset().union(*(rule.states for rule in RULES))
 INSIDE = "the training loop's own report (gpu_exporter_torch): waits, batch size, precision"

@@ -25,6 +25,7 @@ THREADS_MAX = 256  # threads of the two busiest processes together
 BUSIEST = 2
 DETAILS_MAX = 40  # processes whose name, terminal and memory are read: the busiest and the ranks
 CPUS_TEXT_MAX = 64  # characters
+BOUND_OF = 8  # loaders whose CPUs are read: the busiest
 LOADER_CORES = 0.05  # of a CPU: less is a launcher that waits
 BUSY_CORES, FULL_CORES = 0.3, 0.85  # of a CPU: a loader that matters, and one that never waits
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
@@ -87,7 +88,35 @@ class HolderProcesses:
             rank_cores=max((each.cores for each in ours if each.cores is not None), default=None),
             far=tuple((gpu.uuid, allowed) for gpu in gpus if (allowed := self._find_far(gpu))),
         )
-        return _divide(evidence, [each for each in found if each not in ours], stats)
+        return self._divide(evidence, [each for each in found if each not in ours], stats)
+
+    def _divide(
+        self, evidence: ProcessEvidence, others: Collection[_Process], stats: Mapping[int, Stat]
+    ) -> ProcessEvidence:
+        """Add the loaders: those that have a loader's name, or if none has, all that work without a context."""
+        loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
+        named = len(loaders)
+        loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
+        cores = [each.cores or 0.0 for each in loaders]
+        sizes = [size for each in loaders[:DETAILS_MAX] if (size := _resident(each.pid)) is not None]
+        return evidence._replace(
+            loaders=len(loaders),
+            named_loaders=named,
+            busy_loaders=sum(each >= BUSY_CORES for each in cores),
+            full_loaders=sum(each >= FULL_CORES for each in cores),
+            loader_cores=sum(cores),
+            loader_most=max(cores, default=0.0),
+            loader_bytes=max(sizes, default=None),
+            loader_cpus=self._count_allowed(loaders[:BOUND_OF]),
+        )
+
+    def _count_allowed(self, processes: Collection[_Process]) -> int | None:
+        """On how many CPUs these processes may run; None if that cannot be read of one of them, or there is none."""
+        try:
+            found = [parse_ranges(self._allowed(each.pid)) for each in processes]
+        except ValueError:  # also an empty text
+            return None
+        return len(frozenset().union(*found)) or None
 
     def _find_far(self, gpu: RankedGpu) -> str:
         """The CPUs on which every rank of this GPU may run, if none of them is near the GPU; "" otherwise."""
@@ -134,24 +163,6 @@ class HolderProcesses:
             if each.key in before and span_s > 0.0:
                 total = (total or 0.0) + max(0.0, switches - before[each.key]) / span_s
         return total
-
-
-def _divide(evidence: ProcessEvidence, others: Collection[_Process], stats: Mapping[int, Stat]) -> ProcessEvidence:
-    """Add the loaders: those that have a loader's name, or if none has, all processes without a context that work."""
-    loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
-    named = len(loaders)
-    loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
-    cores = [each.cores or 0.0 for each in loaders]
-    sizes = [size for each in loaders[:DETAILS_MAX] if (size := _resident(each.pid)) is not None]
-    return evidence._replace(
-        loaders=len(loaders),
-        named_loaders=named,
-        busy_loaders=sum(each >= BUSY_CORES for each in cores),
-        full_loaders=sum(each >= FULL_CORES for each in cores),
-        loader_cores=sum(cores),
-        loader_most=max(cores, default=0.0),
-        loader_bytes=max(sizes, default=None),
-    )
 
 
 def _read(pid: int, before: Mapping[int, float] | None, span_s: float) -> _Process | None:

@@ -350,6 +350,42 @@ def test_no_more_loaders_are_advised_than_twice_those_that_would_fill_the_gpu() 
     assert the(one, "too_few_workers").advice == "set num_workers of the DataLoader to 7 (64 CPUs)"
 
 
+EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 0.13, "loader_cpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("processes", "changes", "confidence"),
+    [
+        (EIGHT, {}, "high"),
+        ({**EIGHT, "named_loaders": 0}, {}, "medium"),
+        ({**EIGHT, "loader_cpus": 2}, {}, None),  # which they do not use up
+        ({**EIGHT, "loader_cpus": 2, "loader_cores": 1.9}, {}, "high"),
+        ({**EIGHT, "loader_cpus": 8, "loader_cores": 7.9}, {}, None),  # as many as it may use
+        ({**EIGHT, "loaders": 1}, {}, None),  # one loader needs no second CPU
+        ({**EIGHT, "loader_cpus": None}, {}, None),
+        (EIGHT, {"cpus": 1.0, "quota": 1.0}, None),  # it has no other CPU
+        (EIGHT, NO_LIMIT, "high"),  # 64 of the host
+    ],
+)
+def test_pinned_loaders(processes: dict[str, Any], changes: dict[str, Any], confidence: str | None) -> None:
+    one = case(processes=processes, **{"cores": 1.3, **changes})
+    assert found(one).get("pinned_loaders") == confidence
+
+
+@pytest.mark.parametrize(
+    ("one", "confidence"),
+    [
+        (case("held_idle", cores=14.0), "medium"),
+        (case("held_idle", cores=0.95), "medium"),  # one thread is the whole program of a notebook
+        (case("held_idle", cores=0.5), None),
+        (case("held_idle", cores=14.0, about={"members": two(0.0, 0.7)}), None),  # another GPU of it works
+        (case("low", cores=14.0), None),
+    ],
+)
+def test_cpu_work(one: CauseCase, confidence: str | None) -> None:
+    assert found(one).get("cpu_work") == confidence
+
+
 @pytest.mark.parametrize(
     ("cores", "held", "workers"),
     [(1.0, 1.0, 7), (9.0, 1.0, 15), (1.0, 0.125, 57), (1.0, 0.25, 28)],

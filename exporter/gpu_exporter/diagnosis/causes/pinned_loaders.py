@@ -1,0 +1,45 @@
+"""The loaders may run only on a few of the holder's CPUs, and use these up."""
+
+from __future__ import annotations
+
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.diagnosis.causes.advice import bound_gain
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+
+
+def judge(case: CauseCase) -> Cause | Needs | None:
+    if not case.seen:
+        return need(case)
+    allowed = {each.loader_cpus for each in case.seen if each.loaders}
+    host = case.recent[-1].host_cpus
+    most = case.limit if case.limit is not None else host
+    if len(allowed) != 1 or None in allowed or most is None:
+        return None
+    cpus, number = allowed.pop() or 0, min(each.loaders or 0 for each in case.seen)
+    used = case.average_processes(lambda each: each.loader_cores) or 0.0
+    if not 0 < cpus < min(float(number), most) or used < case.rules.full_ratio * cpus:
+        return None
+    who = "loaders" if case.has_loaders else "processes beside those on the GPU"
+    return Cause(
+        "pinned_loaders",
+        HIGH if case.has_loaders else MEDIUM,
+        f"{number} {who} may run only on {cpus} of its {most:.3g} CPUs, and use {used:.2g} of them",
+        advice="remove what binds them: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, or a library that sets it"
+        " when it is imported; or set it anew in worker_init_fn (os.sched_setaffinity)",
+        gain=bound_gain(case),
+    )
+
+
+RULE = Rule(
+    name="pinned_loaders",
+    title="loaders bound to few CPUs",
+    states=frozenset(("low", "bursty", "held_idle")),
+    judge=judge,
+    claims=(),
+    needs="the CPUs on which the loaders may run (Cpus_allowed_list), and the CPU time that they use",
+    against="processes without a loader's name: medium",
+    remedy=(
+        "Remove what binds them: `taskset`, `numactl`, `GOMP_CPU_AFFINITY`, `KMP_AFFINITY`, or a library that sets the"
+        " affinity when it is imported. Or set it anew in `worker_init_fn` (`os.sched_setaffinity`)."
+    ),
+)
