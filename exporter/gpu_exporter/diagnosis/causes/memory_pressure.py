@@ -8,6 +8,7 @@ from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_memory, mo
 
 GIB = 2**30
 CACHE = 0.6  # share of the memory in use
+THRASHES = 1000.0  # pages a second that are read again: 4 MB/s, beside what a holder that streams evicts
 BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sign that tasks wait
 
 
@@ -71,7 +72,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     is_own = find_short_of_memory(case) == OWN
     if not is_own:
         against = "; ".join(filter(None, (against, "its own limit is not near: the node may lack memory")))
-    streams = some is None and not is_killed and _is_cache(case)
+    refaults = case.average(lambda each: each.refaults) or 0.0
+    streams = some is None and not is_killed and refaults < THRASHES and _is_cache(case)
     return Cause(
         "memory_pressure",
         LOW if not is_own or streams else HIGH if certain else MEDIUM,

@@ -11,6 +11,8 @@ from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memo
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent or not is_waiting(case) or find_short_of_memory(case) != SITE:
         return None
+    if any(each.killed and each.ooms is None for each in case.recent):
+        return None  # for whose limit is not known
     share = most_of_memory(case)
     return Cause(
         "node_memory",

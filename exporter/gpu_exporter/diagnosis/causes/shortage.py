@@ -74,7 +74,8 @@ def find_short_of_cpu(case: CauseCase) -> str:
     if cpus.limit is None and not cpus.is_full:
         return NOBODY
     unknown = cpus.limit is None and waits is None
-    if (cpus.limit is not None and near >= USED_UP) or (near >= case.rules.full_ratio and (waits or unknown)):
+    has_all = cpus.limit is not None or cpus.used >= USED_UP * (cpus.host or math.inf)
+    if (has_all and near >= USED_UP) or (near >= case.rules.full_ratio and (waits or unknown)):
         return OWN
     return SITE if cpus.is_full and waits else NOBODY
 

@@ -306,6 +306,7 @@ def test_memory_pressure(changes: dict[str, Any], blocked: int, confidence: str 
         ),  # it may be the holder without a limit that fills the node
         ({"killed": 1.0, "ooms": 0.0, **LITTLE}, "high"),
         ({"killed": 1.0, "ooms": 1.0, **LITTLE}, None),
+        ({"killed": 1.0, **LITTLE}, None),  # for whose limit is not known
         ({"pressure_memory": 0.3, "memory_full": 0.1, **NEAR}, None),
         (LITTLE, None),
     ],
