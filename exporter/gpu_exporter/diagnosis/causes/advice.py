@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gpu_exporter.diagnosis.causes.case import CauseCase
+from gpu_exporter.diagnosis.causes.inside import find_pace
 from gpu_exporter.diagnosis.causes.shortage import find_cpus
 
 GIB = 2**30
@@ -12,12 +13,21 @@ GAIN_MIN = 0.2
 ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
+def find_measured(case: CauseCase) -> str:
+    """The advice on `num_workers` by the loop's own measure of how long a batch takes to make; "" without one."""
+    pace = find_pace(case)
+    to_try = None if pace is None else pace.facts.get("workers_to_try")
+    return "" if to_try is None else f"set num_workers of the DataLoader to {to_try}"
+
+
 def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
     """The advice on `num_workers`: CPUs of the holder for each of its processes on a GPU, minus one for the process
     itself and minus its threads, and not more than fit into its memory. Where none is left, it asks for more CPUs.
 
-    `adds`: CPUs are free, so it is at least one more loader than now.
+    `adds`: CPUs are free, so it is at least one more loader than now, or as many as the loop has measured.
     """
+    if adds and (measured := find_measured(case)):
+        return measured
     found = find_cpus(case)
     cpus = None if found is None else found.advised
     ranks = int(max((each.ranks or 0 for each in case.seen), default=0)) or 1

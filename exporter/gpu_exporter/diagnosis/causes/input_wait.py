@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.common.report_rules import bound_gain
-from gpu_exporter.diagnosis.causes.advice import propose_workers
+from gpu_exporter.diagnosis.causes.advice import find_measured, propose_workers
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
 
@@ -17,10 +17,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     is_long = pace.wait >= case.rules.wait_high
     confidence = (HIGH if pace.is_gpu else MEDIUM) if is_long else LOW
     facts = "" if workers is None else f"; its DataLoader has {workers} workers"
-    to_try = pace.facts.get("workers_to_try")
-    if to_try is not None:  # the loop has measured how long a batch takes to make
-        advice = f"set num_workers of the DataLoader to {to_try}"
-    else:
+    advice = find_measured(case)
+    if not advice:
         advice = (
             propose_workers(case) if case.recent and case.seen else "raise num_workers, or make each sample cheaper"
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
-from gpu_exporter.diagnosis.causes.advice import bound_gain, propose_workers
+from gpu_exporter.diagnosis.causes.advice import bound_gain, find_measured, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import MORE_THAN
 from gpu_exporter.diagnosis.causes.inside import find_pace
@@ -13,6 +15,8 @@ MOST = 0.75  # share of the loaders that work: if the others wait, loaders are n
 ONE = "one process beside those on the GPU uses a whole CPU"
 REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
 NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
+STREAMS = 5e6  # bytes per second, from disks or the network, that loaders may wait for
+COMPUTES = 3.0  # CPUs: a process on the GPU that uses more computes by itself
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
 
 
@@ -38,9 +42,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             return Cause("too_few_workers", LOW, f"{said}; {free:.1f} of {cpus.usable:.3g} CPUs are free", NAMELESS)
         confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
-    elif rank >= case.rules.full_ratio and busy < MOST:
-        files = case.recent[-1].files
-        moved = max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
+    elif case.has_loaders and busy < MOST:
+        return _judge_waiting(case, max(each.loaders or 0 for each in case.seen))
+    elif case.rules.full_ratio <= rank <= COMPUTES and busy < MOST:
+        moved = _count_read(case)
         confidence = MEDIUM if moved >= READS else LOW
         against = "a loop that starts many small kernels, or waits for each of them, looks the same from outside"
         what = f"no loader, the process on the GPU uses {rank:.0%} of a CPU and reads {moved / 1e6:.0f} MB/s"
@@ -56,6 +61,28 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     )
 
 
+def _count_read(case: CauseCase) -> float:
+    """Bytes per second that the holder reads: from disks, and as its read calls return them where those are seen."""
+    files = case.recent[-1].files
+    return max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
+
+
+def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
+    """Loaders that use hardly any CPU wait for their files, or for the loop. Only its own report tells which."""
+    moved = max(_count_read(case), case.average(lambda each: each.received) or 0.0)
+    if moved < STREAMS:
+        return None
+    ranks = max((each.ranks or 0 for each in case.seen), default=0) or 1
+    return Cause(
+        "too_few_workers",
+        LOW,
+        f"its {number} loaders mostly wait, while {moved / 1e6:.0f} MB/s arrive",
+        "loaders that wait for the loop look the same, and what arrives may be gradients",
+        find_measured(case)
+        or f"set num_workers of the DataLoader to {2 * math.ceil(number / ranks)}: loaders that wait need no CPU",
+    )
+
+
 RULE = Rule(
     name="too_few_workers",
     title="too few loaders",
@@ -64,9 +91,9 @@ RULE = Rule(
     claims=(44, 49, 50, 56, 70, 72),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "processes without the name of a loader (torch 2.5): low, unless the loop reports that it waits. "
-        "Without any: a loop that "
-        "starts many small kernels looks the same, so the confidence is low unless the process reads data"
+        "processes without the name of a loader (torch 2.5), and loaders that wait while data arrive: low, unless the"
+        " loop reports that it waits. Without any: a loop that starts many small kernels looks the same, so the"
+        " confidence is low unless the process reads data"
     ),
     remedy=(
         "Raise `num_workers`: the CPUs of the holder for each process on a GPU, minus one and minus its "

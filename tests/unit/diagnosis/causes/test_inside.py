@@ -80,6 +80,23 @@ def test_a_cause_of_slow_input_says_why_so_the_wait_is_its_evidence() -> None:
     assert the(one, "too_few_workers").advice.startswith("set num_workers of the DataLoader to ")
 
 
+def test_loaders_that_wait_for_files_are_too_few_where_the_loop_waits_for_them() -> None:
+    waiting = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.4}
+    looks = case(processes=waiting, received=4e7).looks
+    one = inside(0.61, about={"looks": looks})
+    assert found(one) == {"too_few_workers": "medium"}
+    assert the(one, "too_few_workers").advice == (
+        "set num_workers of the DataLoader to 16: loaders that wait need no CPU"
+    )
+
+
+@pytest.mark.parametrize("name", ["input_wait", "too_few_workers"])
+def test_the_number_that_the_loop_has_measured_is_advised(name: str) -> None:
+    facts = {"num_workers": 2, "workers_to_try": 23}
+    one = inside(0.61, facts=facts, **({} if name == "input_wait" else {"processes": ALONE}))
+    assert the(one, name).advice.startswith("set num_workers of the DataLoader to 23")
+
+
 def test_without_the_gpus_time_line_the_wait_is_told_and_makes_nothing_more_certain() -> None:
     cause = the(inside(0.61, is_gpu=False, processes=ALONE), "too_few_workers")
     assert cause.confidence == "medium"

@@ -25,6 +25,7 @@ LOADER = {
     "loader_cores": 0.99,
     "loader_most": 0.99,
 }
+WAITING = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.4, "loader_most": 0.06}
 CROWD = {"runnable": 96, "rank_cores": 4.0}
 FOUR = {"cpus": 4.0, "quota": 4.0, "cores": 4.0}
 FULL = {"cpus": 1.0, "quota": 1.0, "cores": 0.98}
@@ -231,6 +232,10 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
         ({"cores": 1.1, "read": 5e6}, {"rank_cores": 0.98}, "medium"),
         ({"cores": 1.1, "files": FileEvidence(900.0, 5e6, 0, 3)}, {"rank_cores": 0.98}, "medium"),
         ({"cores": 2.0}, {**LOADER, "rank_cores": 0.98}, None),  # both are busy
+        ({"cores": 3.4, "read": 5e6}, {"rank_cores": 3.2}, None),  # it computes by itself
+        ({"received": 4e7}, WAITING, "low"),  # from a bucket, or for the loop
+        ({"read": 4e7}, WAITING, "low"),
+        ({"received": 1e5, "read": 0.0}, {**WAITING, "rank_cores": 0.98}, None),  # they wait for the loop
         ({"host_busy": 0.99, "cpus": None, "quota": None, "cores": 1.1}, LOADER, None),  # others use the host
     ],
 )
