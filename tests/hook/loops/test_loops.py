@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from gpu_exporter_torch import observe
+from gpu_exporter_torch.report_rules import CPUS_FULL
 from gpu_exporter_torch.steps import WARMUP, StepCounter
 from gpu_exporter_torch.summary import advise, find_late_rank
 
@@ -247,9 +248,12 @@ def test_workers_that_use_all_cpus_are_told_that_the_cpus_are_the_limit(monkeypa
     monkeypatch.setattr("gpu_exporter_torch.facts.count_cpus", lambda: 2.0)
     report = measure(Computed(400, 0.002), 1)
     assert report["make_cpu_seconds"] == pytest.approx(0.016, rel=0.3)
+    # Other programs may take the CPU on which the worker computes. Then it is not the CPUs of the job that are short.
+    batch_s = report["step_seconds"] / report["measured_steps"]
+    is_full = report["make_cpu_seconds"] >= CPUS_FULL * batch_s
     (text,) = [each for each in advise(report) if "CPU" in each]
-    assert text.startswith("ask for more CPUs: 1 workers and the loop share 2 CPUs"), text
-    assert "workers_to_try" not in report["facts"]
+    assert text.startswith("ask for more CPUs: 1 workers and the loop share 2 CPUs") == is_full, text
+    assert ("workers_to_try" not in report["facts"]) == is_full
 
 
 LONGEST_S = 0.03  # of one batch: if it takes longer, the machine was busy with something else
