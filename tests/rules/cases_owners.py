@@ -206,13 +206,19 @@ def owners_stalled() -> Iterator[Case]:
         node.hold(3, until(45, BUSY, IDLE), stalled=always(0.0), host=host, units=4, job_id="42")
         yield Case(f"three stalled GPUs and one at rest, and {title}", world, found, about=about)
 
-    for cause, at in (("lost_rank", STALLED_AT), ("late_rank", STALLED_AT + 9)):
+    for cause, confidence, at in (
+        ("lost_rank", "high", STALLED_AT),
+        ("lost_rank", "medium", STALLED_AT + 9),
+        ("late_rank", "high", STALLED_AT + 9),
+    ):
         world = World(BEFORE_IDLE)
         node = Node(world, gpus=2)
-        node.hold(0, FULL, stalled=STALLED, host=(0.01, 0.0), units=2, job_id="42", causes={cause: "high"})
+        node.hold(0, FULL, stalled=STALLED, host=(0.01, 0.0), units=2, job_id="42", causes={cause: confidence})
         node.hold(1, until(54, BUSY, IDLE), stalled=always(0.0), host=(0.01, 0.0), units=2, job_id="42")
         found = [Firing("GpuHolderStalled", at, BEFORE_IDLE, {"job_id": "42"})]
-        yield Case(f"a stalled GPU and one at rest for six minutes, with cause {cause}", world, found, about=about)
+        yield Case(
+            f"a stalled GPU and one at rest for six minutes, with cause {cause} {confidence}", world, found, about=about
+        )
 
     for title, host, found in (
         ("the other node of a stalled job is at rest", (0.01, 0.0), stalled(*about, job_id="42", end=BEFORE_IDLE)),

@@ -35,6 +35,7 @@ class NodeCases:
         for record in records.holders:
             self._of.setdefault(identify(record.allocation.holder), []).append(record)
             self._by_id[record.id] = record
+        self._held = self._share_of(records.holders)
 
     def describe(self, subject: AllocationId) -> CauseCase | None:
         """One allocation; None if it is not shown any more."""
@@ -57,7 +58,7 @@ class NodeCases:
             memory=self._read_memory(record),
             training=record.training.pace if record.training is not None else None,
             share=self._share_of(own),
-            held=self._share_of(self._records.holders),
+            held=self._held,
         )
 
     def _share_of(self, records: Sequence[HolderRecord]) -> float:

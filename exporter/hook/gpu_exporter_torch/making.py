@@ -33,7 +33,8 @@ class MakingCpu:
     def begin(self, inner: object | None) -> None:
         """The loop has made this iterator; None if it is not known."""
         workers = getattr(inner, "_workers", None)  # of torch's own iterator with workers
-        found = [worker.pid for worker in workers] if workers else []
+        pids = [getattr(worker, "pid", None) for worker in workers] if isinstance(workers, (list, tuple)) else []
+        found = [pid for pid in pids if isinstance(pid, int)]
         self._pids, self._last, self._since = found[:WORKERS_MAX], None, 0
         self._every_ns = FIRST_NS
         self._scale = len(found) / len(self._pids) if self._pids else 1.0

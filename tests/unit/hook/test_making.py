@@ -81,6 +81,11 @@ def test_a_loop_that_makes_its_batches_itself_is_measured_by_its_thread() -> Non
     assert 2e6 <= cpu.cpu_ns / cpu.batches < 1e7
 
 
+@pytest.mark.parametrize("workers", [3, "text", [object()], {1: 2}, [SimpleNamespace(pid="7")], SimpleNamespace(pid=7)])
+def test_what_another_library_calls_workers_is_no_error(workers: object) -> None:
+    iterate(MakingCpu(), SimpleNamespace(_workers=workers), 30)
+
+
 def test_the_batches_of_an_unknown_loader_have_no_cpu_time() -> None:
     cpu = MakingCpu()
     iterate(cpu, None, 1000)

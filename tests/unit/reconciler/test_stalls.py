@@ -83,10 +83,15 @@ def test_one_member_that_works_is_enough_against_it(other: HolderEvidence, why: 
     assert why in found[0][1]
 
 
-@pytest.mark.parametrize(("cause", "stall"), [("lost_rank", "stalled"), ("late_rank", "")])
-def test_five_minutes_at_rest_are_enough_if_a_member_of_the_gang_cannot_go_on(cause: str, stall: str) -> None:
+@pytest.mark.parametrize(
+    ("cause", "confidence", "stall"),
+    [("lost_rank", "high", "stalled"), ("lost_rank", "medium", ""), ("late_rank", "high", "")],
+)
+def test_five_minutes_at_rest_are_enough_if_a_member_of_the_gang_cannot_go_on(
+    cause: str, confidence: str, stall: str
+) -> None:
     proven = pod("a", STALL)
-    proven = proven._replace(units=(proven.units[0]._replace(causes=(PublishedCause(cause, "high"),)),))
+    proven = proven._replace(units=(proven.units[0]._replace(causes=(PublishedCause(cause, confidence),)),))
     assert stalls(judge(proven, pod("b", (400.0, 0.0)))) == [stall, stall]
 
 

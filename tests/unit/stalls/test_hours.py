@@ -107,6 +107,15 @@ def test_a_lost_rank_is_a_stall_after_five_minutes_and_its_cause_is_on_both_gpus
     assert [each.causes.found[0].name for each in node.node.view().allocations] == ["lost_rank"] * 2
 
 
+@pytest.mark.parametrize("code", [63, 900])
+def test_an_xid_that_the_board_has_handled_or_that_no_catalogue_has_proves_nothing(tmp_path: Path, code: int) -> None:
+    node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (930, "hang"), rests=False)
+    node.run(930)
+    other = node.node.view().allocations[1].allocation.unit.uuid
+    node.node.state.xids.count(XidEvent(other, code), node.node.clock.wall(), node.node.clock.monotonic())
+    assert node.run(480).verdict.state == "healthy"
+
+
 @pytest.mark.slow
 def test_a_stall_takes_its_first_minutes_with_it(tmp_path: Path) -> None:
     node = Node(tmp_path, "H100", (0, "rest"), (300, "train"), (1500, "hang"), (6000, "train"))

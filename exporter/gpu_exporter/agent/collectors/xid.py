@@ -21,6 +21,9 @@ APPLICATION = frozenset((8, 11, 13, 25, 31, 32, 43, 45, 69, 80, 94, *ENGINES))
 INFORMATION = frozenset((14, 37, 38, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 145, 152, 153, 154, 160))
 
 
+LAST = 172  # in the catalogue
+
+
 def classify(xid: int, severity: str = "") -> str:
     """One of model.XID_CLASSES; an unknown code counts as hardware. `severity`: as reported, "" for none."""
     if severity:
@@ -28,6 +31,13 @@ def classify(xid: int, severity: str = "") -> str:
     if xid in APPLICATION:
         return "application"
     return "information" if xid in INFORMATION else "hardware"
+
+
+def ends_work(xid: int, kind: str) -> bool:
+    """Whether the program on the GPU cannot go on after an XID of this class. A code that the catalogue does not have
+    proves nothing.
+    """
+    return kind == "application" or (kind == "hardware" and xid <= LAST)
 
 
 XID = Collector("xid", (), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from gpu_exporter.agent.collectors.xid import ends_work
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger
 from gpu_exporter.agent.ledger.records import HolderPresence
@@ -36,7 +37,7 @@ class NodeSpins:
                 self.boards.note_fault(unit, SILENT, snapshot.monotonic)
             return
         for code, kind, _, wall in xids.codes if xids is not None else ():
-            if kind != "information":
+            if ends_work(code, kind):
                 self.boards.note_fault(unit, f"reported XID {code}", snapshot.monotonic - (snapshot.wall - wall))
         if (watched := self.boards.read(snapshot, without_process=without_process)) is not None:
             key, watch = watched

@@ -12,8 +12,8 @@ class ProcessEvidence(NamedTuple):
     holder's GPUs. `rank_cores`: CPUs used by the busiest of them. `loaders`: those that PyTorch names as loaders
     (`named_loaders`), or if it names none, other processes that used some CPU time. `busy_loaders`, `full_loaders`:
     those that used at least 0.3 and 0.85 of a CPU. `loader_cores`: CPUs used by all of them, `loader_most`: by the
-    busiest. `loader_cpus`: on how many CPUs the busiest eight may run. `loader_bytes`: resident memory of the largest,
-    shared pages included. `runnable`: threads that ran or
+    busiest. `loader_cpus`: on how many CPUs they may run, together; `cpus`: the same of all processes looked at.
+    `loader_bytes`: resident memory of the largest, shared pages included. `runnable`: threads that ran or
     waited for a CPU at the moment of the look; all threads of the two busiest processes, one of each other process.
     `is_all_threads` is false if these two had more threads than were read. `blocked`: processes that waited for a disk
     or a network file system. `stopped`: ranks that a signal stopped. `far`: GPUs by UUID whose ranks may run only on
@@ -34,6 +34,7 @@ class ProcessEvidence(NamedTuple):
     loader_most: float = 0.0
     loader_bytes: float | None = None
     loader_cpus: int | None = None
+    cpus: int | None = None
     runnable: int = 0
     is_all_threads: bool = True
     blocked: int = 0

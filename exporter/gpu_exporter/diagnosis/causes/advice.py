@@ -42,7 +42,7 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
         workers = max(min(workers, enough), have + 1 if found.usable - found.used >= ranks else workers)
     each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
     if found is not None and cpus < found.usable - 0.5:
-        each_has += ", with its part of the free ones"
+        each_has = each_has.replace(" CPUs", f" of {found.usable:.3g} CPUs", 1) + ": other holders may need the rest"
     if workers < 1:
         return f"ask for more CPUs: with {each_has}, none remains for a loader"
     text = f"set num_workers of the DataLoader to {workers} ({each_has})"

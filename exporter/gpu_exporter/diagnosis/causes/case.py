@@ -95,6 +95,15 @@ class CauseCase(NamedTuple):
         return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else found
 
     @property
+    def bound(self) -> float | None:
+        """CPUs to which its processes are bound, together, None if to none or if that is not known. So Slurm divides a
+        node that confines no job by cgroups. The CPUs may be those of others too, so they are no entitlement.
+        """
+        newest = self.recent[-1]
+        found = None if newest.processes is None else newest.processes.cpus
+        return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else float(found)
+
+    @property
     def has_loaders(self) -> bool:
         """Whether PyTorch names processes of the holder as loaders; others are known only by their work."""
         return any(each.named_loaders for each in self.seen)

@@ -25,7 +25,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "cpu_quota",
         HIGH if throttled >= rules.throttled_high and is_full and case.runnable is not None else MEDIUM,
-        f"its quota of {quota:.2g} CPUs ran out in {throttled:.0%} of the periods",
+        f"its quota of {quota:.2g} CPUs{'' if is_full else ', or that of one of its containers,'} ran out in"
+        f" {throttled:.0%} of the periods",
         against=against
         if case.runnable is not None
         else "the number of its threads is not known: too many would look alike",

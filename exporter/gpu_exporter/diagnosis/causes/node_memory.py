@@ -26,7 +26,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="node_memory",
-    title="the node lacks memory",
+    title="the node, or a slice above the holder, lacks memory",
     states=WITH_PROCESS,
     judge=judge,
     claims=(),

@@ -11,8 +11,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
     allowed = {each.loader_cpus for each in case.seen if each.loaders}
-    host = case.recent[-1].host_cpus
-    most = case.limit if case.limit is not None else host
+    most = case.limit or case.bound or case.recent[-1].host_cpus
     if len(allowed) != 1 or None in allowed or most is None:
         return None
     cpus, number = allowed.pop() or 0, min(each.loaders or 0 for each in case.seen)

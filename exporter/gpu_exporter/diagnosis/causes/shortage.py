@@ -26,13 +26,15 @@ FAR = 0.8  # memory in use, as a share of the limit, below which no own limit ex
 class Cpus(NamedTuple):
     """CPUs of a holder, means over the recent looks. `limit`: its own, None without one, also if that is all CPUs.
 
-    `used`: those that it uses. `entitled`: its limit; without one its share of the host, by GPUs. `usable`: those that
+    `used`: those that it uses. `most`: those on which it may run. `entitled`: its limit; without one its share of the
+    host, by GPUs, as far as it may run there. `usable`: those that
     it could use now, since nobody else does. `advised`: the part of them on which an advice may count: if all holders
     of GPUs here take theirs at once, they fit. `others`: those that others use. `is_full`: the host has none left.
     """
 
     used: float
     limit: float | None
+    most: float
     entitled: float
     usable: float
     advised: float
@@ -50,32 +52,32 @@ def find_cpus(case: CauseCase) -> Cpus | None:
     if used is None:
         return None
     if host is None or busy is None:
-        return None if limit is None else Cpus(used, limit, limit, limit, limit)
-    most = host if limit is None else limit
+        return None if limit is None else Cpus(used, limit, limit, limit, limit, limit)
+    most = limit if limit is not None else case.bound or host
     free = max(0.0, host * (1.0 - busy))
-    entitled = limit if limit is not None else max(1.0, host * case.share)
+    entitled = limit if limit is not None else min(most, max(1.0, host * case.share))
     usable = max(used, min(most, used + free))
     part = used + free * min(1.0, case.share / case.held) if case.held > 0.0 else usable
     part = math.floor(part) if part >= 2.0 else part
     waited = (case.average(lambda each: each.pressure_cpu) or 0.0) >= case.rules.pressure_cpu_min
     is_full = free < max(1.0, (SPARE_WAITED if waited else SPARE) * host)
     advised = max(min(most, part if limit is not None else max(part, entitled)), min(used, most))
-    return Cpus(used, limit, entitled, usable, advised, host, max(0.0, host * busy - used), is_full)
+    return Cpus(used, limit, most, entitled, usable, advised, host, max(0.0, host * busy - used), is_full)
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
     """OWN, SITE, or NOBODY, also where it is not known."""
     cpus = find_cpus(case)
     if cpus is None:
-        return OWN if (case.throttled or 0.0) >= THROTTLED else NOBODY
+        return NOBODY
     near, waits = cpus.used / max(cpus.entitled, LEAST), waits_for_cpu(case, cpus)
-    if _runs_out(case, near):
+    if cpus.limit is not None and _runs_out(case, near):
+        return OWN
+    if cpus.used >= USED_UP * max(cpus.most, LEAST):
         return OWN
     if cpus.limit is None and not cpus.is_full:
         return NOBODY
-    unknown = cpus.limit is None and waits is None
-    has_all = cpus.limit is not None or cpus.used >= USED_UP * (cpus.host or math.inf)
-    if (has_all and near >= USED_UP) or (near >= case.rules.full_ratio and (waits or unknown)):
+    if near >= case.rules.full_ratio and (waits or (cpus.limit is None and waits is None)):
         return OWN
     return SITE if cpus.is_full and waits else NOBODY
 

@@ -14,8 +14,8 @@ from gpu_exporter.diagnosis.host.cgroup_files import CPU, MEMORY, US, CgroupFile
 from gpu_exporter.diagnosis.host.cgroups import Cgroups
 
 INNER_MAX = 16  # cgroups of one holder that are read: a pod has a few containers, a job a few steps
-SOME = 0.2  # share of the holder's CPU time: a cgroup with less of it is a sidecar
-MOST = 0.5  # ... and of its memory
+SOME, PART = 0.2, 0.5  # share of the holder's CPU time, and CPUs: a cgroup with less than both is a sidecar ...
+MOST = 0.5  # ... unless it has this share, which also counts for memory
 AT_REST = 0.2  # CPUs: of a holder that uses less, a sidecar may do most of the work
 NO_LIMIT = 2.0**62  # version 1 writes the largest multiple of a page for "no limit"
 V1_MEMORY = ("memory.usage_in_bytes", "memory.limit_in_bytes")
@@ -99,10 +99,11 @@ def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: floa
     """The limit of the work since `last`. `cpu_s`: CPU time of the holder in these `span_s` seconds."""
     if cpu_s < AT_REST * span_s:
         return CpuLimit(None, None, 0.0)
+    least_s = min(MOST * cpu_s, max(SOME * cpu_s, PART * span_s))
     worked = {
         place: after.cpu_s - before.cpu_s
         for place, after in now.cpu.items()
-        if (before := last.cpu.get(place)) is not None and after.cpu_s - before.cpu_s >= SOME * cpu_s
+        if (before := last.cpu.get(place)) is not None and after.cpu_s - before.cpu_s >= least_s
     }
     above = [each for place, each in now.above.items() if place in last.above]
     top = next(iter(worked), None)
@@ -131,7 +132,7 @@ def _add_limits(
     own: float | None = getattr(cpu[place], name)
     inner = [each for each in worked if place in each.parents]
     inner = [each for each in inner if not any(other in each.parents for other in inner)]  # the outermost
-    if sum(worked[each] for each in inner) < (1.0 - SOME) * worked[place]:
+    if sum(worked[each] for each in inner) < MOST * worked[place]:
         return own
     limits = [_add_limits(cpu, worked, each, name) for each in inner]
     return own if None in limits else least(own, sum(each or 0.0 for each in limits))

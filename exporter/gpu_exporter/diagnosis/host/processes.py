@@ -8,7 +8,7 @@ reused pid counts as another process.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ THREADS_MAX = 256  # threads of the two busiest processes together
 BUSIEST = 2
 DETAILS_MAX = 40  # processes whose name, terminal and memory are read: the busiest and the ranks
 CPUS_TEXT_MAX = 64  # characters
-BOUND_OF = 8  # loaders whose CPUs are read: the busiest
+BOUND_OF, OLDEST = 8, 4  # ranks, and processes with the lowest pids, such as a launcher, whose CPUs are read
 LOADER_CORES = 0.05  # of a CPU: less is a launcher that waits
 BUSY_CORES, FULL_CORES = 0.3, 0.85  # of a CPU: a loader that matters, and one that never waits
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
@@ -88,10 +88,14 @@ class HolderProcesses:
             rank_cores=max((each.cores for each in ours if each.cores is not None), default=None),
             far=tuple((gpu.uuid, allowed) for gpu in gpus if (allowed := self._find_far(gpu))),
         )
-        return self._divide(evidence, [each for each in found if each not in ours], stats)
+        return self._divide(evidence, ours, [each for each in found if each not in ours], stats)
 
     def _divide(
-        self, evidence: ProcessEvidence, others: Collection[_Process], stats: Mapping[int, Stat]
+        self,
+        evidence: ProcessEvidence,
+        ours: Sequence[_Process],
+        others: Sequence[_Process],
+        stats: Mapping[int, Stat],
     ) -> ProcessEvidence:
         """Add the loaders: those that have a loader's name, or if none has, all that work without a context."""
         loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
@@ -107,11 +111,14 @@ class HolderProcesses:
             loader_cores=sum(cores),
             loader_most=max(cores, default=0.0),
             loader_bytes=max(sizes, default=None),
-            loader_cpus=self._count_allowed(loaders[:BOUND_OF]),
+            loader_cpus=self._count_allowed(loaders),
+            cpus=self._count_allowed([*ours[:BOUND_OF], *loaders, *sorted(others, key=lambda each: each.pid)[:OLDEST]]),
         )
 
     def _count_allowed(self, processes: Collection[_Process]) -> int | None:
-        """On how many CPUs these processes may run; None if that cannot be read of one of them, or there is none."""
+        """On how many CPUs these processes may run, together; None if one cannot be read, or if they are too many."""
+        if len(processes) > DETAILS_MAX + BOUND_OF + OLDEST:
+            return None
         try:
             found = [parse_ranges(self._allowed(each.pid)) for each in processes]
         except ValueError:  # also an empty text

@@ -21,7 +21,7 @@ STALLED, SPINNING, UNKNOWN = "stalled", "spinning", "unknown"
 UNKNOWN_MAX = 0.2  # share of the GPUs of a gang that may be unknown
 AT_REST_S = Stalls().after  # a shorter rest is a pause of a rank that works in bursts
 PROVEN_REST_S = Stalls().proven_after  # ... unless a member of the gang cannot go on
-LOST = "lost_rank"  # the cause that says so; as in alerts/src/seam.yaml
+LOST = ("lost_rank", "high")  # the cause that proves it; as in alerts/src/seam.yaml
 LATE_MAX = 3  # GPUs that a text names
 SPINS_RATIO = 0.5  # of its CPUs, which is work also beside processes that spin; as in alerts/src/seam.yaml
 
@@ -87,7 +87,7 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
     gpus, stalled, run_s, working = 0, 0, 0.0, ""
     late: list[str] = []
     found = [holder for member in members if (holder := holders.get(member.name)) is not None]
-    is_lost = any(cause.name == LOST for holder in found for unit in holder.units for cause in unit.causes)
+    is_lost = any(cause[:2] == LOST for holder in found for unit in holder.units for cause in unit.causes)
     rest_s = PROVEN_REST_S if is_lost else AT_REST_S
     for member in members:
         holder = holders.get(member.name)

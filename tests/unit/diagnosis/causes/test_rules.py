@@ -342,13 +342,30 @@ NO_LIMIT = {"cpus": None, "quota": None}
             {"cpu_contended": "high", "cpu_bound_input": "low"},
         ),
         ({"cores": 6.0, "cpus": 16.0, "quota": 16.0, "host_busy": 1.0, "pressure_cpu": 0.05}, {"share": 0.125}, {}),
+        # Slurm binds a job to two CPUs and confines it by no cgroup: what is free elsewhere is not for it.
+        ({"cores": 2.0, "host_busy": 0.14, "BOUND": 2, **NO_LIMIT}, {"share": 0.125}, {"cpu_oversubscribed": "high"}),
+        ({"cores": 1.0, "host_busy": 0.14, "BOUND": 2, **NO_LIMIT}, {"share": 0.125}, {}),
+        # A socket that several holders share is no entitlement to all of it.
+        (
+            {"cores": 8.0, "host_busy": 1.0, "pressure_cpu": 0.7, "BOUND": 32, **NO_LIMIT},
+            {"share": 0.125},
+            {"cpu_bound_input": "high"},
+        ),
+        # A container's quota runs out, and another container has none: the holder as a whole has no limit.
+        (
+            {"cores": 4.0, "throttled": 0.9, "host_busy": 0.1, "pressure_cpu": 0.5, **NO_LIMIT},
+            {"share": 0.125},
+            {"too_few_workers": "high"},
+        ),
         # A set of all CPUs is no limit.
         ({"cores": 9.0, "cpus": 64.0, "quota": None, "host_busy": 0.14}, {"share": 0.125}, {"too_few_workers": "high"}),
     ],
 )
 def test_who_is_short_of_cpus(changes: dict[str, Any], about: dict[str, Any], causes: dict[str, str]) -> None:
     """Without a limit what is free on the host is free; what neighbours take is no fault of the owner."""
-    assert found(case(processes=TEN, about=about, **changes)) == causes
+    bound = {"cpus": changes.pop("BOUND")} if "BOUND" in changes else {}
+    shown = TEN if not bound else {**TEN, **bound, "loader_cores": 0.9 * changes["cores"]}
+    assert found(case(processes=shown, about=about, **changes)) == causes
 
 
 def test_no_more_loaders_are_advised_than_twice_those_that_would_fill_the_gpu() -> None:
@@ -371,6 +388,9 @@ EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 
         ({**EIGHT, "loader_cpus": None}, {}, None),
         (EIGHT, {"cpus": 1.0, "quota": 1.0}, None),  # it has no other CPU
         (EIGHT, NO_LIMIT, "high"),  # 64 of the host
+        ({**EIGHT, "cpus": 4}, NO_LIMIT, "high"),  # of four to which its launcher is bound
+        ({**EIGHT, "cpus": 1}, NO_LIMIT, None),  # all of it is bound, as Slurm does where it confines no job
+        ({**EIGHT, "loaders": 32, "loader_cpus": 32, "loader_cores": 28.0, "cpus": 32}, NO_LIMIT, None),
     ],
 )
 def test_pinned_loaders(processes: dict[str, Any], changes: dict[str, Any], confidence: str | None) -> None:
@@ -515,7 +535,7 @@ def test_what_is_missing_is_named_with_the_remedy(one: CauseCase, needs: str) ->
 def test_a_holder_without_a_limit_is_advised_on_its_share_of_the_host() -> None:
     """Eight holders that each take all free CPUs would take them eight times."""
     one = case(processes=LOADER, cpus=None, quota=None, about={"share": 0.125})
-    part = "8 CPUs, with its part of the free ones"
+    part = "8 of 58.6 CPUs: other holders may need the rest"
     assert the(one, "too_few_workers").advice == f"set num_workers of the DataLoader to 7 ({part})"
 
 
