@@ -97,6 +97,15 @@ def test_without_evidence_the_answer_says_what_it_needs() -> None:
     assert row.why.endswith("not enough evidence: needs the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)")
 
 
+@pytest.mark.parametrize(("others", "part"), [(1, "(32 of 59 CPUs"), (0, "(59 CPUs")])
+def test_the_advice_counts_on_the_free_cpus_of_gpus_that_nobody_holds(others: int, part: str) -> None:
+    host = {"cpus": 64, "cores": 1.4, "throttled": 0, "host_cpus": 64, "host_busy": 0.1, "ranks": 1, "rank_cores": 0.4}
+    loader = {"loaders": 1, "named_loaders": 1, "busy_loaders": 1, "full_loaders": 1, "loader_cores": 1, "runnable": 1}
+    holders = [{"gpu": 0, "host": [{"at": 0, **host, **loader}]}, *[{"gpu": 1, "name": "8"}] * others]
+    view = start([constant(0.3), constant(0.9)], *holders).run(900)
+    assert part in view.allocations[0].causes.found[0].advice
+
+
 def test_one_of_two_gpus_is_not_used() -> None:
     node = start([constant(0.8), constant(0.0)], {"gpu": 0, "processes": 1}, {"gpu": 1, "processes": 0})
     view = node.run(1200)

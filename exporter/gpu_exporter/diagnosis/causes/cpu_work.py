@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.causes import MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 
@@ -15,11 +14,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return need(case)
     if cores < CORES or any((each.utilization or 0.0) > 0.0 for each in case.members):
         return None
-    idle = describe_duration(case.idle_run_s) if case.idle_run_s else "a while"
     return Cause(
         "cpu_work",
         MEDIUM,
-        f"its processes use {cores:.1f} CPUs, and its GPU has done nothing for {idle}",
+        f"its processes use {cores:.1f} CPUs, while its GPU does nothing",
         against="it may prepare its next work",
         advice="check that model and data are on this GPU; run what needs no GPU in a job without one",
     )

@@ -211,7 +211,7 @@ def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
         (FULL, {**FEEDERS, "loader_cores": 0.3}, None),  # others use the CPUs
         (FULL, {**FEEDERS, "runnable": 40}, None),
         (FULL, None, None),
-        ({**FULL, "cpus": None, "quota": None, "host_busy": 1.0}, FEEDERS, "low"),  # others use the host
+        ({**FULL, "cpus": None, "quota": None, "host_busy": 1.0}, FEEDERS, None),  # others use the host
     ],
 )
 def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | None, confidence: str | None) -> None:
@@ -333,13 +333,13 @@ NO_LIMIT = {"cpus": None, "quota": None}
         (
             {"cores": 4.0, "host_busy": 1.0, "pressure_cpu": 0.7, **NO_LIMIT},
             {"share": 0.125},
-            {"cpu_contended": "medium", "cpu_bound_input": "low"},
+            {"cpu_contended": "medium"},
         ),
         # A limit of 16, of which it gets six: the usual case of limits above requests.
         (
             {"cores": 6.0, "cpus": 16.0, "quota": 16.0, "host_busy": 1.0, "pressure_cpu": 0.7},
             {"share": 0.125},
-            {"cpu_contended": "high", "cpu_bound_input": "low"},
+            {"cpu_contended": "high"},
         ),
         ({"cores": 6.0, "cpus": 16.0, "quota": 16.0, "host_busy": 1.0, "pressure_cpu": 0.05}, {"share": 0.125}, {}),
         # Slurm binds a job to two CPUs and confines it by no cgroup: what is free elsewhere is not for it.
