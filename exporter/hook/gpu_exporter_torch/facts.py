@@ -83,6 +83,9 @@ def _of_loader(loader: object) -> dict[str, Fact]:
         value = getattr(loader, name, None)
         if isinstance(value, bool):
             found[name] = value
+    kind = getattr(loader, "_dataset_kind", None)  # 1: an IterableDataset, which every worker reads whole by itself
+    if kind in (0, 1):
+        found["iterable"] = kind == 1
     return found
 
 

@@ -1,4 +1,4 @@
-"""Writes the report where the exporter looks for it: rarely, whole or not at all, and never slowly."""
+"""Writes the report atomically, seldom, and at a bounded cost, to the place where the exporter reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The CPU time that making batches takes: of the worker processes, or of the loop's own thread inside `next`.
+"""What making batches takes: CPU time of the worker processes or of the loop's own thread inside `next`, and the time
+for which workers wait for a CPU.
 
 Read from the parent alone: nothing is wrapped or changed in a worker, and no thread is started. Where it cannot be
 read, as outside of Linux or in a framework's own loop, it is unknown.
@@ -7,8 +8,9 @@ read, as outside of Linux or in a framework's own loop, it is unknown.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from time import thread_time_ns
+from collections.abc import Mapping, Sequence
+from time import process_time_ns, thread_time_ns
+from typing import NamedTuple
 
 FIRST_NS = 100_000_000  # between the first two looks at the workers of an iterator; each next one is twice as late ...
 EVERY_NS = 1_000_000_000  # ... up to this time
@@ -18,16 +20,28 @@ WORKERS_MAX = (
 NS = 1_000_000_000
 
 
+class Used(NamedTuple):
+    """Of a process, since its start. `delay_ns`: it wanted a CPU and got none; None if the kernel does not count it."""
+
+    cpu_ns: int
+    delay_ns: int | None
+
+
 class MakingCpu:
-    """Not thread-safe: only the thread of the loop calls it. `cpu_ns` was used to make `batches`."""
+    """Not thread-safe: only the thread of the loop calls it.
+
+    `cpu_ns` was used to make `batches`; while they were made, workers waited `delay_ns` for a CPU. Of `taken` batches,
+    the loop's thread used `take_ns` in `next`, and its process `loop_ns` in all.
+    """
 
     def __init__(self) -> None:
-        self.cpu_ns = self.batches = 0
+        self.cpu_ns = self.batches = self.take_ns = self.loop_ns = self.taken = 0
+        self.delay_ns: int | None = 0
         self._pids: Sequence[int] = ()
         self._scale = 1.0
         self._is_own = False
-        self._last: tuple[int, int] | None = None  # time and CPU time of the last look
-        self._since = self._began = 0
+        self._last: tuple[int, Used] | None = None  # the last look and its time
+        self._since = self._began = self._process = 0
         self._every_ns = FIRST_NS
 
     def begin(self, inner: object | None) -> None:
@@ -42,38 +56,62 @@ class MakingCpu:
 
     def ask(self) -> None:
         """The loop asks for a batch."""
-        if self._is_own:
-            self._began = thread_time_ns()
+        self._began = thread_time_ns()
 
     def get(self, now: int, *, is_first: bool) -> None:
         """The loop has got it. `is_first`: of this iterator, so its time is that of a start."""
-        if self._is_own:
-            if not is_first:
-                self.cpu_ns += thread_time_ns() - self._began
+        took, process = thread_time_ns() - self._began, process_time_ns()
+        if not is_first:
+            self.taken += 1
+            self.take_ns += took
+            self.loop_ns += process - self._process
+            if self._is_own:
+                self.cpu_ns += took
                 self.batches += 1
-        elif self._pids:
+        self._process = process
+        if self._pids:
             self._since += 1
             if self._last is None or now - self._last[0] >= self._every_ns:
                 self._look(now)
 
+    def seconds(self) -> Mapping[str, float | None]:
+        """The means for each batch, for the report; None is unknown."""
+        return {
+            "make_cpu_seconds": _mean(self.cpu_ns, self.batches),
+            "make_delay_seconds": None if self._is_own else _mean(self.delay_ns, self.batches),
+            "take_cpu_seconds": _mean(self.take_ns, self.taken),
+            "loop_cpu_seconds": _mean(self.loop_ns, self.taken),
+        }
+
     def _look(self, now: int) -> None:
-        used = [read_cpu_ns(pid) for pid in self._pids]
-        if None in used:  # a worker has ended, or this is no Linux
+        used = [each for pid in self._pids if (each := read_used(pid)) is not None]
+        if len(used) < len(self._pids):  # a worker has ended, or this is no Linux
             self._last = None
             return
-        total = round(self._scale * sum(each or 0 for each in used))
+        delays = [each.delay_ns for each in used if each.delay_ns is not None]
+        total = Used(
+            round(self._scale * sum(each.cpu_ns for each in used)),
+            round(self._scale * sum(delays)) if len(delays) == len(used) else None,
+        )
         if self._last is not None:
-            self.cpu_ns += total - self._last[1]
+            before = self._last[1]
+            self.cpu_ns += total.cpu_ns - before.cpu_ns
             self.batches += self._since
+            is_known = self.delay_ns is not None and total.delay_ns is not None and before.delay_ns is not None
+            self.delay_ns = self.delay_ns + total.delay_ns - before.delay_ns if is_known else None  # type: ignore[operator]
             self._every_ns = min(EVERY_NS, 2 * self._every_ns)
         self._last, self._since = (now, total), 0
 
 
-def read_cpu_ns(pid: int) -> int | None:
-    """CPU time of a process since its start; None if it cannot be read.
+def _mean(total_ns: int | None, number: int) -> float | None:
+    return total_ns / number / NS if number and total_ns is not None else None
+
+
+def read_used(pid: int) -> Used | None:
+    """What a process has used since its start; None if it cannot be read.
 
     The kernel may count whole ticks of 10 ms, and misses a worker that runs for less between two waits. The time of its
-    first thread is exact, where the kernel has it (CONFIG_SCHED_INFO).
+    first thread is exact, where the kernel has it (CONFIG_SCHED_INFO), with the time that it waited for a CPU.
     """
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -81,9 +119,10 @@ def read_cpu_ns(pid: int) -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     try:
-        return max(ticks, int(_read(f"/proc/{pid}/schedstat").split()[0]))
-    except (OSError, ValueError, IndexError):
-        return ticks
+        ran, waited = map(int, _read(f"/proc/{pid}/schedstat").split()[:2])
+    except (OSError, ValueError):
+        return Used(ticks, None)
+    return Used(max(ticks, ran), waited)
 
 
 def _read(path: str) -> bytes:

@@ -245,7 +245,7 @@ class TrainingObservation:
             self._guard_end()
             if not was_off:
                 log.warning(
-                    "the training is no longer observed, and goes on: %s: %s (docs/torch.md)",
+                    "the training continues, but is no longer observed: %s: %s (docs/torch.md)",
                     type(error).__name__,
                     error,
                 )
@@ -270,7 +270,7 @@ class TrainingObservation:
         self._counter.begin_epoch()
         self._making.begin(inner)
         self._gpu.cancel()  # what came after the last batch may be anything
-        if self._phases is not None:  # what lies between two epochs belongs to no step
+        if self._phases is not None:  # the time between two epochs is not part of any step
             self._phases.close_step(is_measured=False)
 
     def _restart(self, now: int, is_over: bool) -> None:
@@ -380,7 +380,7 @@ class TrainingObservation:
             local_world_size=rank.local_world_size,
             gpus=self._settings.find_gpus(),
             samples=self._sample_count,
-            make_cpu_seconds=self._making.cpu_ns / self._making.batches / 1e9 if self._making.batches else None,
+            **self._making.seconds(),
         )
         report["facts"] |= find_proposal(report)
         return report

@@ -31,7 +31,7 @@ NUMBERS: Mapping[str, int] = {
     "batch_size": 10**9,
     "cpus": 100_000,
 }
-SWITCHES = frozenset(("pin_memory", "persistent_workers", "data_parallel", "compiled"))
+SWITCHES = frozenset(("pin_memory", "persistent_workers", "iterable", "data_parallel", "compiled"))
 
 SIZE_MAX = 65_536  # bytes of one report
 FILES_MAX = 64  # reports of one job on one node: more than its GPUs can have processes
@@ -44,8 +44,10 @@ STEPS_MIN = 20  # measured steps that a share needs; TraceML (traceml-ai 0.5.0) 
 WHOLE_MIN, LONG_S = 3, 400.0  # ... or so many that fill this time: the largest jobs make the longest steps
 WAIT_MIN = 0.1  # share of its steps that a loop waits for data, from which this is worth a change
 PHASE_MIN: Mapping[str, float] = {"checkpoint": 0.1, "logging": 0.1, "evaluation": 0.2, "host_to_device": 0.1}
+PHASE_LEFT: Mapping[str, float] = {"checkpoint": 0.05, "logging": 0.02, "evaluation": 0.1}  # share after the advice
 WORKERS_MOST = 64  # to be tried at once: each one costs memory
 MORE = 1.25  # times as many workers as would do on average: batches are taken in order, so a slow one holds up others
+TAKE_S = 0.0015  # to take a batch from a worker, before there are any: torch 2.15 on two CPUs needs 0.9 to 1.8 ms
 CPUS_FULL = 0.85  # share of the CPUs beside the loop from which they are the limit; as causes.full_ratio
 LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 % on
 
@@ -55,11 +57,15 @@ STEP_HELP = (
     "below 20 measured steps, or 3 that take 400 s together"
 )
 ADVICE: Mapping[str, str] = {
-    "checkpoint": "write checkpoints less often, or with torch.distributed.checkpoint.async_save",
-    "logging": "log every 50 steps instead of each, and keep metrics on the GPU until then",
+    "checkpoint": (
+        "write checkpoints less often (a crash then costs more work), or with torch.distributed.checkpoint.async_save"
+    ),
+    "logging": "log less often, and keep metrics on the GPU until then",
     "evaluation": "evaluate less often, or on fewer samples",
     "host_to_device": "copy with non_blocking=True, and less: convert types on the GPU",
 }
+
+OWN_PART = "; each worker must read its own part of the IterableDataset (get_worker_info)"
 
 
 def are_enough(steps: int, seconds: float) -> bool:
@@ -140,8 +146,9 @@ class Loading(NamedTuple):
     """How a loop that waits for its data gets them. `workers`: processes that make batches, 0 for the loop itself.
 
     Seconds for each batch: `batch_s` from one to the next, `wait_s` that the loop waits for it, `work_s` without any
-    wait; `cpu_s` of a CPU that making it takes, None if it is not known. `cpus`: those that this process may use, None
-    if that is not known.
+    wait. `cpu_s`: of a CPU, that making it takes, and `delay_s` that its worker waits for a CPU meanwhile. `take_s`: of
+    a CPU, that the loop takes to get it from a worker. `loop_cpu_s`: of a CPU, that the loop's process uses in all,
+    without making it. None is unknown. `cpus`: those that this process and its workers may use.
     """
 
     workers: int
@@ -149,26 +156,40 @@ class Loading(NamedTuple):
     wait_s: float
     work_s: float
     cpu_s: float | None = None
+    delay_s: float | None = None
+    take_s: float | None = None
+    loop_cpu_s: float | None = None
     cpus: float | None = None
 
     @property
     def make_s(self) -> float:
-        """How long one process needs for a batch: while the loop waits, all of them work without a pause."""
-        return self.batch_s * self.workers if self.workers else self.wait_s
+        """How long one process needs for a batch: while the loop waits, all of them work without a pause, except when
+        they wait for a CPU.
+        """
+        if not self.workers:
+            return self.wait_s
+        return max(self.cpu_s or 0.0, self.batch_s * self.workers - (self.delay_s or 0.0))
 
     @property
-    def left(self) -> float | None:
-        """CPUs that are left beside the loop's own process."""
-        return None if self.cpus is None else max(self.cpus - 1.0, self.cpus / 2.0)
+    def by_cpu_s(self) -> float | None:
+        """The seconds for each batch that the CPUs allow, as far as they can be filled; None if it is not known."""
+        if self.cpu_s is None or not self.cpus:
+            return None
+        own = self.work_s if self.loop_cpu_s is None else self.loop_cpu_s
+        return (self.cpu_s + own + (0.0 if self.workers else TAKE_S)) / (CPUS_FULL * self.cpus)
+
+
+CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not help: CPUs, or its own work for a batch
 
 
 class Workers(NamedTuple):
-    """A number of workers to try, and the seconds for each batch that are expected with it. `number`: None if the CPUs
-    are the limit, so that more workers do not help.
+    """A number of workers to try, and the seconds for each batch that are expected with it. `number`: None if more
+    workers do not help, and `limit` says why.
     """
 
     number: int | None
     batch_s: float
+    limit: str = ""
 
 
 def propose_workers(loading: Loading) -> Workers | None:
@@ -177,17 +198,30 @@ def propose_workers(loading: Loading) -> Workers | None:
     A worker that waits for a disk or the network uses no CPU, so the number of CPUs is no limit by itself. None if
     nothing can be said: the CPU time of a batch is not known, and there are as many workers as CPUs.
     """
-    left, cpu_s = loading.left, loading.cpu_s
-    by_cpu_s = cpu_s / left if cpu_s is not None and left else 0.0
-    if loading.workers and by_cpu_s >= CPUS_FULL * loading.batch_s:
-        return Workers(None, loading.batch_s)
-    least_s = max(loading.work_s, by_cpu_s, loading.make_s / WORKERS_MOST)
+    by_cpu_s = loading.by_cpu_s
+    if loading.workers and by_cpu_s is not None and by_cpu_s >= loading.batch_s:
+        return Workers(None, loading.batch_s, CPUS)
+    take_s = (loading.take_s or 0.0) if loading.workers else TAKE_S
+    least_s = max(loading.work_s + take_s, by_cpu_s or 0.0, loading.make_s / WORKERS_MOST)
     number = max(loading.workers + 1, math.ceil(MORE * loading.make_s / least_s))
-    if cpu_s is None and left is not None:
-        number = min(number, max(1, math.floor(left)))
+    if by_cpu_s is None and loading.cpus is not None:
+        number = min(number, max(1, math.floor(max(loading.cpus - 1.0, loading.cpus / 2.0))))
         if number <= loading.workers:
             return None
-    return Workers(number, max(least_s, loading.make_s / number))
+    expected_s = max(least_s, loading.make_s / number)
+    if loading.workers and expected_s * (1.0 + WAIT_MIN) > loading.batch_s:
+        return Workers(None, loading.batch_s, TAKING)
+    return Workers(number, expected_s)
+
+
+def advise_phase(name: str, share: float) -> tuple[str, str]:
+    """What to change in a phase of ADVICE that takes this share of the steps, and how much faster the loop is then."""
+    share, left = min(share, 0.99), PHASE_LEFT.get(name, 0.0)
+    if share <= left or not left:
+        return ADVICE[name], bound_gain(share)
+    times = math.ceil(share * (1.0 - left) / ((1.0 - share) * left))
+    text = ADVICE[name].replace("less often", f"{times} times less often")
+    return text, f"about {1.0 / (1.0 - share + share / times):.1f} times"
 
 
 class RankTime(NamedTuple):

@@ -2,8 +2,8 @@
 
 A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
 optimizer's step. So the steps of an epoch follow each other without a gap, and what lies between two epochs (an
-evaluation, the start of new loaders) belongs to no step. The first batch of an epoch is waited for while the loaders
-start: this time is `start`, not `wait`.
+evaluation, the start of new loaders) is not part of any step. The first batch of an epoch waits for new workers: this
+time is `start`, not `wait`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """The framework did something else between two batches, such as an evaluation: it belongs to no step."""
+        """The framework did something else between two batches, such as an evaluation: that is not part of any step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 

@@ -8,14 +8,17 @@ from typing import Any
 from gpu_exporter_torch.report_rules import (
     ADVICE,
     LONG_S,
+    OWN_PART,
     PHASE_MIN,
     STEPS_MIN,
+    TAKING,
     WAIT_MIN,
     WHOLE_MIN,
     LateRank,
     Loading,
     RankTime,
     SpentTime,
+    advise_phase,
     bound_gain,
     find_late,
     propose_workers,
@@ -65,11 +68,11 @@ def spent_time(report: Mapping[str, Any]) -> SpentTime:
 def _shares(report: Mapping[str, Any], spent: SpentTime) -> list[str]:
     lines = [f"  wait for data    {report['wait_seconds'] / report['step_seconds']:4.0%}"]
     if spent.is_gpu:
-        lines[0] += f"   the GPU had no work in {spent.wait:.0%} of the time because of it"
+        lines[0] += f"   this wait left the GPU without work in {spent.wait:.0%} of the time"
     else:
         lines[0] += "   whether a GPU worked meanwhile is not known"
     if report["phases"] is None:
-        return [*lines, "  phases           not placed (phases=True)"]
+        return [*lines, "  phases           not measured; to measure them: phases=True"]
     shares = spent.phases
     lines += [f"  {name:16s} {f'{shares[name]:4.0%}' if name in shares else 'null'}" for name in report["phases"]]
     if all(phase["seconds"] is None for phase in report["phases"].values()):
@@ -91,7 +94,10 @@ def advise(report: Mapping[str, Any]) -> list[str]:
         found.append(f"{what}; {bound_gain(start_share)} as fast")
     for name, share in spent.phases.items():
         if name in ADVICE and share >= PHASE_MIN[name]:
-            found.append(f"{_advise_phase(name, facts)}; {name} takes {share:.0%} of the steps")
+            text, gain = advise_phase(name, share)
+            if name == "host_to_device" and facts.get("pin_memory") is False:
+                text = "pin_memory False -> True, and copy with non_blocking=True"
+            found.append(f"{text}; {name} takes {share:.0%} of the steps; {gain} as fast")
     if facts.get("data_parallel"):
         found.append("DataParallel -> DistributedDataParallel, one process for each GPU: one process feeds all GPUs")
     return found
@@ -106,7 +112,12 @@ def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
     own_wait_s = batch_s * min(1.0, report["wait_seconds"] / report["step_seconds"])
     own = None if cpus is None else cpus / max(1, report.get("local_world_size") or 1)
     work_s = batch_s * (1.0 - (spent.wait or 0.0))
-    return Loading(workers, batch_s, own_wait_s, max(work_s, 1e-6), report.get("make_cpu_seconds"), own)
+    cpu_s, delay_s, take_s, loop_s = map(
+        report.get, ("make_cpu_seconds", "make_delay_seconds", "take_cpu_seconds", "loop_cpu_seconds")
+    )
+    if not workers:  # the loop makes it, and takes nothing
+        loop_s, take_s = None if loop_s is None else max(0.0, loop_s - (cpu_s or 0.0)), None
+    return Loading(workers, batch_s, own_wait_s, max(work_s, 1e-6), cpu_s, delay_s, take_s, loop_s, own)
 
 
 def find_proposal(report: Mapping[str, Any]) -> dict[str, int]:
@@ -124,12 +135,17 @@ def _advise_loader(report: Mapping[str, Any], spent: SpentTime) -> str:
     if loading is None:
         return f"make the loader faster: load batches in other processes, ahead of the loop; {_bound(spent)}"
     found, workers = propose_workers(loading), loading.workers
-    cpu = "" if loading.cpu_s is None else f", {loading.cpu_s * 1e3:.3g} ms of it on a CPU"
-    made = f"a batch takes {loading.make_s * 1e3:.3g} ms to make{cpu}, and {loading.work_s * 1e3:.3g} ms to use"
+    cpu = "" if loading.cpu_s is None else f" ({loading.cpu_s * 1e3:.3g} ms on a CPU)"
+    made = f"making a batch takes {loading.make_s * 1e3:.3g} ms{cpu}, using it {loading.work_s * 1e3:.3g} ms"
     if found is None:
         return (
             "try more workers, or make each sample cheaper: whether CPUs limit them is not known: the workers "
             f"ended too soon, or cannot be read; {_bound(spent)}"
+        )
+    if found.limit == TAKING:
+        return (
+            "make fewer, larger batches: of the wait for each, "
+            f"{(loading.take_s or 0.0) * 1e3:.3g} ms are the loop's own work to take it from a worker"
         )
     if found.number is None:
         cpus = "the CPUs" if loading.cpus is None else f"{loading.cpus:.3g} CPUs"
@@ -138,17 +154,12 @@ def _advise_loader(report: Mapping[str, Any], spent: SpentTime) -> str:
             f"once, smaller files, transforms on the GPU); {_bound(spent)}"
         )
     gain = loading.batch_s / found.batch_s
-    return f"num_workers {workers} -> {found.number}: {made}; about {gain:.1f} times as fast, and more memory"
+    part = OWN_PART if report["facts"].get("iterable") else ""
+    return f"num_workers {workers} -> {found.number}: {made}; about {gain:.1f} times as fast, and more memory{part}"
 
 
 def _bound(spent: SpentTime) -> str:
     return f"{bound_gain(spent.wait or 0.0)} as fast"
-
-
-def _advise_phase(name: str, facts: Mapping[str, Any]) -> str:
-    if name == "host_to_device" and facts.get("pin_memory") is False:
-        return "pin_memory False -> True, and copy with non_blocking=True"
-    return ADVICE[name]
 
 
 def find_late_rank(reports: Sequence[Mapping[str, Any]]) -> LateRank | None:

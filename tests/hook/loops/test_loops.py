@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from gpu_exporter_torch import observe
 from gpu_exporter_torch.report_rules import CPUS_FULL
 from gpu_exporter_torch.steps import WARMUP, StepCounter
-from gpu_exporter_torch.summary import advise, find_late_rank
+from gpu_exporter_torch.summary import advise, find_late_rank, read_loading, spent_time
 
 torch.set_num_threads(1)
 WITHIN = 0.02  # share of a step
@@ -249,8 +249,10 @@ def test_workers_that_use_all_cpus_are_told_that_the_cpus_are_the_limit(monkeypa
     report = measure(Computed(400, 0.002), 1)
     assert report["make_cpu_seconds"] == pytest.approx(0.016, rel=0.3)
     # Other programs may take the CPU on which the worker computes. Then it is not the CPUs of the job that are short.
-    batch_s = report["step_seconds"] / report["measured_steps"]
-    is_full = report["make_cpu_seconds"] >= CPUS_FULL * batch_s
+    loading = read_loading(report, spent_time(report))
+    assert loading is not None
+    assert loading.by_cpu_s == pytest.approx(0.020 / (CPUS_FULL * 2.0), rel=0.4), "making and the loop on two CPUs"
+    is_full = loading.by_cpu_s >= loading.batch_s
     (text,) = [each for each in advise(report) if "CPU" in each]
     assert text.startswith("ask for more CPUs: 1 workers and the loop share 2 CPUs") == is_full, text
     assert ("workers_to_try" not in report["facts"]) == is_full
