@@ -16,12 +16,13 @@ from gpu_exporter.agent.devices.nvml.recording import RecordedLibrary, read_reco
 from gpu_exporter.agent.runtime.wiring import activity_rules
 from gpu_exporter.agent.sampling.sampler import DeviceSampler
 from gpu_exporter.common.clock import ManualClock
-from gpu_exporter.common.config.defaults import Settings, Stalls
+from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import HolderKey
 from gpu_exporter.common.model.readings import DeviceSnapshot, Effort, HostProgress
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 
 EDGE_S = 1.5  # at both ends of a load: the driver's samples are means of up to a second
 # The rule's durations are shortened to the length of a load. Its thresholds stay.
@@ -107,7 +108,7 @@ def review(path: Path, marks: Sequence[Mark], step_s: float | None = 1.0) -> lis
     """A row for each load, in the order of time; `step_s` as in `read`."""
     clock = ManualClock()
     zero = clock.monotonic()
-    rules = Stalls()._replace(**SHORT)
+    rules = StallRules()._replace(**SHORT)
     boards = Boards(rules)
     unit: UnitId | None = None
     tallies, spins = {mark: _Tally() for mark in marks}, {}

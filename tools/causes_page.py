@@ -1,4 +1,4 @@
-"""Fills in the generated parts of docs/causes.md: the causes, their score, and the map of claims."""
+"""Fills in the generated parts of docs/causes.md: the causes, and how often they are right."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 from tests.workloads import score
 
 from gpu_exporter.diagnosis.causes.rules import RULES
-from tools.claims import CLAIMS
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render_causes(page: str) -> str:
     """The page with its generated parts. Raises KeyError for an unknown part."""
-    parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook, "claims": _claims}
+    parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook}
     return PART.sub(lambda match: f"{match[1]}{parts[match[2]]()}{match[3]}", page)
 
 
@@ -34,14 +33,6 @@ def _causes() -> str:
         lines.append(f"- {rule.remedy}")
         sections.append("\n".join(lines))
     return "\n\n".join(sections) + "\n"
-
-
-def _claims() -> str:
-    lines = ["| # | claim | shown by |", "| --- | --- | --- |"]
-    for number, (text, otherwise) in CLAIMS.items():
-        causes = [f"[{rule.name}](#{rule.name})" for rule in RULES if number in rule.claims]
-        lines.append(f"| {number} | {text} | {', '.join(causes) if causes else otherwise} |")
-    return "\n".join(lines) + "\n"
 
 
 def _score() -> str:

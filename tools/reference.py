@@ -6,6 +6,7 @@ from gpu_exporter.agent.collectors import registry
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
 from gpu_exporter.common.model.metrics import Family
+from tools.questions import render_questions
 
 # Unit by the suffix of a name, following the Prometheus conventions.
 UNITS = {
@@ -82,4 +83,4 @@ def render_reference() -> str:
                 family.generations or "all",
             )
             out.append(f"| {' | '.join(cells)} |")
-    return "\n".join(out) + "\n"
+    return "\n".join([*out, *render_questions()]) + "\n"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 
 FLOOR_W, LIMIT_W = 55.0, 400.0  # A100 SXM
 CUTS = (0.04, 0.06, 0.08, 0.10, 0.15, 0.25)
@@ -42,7 +42,7 @@ def bounds(one: float, other: float) -> tuple[float, float]:
 
 
 def print_cluster(path: Path) -> None:
-    curves, rules = read_curves(path), Stalls()
+    curves, rules = read_curves(path), StallRules()
     print("| cluster | share of the way | watts | samples up to it | and utilization >= 95 %, at least | at most |")
     print("| --- | --- | --- | --- | --- | --- |")
     for cluster in ("seren", "kalos"):
@@ -63,7 +63,7 @@ def print_recording(path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(text), skipinitialspace=True))
     power = next(name for name in rows[0] if name.startswith("power.draw.instant") or name == "power.draw [W]")
     found = [(float(row["utilization.gpu [%]"]), float(row[power])) for row in rows]
-    for cut in (Stalls().low_alone_ratio, Stalls().low_ratio):
+    for cut in (StallRules().low_alone_ratio, StallRules().low_ratio):
         watts = floor_w + cut * (limit_w - floor_w)
         both = sum(busy >= 95.0 and drawn <= watts for busy, drawn in found)
         full = sum(busy >= 95.0 for busy, _ in found)

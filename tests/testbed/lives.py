@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.devices.levels import WOBBLE_S, Level
 from gpu_exporter.agent.devices.products import PRODUCTS
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.readings import Activity, DeviceSnapshot, Effort, HostProgress, Span
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 from gpu_exporter.diagnosis.stalls.boards import SILENT, Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 from tests.testbed.spins import KEY, NO_GPM, QUIET, Host
 
 WORKS, WAITS, HANGS = "works", "waits", "hangs"
@@ -62,10 +62,10 @@ class Said(NamedTuple):
 class Player:
     """Plays a life to the search for stalls, and to the same questions that the node asks it."""
 
-    def __init__(self, life: Life, *, step_s: float, seed: int, rules: Stalls | None = None) -> None:
+    def __init__(self, life: Life, *, step_s: float, seed: int, rules: StallRules | None = None) -> None:
         self.life, self.step_s = life, step_s
         self.random = random.Random(seed)
-        self.boards = Boards(rules or Stalls())
+        self.boards = Boards(rules or StallRules())
         self.product = PRODUCTS[life.model]
         self.units = [UnitId(f"GPU-{i}") for i in range(len(life.phases[0].levels))]
         self.gains = [1.0 + self.random.uniform(-0.05, 0.05) for _ in self.units]

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.devices.levels import LEVELS, WOBBLE_S, Level
 from gpu_exporter.agent.devices.products import PRODUCTS
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import HolderKey
 from gpu_exporter.common.model.readings import Activity, DeviceSnapshot, Effort, Facts, HostProgress, Span
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.stalls.boards import Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 from gpu_exporter.diagnosis.stalls.watch import SpinWatch
 
 UNIT, OTHER = UnitId("GPU-0"), UnitId("GPU-1")  # the holder's second GPU does the same: a collective has two members
@@ -63,10 +63,10 @@ class Stage(NamedTuple):
 class Trace:
     """Plays stages. `step_s`: how often the GPU is read. The watch has been on since `seen_from` seconds."""
 
-    def __init__(self, model: str, *, step_s: float = 5.0, seed: int = 0, rules: Stalls | None = None) -> None:
+    def __init__(self, model: str, *, step_s: float = 5.0, seed: int = 0, rules: StallRules | None = None) -> None:
         self.model, self.step_s = model, step_s
         self.product = PRODUCTS[model]
-        self.rules = rules or Stalls()
+        self.rules = rules or StallRules()
         self.random = random.Random(seed)
         self.gain = 1.0 + self.random.uniform(-0.05, 0.05)
         self.t = 1000.0

@@ -67,11 +67,8 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
             ["c.yaml: four times attribution.interval (120) must not be above ledger.idle_run_unknown_reset (60)"],
         ),
         (
-            "stalls: {sm_min_polling: 0.05, polling_min: 10000000000}",
-            [
-                "c.yaml: stalls.sm_min_polling (0.05) must not be above stalls.sm_min (0.02)",
-                "c.yaml: stalls.polling_min (1e+10) must not be above stalls.polling_max (9e+09)",
-            ],
+            "stalls: {proven_after: 20m}",
+            ["c.yaml: stalls.proven_after (1200) must not be above stalls.after (900)"],
         ),
         ("sampling:\n  interval: 1s\n  interval: 2s\n", ["c.yaml:3: sampling.interval: given twice"]),
         ("policy: 3\n", ["c.yaml:1: policy: expected keys below it"]),

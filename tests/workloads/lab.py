@@ -175,9 +175,20 @@ def _subject(script: Script, devices: Sequence[SimulatedDevice]) -> HostSubject:
 
 
 def _plain(script: Script, found: HostEvidence, began: float, machine: int) -> dict[str, Any]:
-    """A look as JSON. On a larger host, the same processes are a smaller part of its CPUs."""
+    """A look as JSON. On a larger host, the same processes are a smaller part of its CPUs, and those that are not bound
+    may run on all of them.
+    """
     busy = None if found.host_busy is None else found.host_busy * machine / script.host_cpus
-    found = found._replace(start=found.start - began, end=found.end - began, host_busy=busy)
+    seen = found.processes
+    if seen is not None:
+        free = {machine: script.host_cpus}
+        if script.cpu is not None:  # one CPU of this machine stands for one socket
+            free[1] = script.host_cpus // 2
+        seen = seen._replace(
+            cpus=free.get(seen.cpus, seen.cpus) if seen.cpus is not None else None,
+            loader_cpus=free.get(seen.loader_cpus, seen.loader_cpus) if seen.loader_cpus is not None else None,
+        )
+    found = found._replace(start=found.start - began, end=found.end - began, host_busy=busy, processes=seen)
     values: Mapping[str, Any] = found._asdict() | {
         name: part._asdict() for name, part in (("processes", found.processes), ("files", found.files)) if part
     }

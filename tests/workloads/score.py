@@ -18,6 +18,7 @@ from gpu_exporter.common.model.evidence import FileEvidence, HostEvidence, Proce
 from gpu_exporter.common.model.training import TrainingPace
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, HostLook
+from gpu_exporter.diagnosis.causes.numbers import cause_rules
 from gpu_exporter.diagnosis.causes.rules import find_causes
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.training.files import TrainingFiles
@@ -111,7 +112,7 @@ def replay(
         looks=tuple(looks),
         link=1.0,
         training=read_pace(record) if with_hook else None,
-        rules=settings.causes,
+        rules=cause_rules(settings),
     )
     causes = find_causes(case)
     found = tuple(cause.name for cause in causes.ranked if cause.confidence != LOW)

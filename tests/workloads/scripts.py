@@ -33,16 +33,27 @@ from tests.workloads.parts import (
 )
 
 MIB = 1 << 20
-OF_LOOPS = {"cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "small_file_io", "checkpointing"}
+OF_LOOPS = {
+    *("cpu_quota", "cpu_oversubscribed", "cpu_bound_input", "too_few_workers", "small_file_io", "checkpointing"),
+    *("pinned_loaders", "launch_bound"),
+}
 HARD_LOOPS = {
     "two_loaders_keep_up",
     "uneven_batches",
     "an_evaluation_on_the_cpu",
     "actors_of_reinforcement_learning",
     "a_compiler_beside_a_waiting_process",
-    "one_loader_at_half_a_cpu",
     "a_small_model_waits_for_its_peers",
     "one_loader_at_ninety_percent_with_a_full_queue",
+    "an_optimizer_on_the_cpu",
+    "a_tokenizer_prepares_the_next_data_set",
+    "idle_loaders_while_peers_are_late",
+    "a_loader_polls_a_full_queue",
+    "an_evaluation_between_the_steps",
+    "boxes_are_matched_on_the_cpu_in_each_step",
+    "data_are_unpacked_in_bursts_above_the_quota",
+    "waits_for_a_judge_elsewhere",
+    "results_go_to_a_slow_receiver",
 }
 
 
@@ -425,7 +436,7 @@ def uneven_batches(place: Place) -> None:
 
 @script(hard=True, host_cpus=8)
 def an_evaluation_on_the_cpu(place: Place) -> None:
-    train(place.device, 0.01, lambda: burn(0.05))
+    train(place.device, 0.01, _nothing, lambda _: burn(0.05))
 
 
 @script(hard=True, memory=48 * MIB)
@@ -475,10 +486,10 @@ def a_compiler_beside_a_waiting_process(place: Place) -> None:
 
     if os.fork() == 0:
         compile_kernels()
-    train(place.device, 0.005, lambda: time.sleep(0.5))
+    train(place.device, 0.005, _nothing, lambda _: time.sleep(0.5))
 
 
-@script(hard=True, host_cpus=8)
+@script("too_few_workers", host_cpus=8)
 def one_loader_at_half_a_cpu(place: Place) -> None:
     def make() -> None:
         burn(0.02)
@@ -490,7 +501,7 @@ def one_loader_at_half_a_cpu(place: Place) -> None:
 @script(hard=True, network=True)
 def a_small_model_waits_for_its_peers(place: Place) -> None:
     threading.Thread(target=_send_to_self, kwargs={"pause_s": 0.1, "size": MIB}, daemon=True).start()
-    train(place.device, 0.01, lambda: time.sleep(0.04))
+    train(place.device, 0.01, _nothing, lambda _: time.sleep(0.04))
 
 
 @script(hard=True)
@@ -529,3 +540,6 @@ def _send_to_self(pause_s: float, size: int, seconds: float = 1e6) -> None:
             client.sendall(bytes(size))
             time.sleep(pause_s)
     server.close()
+
+
+from tests.workloads import more_scripts as more_scripts  # noqa: E402  -- it registers with the decorator above

@@ -57,7 +57,6 @@ def demo_settings() -> Settings:
         sampling=settings.sampling._replace(interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
         attribution=settings.attribution._replace(interval=30.0),
         ledger=settings.ledger._replace(idle_run_unknown_reset=180.0),
-        stalls=settings.stalls._replace(gap_max=180.0),
     )
 
 

@@ -25,6 +25,7 @@ from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.looks import NodeEvidence, list_subjects
 from gpu_exporter.diagnosis.loop import DiagnosisInput, DiagnosisLoop, Findings, Subject
 from gpu_exporter.diagnosis.stalls.boards import SILENT, Boards, HeldBoard
+from gpu_exporter.diagnosis.stalls.rules import StallRules, stall_rules
 from gpu_exporter.diagnosis.stalls.run import SpinMemory
 from gpu_exporter.diagnosis.stalls.waits import Waited
 from gpu_exporter.diagnosis.stalls.watch import SpinWatch
@@ -48,12 +49,14 @@ __all__ = [
     "NodeDiagnosis",
     "SpinMemory",
     "SpinWatch",
+    "StallRules",
     "Standings",
     "Subject",
     "Suspect",
     "TrainingFiles",
     "Waited",
     "Window",
+    "stall_rules",
 ]
 
 

@@ -14,6 +14,7 @@ from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.views import Throttling, Verdict
 from gpu_exporter.common.tasks import Task
 from gpu_exporter.diagnosis.causes.case import CauseCase
+from gpu_exporter.diagnosis.causes.numbers import cause_rules
 from gpu_exporter.diagnosis.hold import StateHold
 from gpu_exporter.diagnosis.links import LinkHistory
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
@@ -62,7 +63,7 @@ class DiagnosisLoop:
         self._clock = clock
         self._hold = StateHold(settings.diagnosis.hold)
         self._throttling: dict[str, ThrottleHistory] = {}
-        self._cause_rules = settings.causes
+        self._cause_rules = cause_rules(settings)
         self._links: dict[str, LinkHistory] = {}
         self.task = Task("diagnosis", LATE_S + 3 * self._interval_s)
 

@@ -1,6 +1,6 @@
 """The state of an allocation over the last window: the first match wins, and unknown is checked first.
 
-docs/concepts.md lists the states for users; the windows and thresholds come from defaults.yaml.
+docs/concepts.md lists the states for users; windows and most thresholds come from defaults.yaml.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.views import HourOfWork, Spin, Verdict
+from gpu_exporter.diagnosis.stalls.hour import HOUR_S
 
 
 class StateRules(NamedTuple):
@@ -22,9 +23,12 @@ class StateRules(NamedTuple):
     low_ratio: float
     high_ratio: float
     throttled_share: float
-    inefficient_sm: float
-    inefficient_dram: float
-    inefficient_over_s: float
+    inefficient_sm: float = 0.25
+    """busy_inefficient: SM activity below this at utilization above diagnosis.low_mean ..."""
+    inefficient_dram: float = 0.5
+    """... unless the memory is as active as this: the kernel waits for memory ..."""
+    inefficient_over_s: float = HOUR_S
+    """... for this time"""
 
 
 def state_rules(settings: Settings) -> StateRules:
@@ -36,9 +40,6 @@ def state_rules(settings: Settings) -> StateRules:
         low_ratio=settings.ledger.low_ratio,
         high_ratio=settings.ledger.high_ratio,
         throttled_share=settings.diagnosis.throttled_share,
-        inefficient_sm=settings.stalls.inefficient_sm,
-        inefficient_dram=settings.stalls.inefficient_dram,
-        inefficient_over_s=settings.stalls.inefficient_over,
     )
 
 

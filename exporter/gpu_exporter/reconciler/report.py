@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.model.causes import OF_TRAINING
 from gpu_exporter.common.plain import layout, one_line, utc
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
@@ -103,7 +104,8 @@ def explain(
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
             f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
-        lines += _explain_causes(causes.get((unit.uuid, unit.mig)) or unit.causes, said)
+        known = causes.get((unit.uuid, unit.mig)) or unit.causes
+        lines += _explain_causes([_for_server(cause, decision) for cause in known], said)
         seen = (other or {}).get((unit.uuid, unit.mig), {})
         if seen:
             parts = [
@@ -137,6 +139,15 @@ def _say_in_short(decision: Decision, causes: CauseTexts, waiting: Mapping[str, 
         number = len(decision.units)
         owner = f" of {decision.owner}" if decision.owner else ""
         yield f"  in short: {number} GPU{'s' * (number > 1)}{owner}: {'; '.join(texts)}"
+
+
+def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
+    """The cause as it applies to the holder: what makes a training faster is no advice for one that serves requests."""
+    around = decision.around
+    if around is None or around.kind != "serving" or cause.name not in OF_TRAINING:
+        return cause
+    against = f"it serves requests ({around.kind_why}), and the advice is for training"
+    return cause._replace(against="; ".join(filter(None, (cause.against, against))), advice="", gain="")
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:

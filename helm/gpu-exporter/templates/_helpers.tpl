@@ -15,9 +15,6 @@
 {{- end -}}
 {{- $_ := set . "Values" $merged -}}
 {{- end -}}
-{{- with .Values.reconciler -}}
-{{- if hasKey . "removeLabelsOnUninstall" }}{{ $_ := set . "removeLabels" .removeLabelsOnUninstall }}{{ end -}}
-{{- end -}}
 {{- include "gpu-exporter.check" . -}}
 {{- end }}
 

@@ -10,10 +10,11 @@ from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, UnitAccount
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.records import UnitRecord
 from gpu_exporter.agent.node.spins import NodeSpins
-from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.common.model.readings import DeviceSnapshot, Facts, GpuProcess, ProcessList
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
+from gpu_exporter.diagnosis.stalls.rules import StallRules, stall_rules
 
 JOB = Holder(HolderKey("slurm", "42"), job_id="42")
 OTHER = Holder(HolderKey("slurm", "43"), job_id="43")
@@ -21,7 +22,7 @@ OTHER = Holder(HolderKey("slurm", "43"), job_id="43")
 
 @pytest.fixture
 def spins() -> NodeSpins:
-    return NodeSpins(Stalls(), Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0))
+    return NodeSpins(StallRules(), Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0))
 
 
 def confirm(unit: str = "GPU-0", holder: Holder = JOB, mig: str = "", **more: Any) -> ConfirmedAllocation:
@@ -46,6 +47,14 @@ def test_only_a_proven_holder_of_a_whole_gpu_is_watched(
     spins: NodeSpins, present: list[ConfirmedAllocation], watched: int
 ) -> None:
     assert len(spins.drop_others(present, 1.0)) == watched
+
+
+def test_a_site_that_switches_stalls_off_watches_nobody() -> None:
+    settings = Settings()
+    off = stall_rules(settings._replace(diagnosis=settings.diagnosis._replace(without="interactive, stalls")))
+    spins = NodeSpins(off, Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0))
+    assert spins.drop_others([confirm()], 1.0) == []
+    assert stall_rules(settings) == StallRules()
 
 
 def snapshot(uuid: str, utilization: float | None, *pids: int, listed: bool = True) -> DeviceSnapshot:
@@ -80,10 +89,10 @@ def test_the_processes_of_fully_busy_gpus_spin_also_where_a_gpu_cannot_be_watche
 
 def test_the_power_of_a_board_at_rest_survives_a_restart() -> None:
     ledger, unit = Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0), UnitId("GPU-0")
-    before = NodeSpins(Stalls(), ledger)
+    before = NodeSpins(StallRules(), ledger)
     ledger.units[unit] = UnitRecord(UnitAccount(0.0))
     before.boards.restore({unit: 71.0})
     before.remember()
-    after = NodeSpins(Stalls(), ledger)
+    after = NodeSpins(StallRules(), ledger)
     after.restore()
     assert after.boards.floors() == {unit: 71.0}

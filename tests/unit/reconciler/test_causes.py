@@ -10,7 +10,10 @@ from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, read
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.model.causes import OF_TRAINING
+from gpu_exporter.diagnosis.causes.rules import RULES
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.causes import CAUSES_MAX, STATUS_MAX, TEXT_MAX, parse_causes
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
@@ -87,6 +90,20 @@ def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
     assert "    cause: cpu_quota, confidence high" in bare
     assert "  in short: 1 GPU of ada/phys: cause cpu_quota" in bare
     assert [line for line in lines if "in short" in line] == ["  in short: 1 GPU of ada/phys: its quota ran out"]
+
+
+@pytest.mark.parametrize("name", sorted(OF_TRAINING))
+def test_who_serves_requests_gets_no_advice_for_training(name: str) -> None:
+    assert name in {rule.name for rule in RULES}
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    texts = {("GPU-0", ""): [PublishedCause(name, "high", "it is so", "", "set num_workers", "at most 2 times")]}
+    serving = decision._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))
+    assert "to change: set num_workers" in explain(decision, Policy(), causes=texts)
+    text = explain(serving, Policy(), causes=texts)
+    assert "to change" not in text
+    assert "against it: it serves requests (the Service chat selects its pod), and the advice is for training" in text
+    other = {("GPU-0", ""): [PublishedCause(**QUOTA)]}
+    assert "to change: ask for more CPUs" in explain(serving, Policy(), causes=other)
 
 
 def test_what_is_the_same_for_all_gpus_is_printed_once() -> None:

@@ -1,4 +1,4 @@
-"""Which units several holders share, and the work of each holder's processes there since the last poll.
+"""The units that several holders share, and the work of each holder's processes there since the last poll.
 
 Not thread-safe: NodeState protects it with its lock.
 """

@@ -10,17 +10,25 @@ from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger
 from gpu_exporter.agent.ledger.records import HolderPresence
 from gpu_exporter.agent.ledger.spins import RunPart
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress, XidCounts
 from gpu_exporter.common.model.units import UnitId
-from gpu_exporter.diagnosis.interface import SILENT, Boards, HeldBoard, SpinMemory, SpinWatch, Suspect, Waited
+from gpu_exporter.diagnosis.interface import (
+    SILENT,
+    Boards,
+    HeldBoard,
+    SpinMemory,
+    SpinWatch,
+    StallRules,
+    Suspect,
+    Waited,
+)
 
 
 class NodeSpins:
     """Not thread-safe: the node's lock protects it."""
 
-    def __init__(self, rules: Stalls, ledger: Ledger) -> None:
+    def __init__(self, rules: StallRules, ledger: Ledger) -> None:
         self.boards = Boards(rules)
         self._rules, self._ledger = rules, ledger
 
@@ -57,7 +65,7 @@ class NodeSpins:
 
         Among the others are holders of a state file that share their GPU since, and holders that have left.
         """
-        proven = _list_proven(present)
+        proven = _list_proven(present) if not self._rules.is_off else []
         self.boards.drop(proven)
         for holder_id, account in self._ledger.holders(HolderPresence.PRESENT).items():
             if holder_id in proven:

@@ -27,7 +27,7 @@ from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.records import NodeRecords
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 from gpu_exporter.common.model.views import Buckets, StateStatus
-from gpu_exporter.diagnosis.interface import HeldNow, Standings, Subject, Suspect
+from gpu_exporter.diagnosis.interface import HeldNow, Standings, Subject, Suspect, stall_rules
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class NodeState:
             clock.monotonic(),
         )
         self._polled: float | None = None  # when every source of holders had answered for the first time
-        self._spins = NodeSpins(settings.stalls, self.ledger)
+        self._spins = NodeSpins(stall_rules(settings), self.ledger)
         self._windows = WindowReader(self.ledger, self._sharing, clock, settings.diagnosis.window)
         self.view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),

@@ -98,6 +98,8 @@ class Diagnosis(NamedTuple):
     """a mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
     throttled_share: float = 0.1
     """share of the window in thermal, brake or slowdown throttling"""
+    without: str = ""
+    """causes that are not looked for, and stalls, for all of them: e.g. interactive, stalls"""
 
 
 class Stalls(NamedTuple):
@@ -106,69 +108,13 @@ class Stalls(NamedTuple):
     after: float = 900.0
     """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first ..."""
     proven_after: float = 300.0
-    """seconds; ... or of this length, if a member is proven to be unable to go on; as flat_over, which it needs ..."""
+    """seconds; ... or of this length, if a member is proven to be unable to go on; less is refused ..."""
     waits_min: int = 3
     """... or after so many waits that ended by themselves (verifiers#182: 25 min in each round) ..."""
     wait_factor: int = 3
     """... this many times the longest of the last 20; rounds of rollouts grow, hardly threefold ..."""
     wait_max: float = 43200.0
     """seconds; ... but never later than this"""
-    gap_max: float = 60.0
-    """seconds; more unknown time than this ends the run; as ledger.idle_run_unknown_reset"""
-    utilization_min: float = 0.95
-    """every second of a spin; the driver rounds to whole percents"""
-    utilization_mean: float = 0.99
-    """... and the mean of every minute: a spinning kernel never ends, which H200s report as 99 or 100 %"""
-    flat_over: float = 300.0
-    """seconds; p95 - p5 of the power, in means of 10 s of the energy counter, over this time ..."""
-    flat_watts: int = 4
-    """... is at most this, or the next line if that is more"""
-    flat_ratio: float = 0.02
-    """... share of the default limit; Acme's LLM jobs at 100 W wobble by 8 W"""
-    low_ratio: float = 0.25
-    """power of a spin, as a share of the way from rest to the default limit, if GPM is silent"""
-    low_alone_ratio: float = 0.08
-    """... and if power is the only witness: 15 % would accuse a sixth of Acme's A100 samples"""
-    low_of_work: float = 0.5
-    """... and then at most this share of the holder's own median at work"""
-    work_ratio: float = 0.3
-    """work is power above this share of the way from rest to the default limit ..."""
-    work_min: float = 600.0
-    """seconds; ... for at least this time"""
-    small_board_watts: int = 100
-    """boards with a default limit up to this are not watched: a T4 hangs at 40 of 70 W (accelerate#233)"""
-    pipe_max: float = 0.0001
-    """tensor, FP64, FP32, FP16 pipes of a spin, each below this (H200: hangs 0.0005 %, a renderer 0.7 %) ..."""
-    dram_ratio: float = 0.01
-    """... and memory, if not below that, below this share of the SM activity; no hang over NVLink is recorded"""
-    sm_flat: float = 0.02
-    """... whose SM activity changes by at most this"""
-    sm_min: float = 0.02
-    """SMs of a spin: a kernel of one block has 1/132, one of two 2/132, and may be work ..."""
-    sm_min_polling: float = 0.014
-    """... but SMs that poll over PCIe are of a collective: two channels of NCCL have 2/132 (H200)"""
-    sm_max: float = 0.3
-    """more SMs than a collective uses (NCCL: at most 32 channels of 132 SMs): power must speak for itself"""
-    traffic_max: int = 100000000
-    """bytes per second over PCIe, and over NVLink, that are progress (ZeRO-3 over PCIe: more) ..."""
-    polling_max: int = 9000000000
-    """... beside SMs that poll flags in the host's memory; if all did: 8 GB/s (H200, 60 MB/s each) ..."""
-    polling_min: int = 4000000000
-    """... and below half of that they do not poll"""
-    loaders_max: float = 0.05
-    """cores used by the holder's processes that are not on its GPUs, that are progress ..."""
-    cores_each: int = 3
-    """... or where processes are not visible, cores of its cgroup beyond this for each GPU that spins ..."""
-    cores_beside: int = 2
-    """... and these: a rank that spins has NCCL's proxy and the user's own threads beside it"""
-    host_bytes_max: int = 1000000
-    """bytes per second, of its disks and of its network, that are progress"""
-    inefficient_sm: float = 0.25
-    """busy_inefficient: SM activity below this at utilization above diagnosis.low_mean ..."""
-    inefficient_dram: float = 0.5
-    """... unless the memory is as active as this: the kernel waits for memory ..."""
-    inefficient_over: float = 3600.0
-    """seconds; ... for this time"""
 
 
 class Training(NamedTuple):
@@ -181,60 +127,12 @@ class Training(NamedTuple):
 class CausesDefaults(NamedTuple):
     """Keys of the section `causes`."""
 
-    window: float = 300.0
-    """seconds; causes are judged over the looks at the holder's host in this time ..."""
-    looks_min: int = 4
-    """... of which there must be this many; there is one every 15 s, or fewer on a crowded node"""
     files: str = "none"
     """trace: also look at the open files and reads of processes; needs the right to trace them (CAP_SYS_PTRACE)"""
     steps: str = "shown"
     """delay: a mark is delayed while a training reports steps beside idle GPUs; they are the job's claim"""
     start_max: float = 1800.0
     """seconds; a holder is starting for at most this time; as policy.startup_grace"""
-    throttled_min: float = 0.1
-    """share of the periods in which the CPU quota ran out ..."""
-    throttled_high: float = 0.25
-    """... and from this share on the confidence is high"""
-    runnable_min: int = 2
-    """runnable threads for each CPU that are too many ..."""
-    runnable_high: int = 4
-    """... and from this number on the confidence is high"""
-    full_ratio: float = 0.85
-    """a CPU that is used to this share is full: a loader also waits for its disk and its queue"""
-    free_cpus: int = 2
-    """CPUs that must be free before more workers are advised"""
-    pressure_cpu_min: float = 0.4
-    """share of the time in which a task waited for a CPU (PSI)"""
-    pressure_memory_min: float = 0.1
-    """... and for memory"""
-    memory_full_high: float = 0.05
-    """share of the time in which all tasks waited for memory; datapath-doctor warns from 5 %"""
-    memory_near: float = 0.9
-    """memory in use, as a share of the limit, where there is no PSI ..."""
-    refaults_min: int = 20
-    """... and then pages a second that were evicted and read again"""
-    shm_ratio: float = 0.9
-    """share of /dev/shm in use"""
-    link_ratio: float = 0.75
-    """share of the bandwidth of the PCIe link while the GPU works: half the lanes, or a generation less"""
-    burst_bytes: int = 20000000
-    """bytes per second, written or sent in one look, that are a checkpoint"""
-    bursts_min: int = 3
-    """... of which there must be this many in ten minutes: one that coincides proves nothing"""
-    reads_min: int = 500
-    """reads a second; datapath-doctor warns from 500 ..."""
-    read_small: int = 65536
-    """... of at most this many bytes on average ..."""
-    read_tiny: int = 16384
-    """... and from this size on the confidence is high"""
-    wait_min: float = 0.1
-    """share of its steps that a training loop waits for data; TraceML and datapath-doctor warn from here ..."""
-    wait_high: float = 0.2
-    """... and from this share on the confidence is high"""
-    phase_min: float = 0.1
-    """share of its steps in checkpoints, or in metrics and logs"""
-    memory_low: float = 0.45
-    """share of the GPU's memory in use, below which a larger batch fits"""
 
 
 class Policy(NamedTuple):
@@ -429,7 +327,6 @@ DURATIONS = frozenset(
         "attribution.slurm_interval",
         "attribution.timeout",
         "causes.start_max",
-        "causes.window",
         "diagnosis.hold",
         "diagnosis.interval",
         "diagnosis.window",
@@ -452,12 +349,8 @@ DURATIONS = frozenset(
         "sampling.interval_max",
         "sampling.withhold_min",
         "stalls.after",
-        "stalls.flat_over",
-        "stalls.gap_max",
-        "stalls.inefficient_over",
         "stalls.proven_after",
         "stalls.wait_max",
-        "stalls.work_min",
         "state.write_interval",
     )
 )

@@ -42,9 +42,7 @@ ORDER = (
     Order("policy.candidate_after", "policy.underused_after"),
     Order("attribution.interval", "ledger.idle_run_unknown_reset", 4, "four times "),
     Order("ledger.low_ratio", "ledger.high_ratio"),
-    Order("stalls.sm_min_polling", "stalls.sm_min"),
-    Order("stalls.sm_min", "stalls.sm_max"),
-    Order("stalls.polling_min", "stalls.polling_max"),
+    Order("stalls.proven_after", "stalls.after"),
 )
 
 

@@ -32,6 +32,7 @@ PATTERNS = {  # settings that are texts: their format, and its description for e
         f"(?:(?:{'|'.join(ACTIONS)})(?:, ?(?:{'|'.join(ACTIONS)}))*)?",
         f"a list of {', '.join(ACTIONS)}",
     ),
+    "diagnosis.without": (r"(?:[a-z_]+(?:, ?[a-z_]+)*)?", "a list of causes, or stalls, such as interactive, stalls"),
     "actions.override": (r"[\x20-\x7e]{0,200}", "one line of at most 200 characters"),
     "policy.pause_when": (r"[\x20-\x7e]*", "one expression of PromQL, without line breaks"),
     "policy.help_url": (ADDRESS, "an address such as https://docs.example.org/gpu, without a slash at its end"),
@@ -62,6 +63,7 @@ MOST = {  # upper limits of numbers, with the reason
 }
 LEAST = {  # lower limits of durations in seconds, with the reason
     "sampling.interval": (0.2, "GPM compares two moments over 100 ms apart; otherwise every second cycle is unknown"),
+    "stalls.proven_after": (300.0, "whether power is flat is known only after five minutes"),
 }
 
 

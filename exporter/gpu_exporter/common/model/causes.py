@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"
 ORDER = (HIGH, MEDIUM, LOW)
+OF_TRAINING = frozenset(  # causes whose advice is on loading samples, batches and checkpoints: a server has none
+    ("too_few_workers", "cpu_bound_input", "pinned_loaders", "small_file_io", "small_batch", "checkpointing")
+)
 PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see all causes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gpu_exporter.common.report_rules import OWN_PART
 from gpu_exporter.diagnosis.causes.case import CauseCase
 from gpu_exporter.diagnosis.causes.inside import find_pace
 from gpu_exporter.diagnosis.causes.shortage import find_cpus
@@ -17,7 +18,9 @@ def find_measured(case: CauseCase) -> str:
     """The advice on `num_workers` by the loop's own measure of how long a batch takes to make; "" without one."""
     pace = find_pace(case)
     to_try = None if pace is None else pace.facts.get("workers_to_try")
-    return "" if to_try is None else f"set num_workers of the DataLoader to {to_try}"
+    if pace is None or to_try is None:
+        return ""
+    return f"set num_workers of the DataLoader to {to_try}{OWN_PART if pace.facts.get('iterable') else ''}"
 
 
 def propose_workers(case: CauseCase, *, adds: bool = False) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.common.config.defaults import CausesDefaults
 from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.common.model.evidence import HostEvidence, ProcessEvidence
 from gpu_exporter.common.model.training import TrainingPace
 from gpu_exporter.common.model.views import Spin
+from gpu_exporter.diagnosis.causes.numbers import CauseRules
 
 IDLE = frozenset(("held_idle", "held_no_process"))
 WORKING = frozenset(("low", "bursty", "busy_inefficient"))
@@ -61,11 +61,11 @@ class CauseCase(NamedTuple):
     link_text: str = ""
     memory: float | None = None
     training: TrainingPace | None = None
-    rules: CausesDefaults = CausesDefaults()
+    rules: CauseRules = CauseRules()
 
     @property
     def recent(self) -> Sequence[HostEvidence]:
-        """The looks of the last `causes.window`; empty if they are too few to judge."""
+        """The looks of the last `window` of the rules; empty if they are too few to judge."""
         if not self.looks:
             return ()
         since = self.looks[-1].evidence.end - self.rules.window
@@ -143,16 +143,15 @@ def need(case: CauseCase) -> Needs:
 
 
 class Rule(NamedTuple):
-    """One cause. `title`: in a few words. `states`: in which it is looked for. `claims`: rows of the checklist of
-    published claims (docs/causes.md) that it covers. `judge` returns the cause, what it needs, or None. `needs`: the
-    evidence, `against`: what lowers the confidence, `remedy`: what to change, for the documentation.
+    """One cause. `title`: in a few words. `states`: in which it is looked for. `judge` returns the cause, what it
+    needs, or None. `needs`: the evidence, `against`: what lowers the confidence, `remedy`: what to change, for the
+    documentation.
     """
 
     name: str
     title: str
     states: frozenset[str]
     judge: Callable[[CauseCase], Cause | Needs | None]
-    claims: tuple[int, ...]
     needs: str
     against: str
     remedy: str

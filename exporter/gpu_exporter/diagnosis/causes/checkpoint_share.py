@@ -16,7 +16,6 @@ RULE = Rule(
     title="the loop waits for its checkpoints",
     states=WORKING,
     judge=judge,
-    claims=(64,),
     needs="the phase `checkpoint`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
     remedy=as_remedy("checkpoint"),

@@ -72,7 +72,6 @@ RULE = Rule(
     title="waits for its checkpoints",
     states=frozenset(("low", "bursty")),
     judge=judge,
-    claims=(64, 74),
     needs=(
         "bytes written to block devices and sent over the own network, and the utilization in the same "
         "looks; three bursts in ten minutes"

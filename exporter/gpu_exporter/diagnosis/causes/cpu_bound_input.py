@@ -35,13 +35,17 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     number = max((each.loaders or 0 for each in case.seen), default=0)
     loaders = case.average_processes(lambda each: each.loader_cores) or 0.0
     against = "" if rank < WAITS else f"the process on the GPU uses {rank:.1f} CPUs itself"
+    most = case.recent[-1].host_cpus
+    is_bound = cpus.limit is None and case.bound is not None and most is not None and case.bound < most
+    bound = f": its processes may run only on {case.bound:.3g} of the host's {most:.3g}" if is_bound else ""
+    unbind = "; if a library binds its processes, and not Slurm, remove that" if is_bound else ""
     who = "loaders" if case.has_loaders else "processes beside those on the GPU"
     return Cause(
         "cpu_bound_input",
         HIGH if rank < WAITS and case.has_loaders else MEDIUM,
-        f"{number} {who} use {loaders:.1f} of {max(cpus.entitled, cpus.used):.2g} CPUs, and none is left",
+        f"{number} {who} use {loaders:.1f} of {max(cpus.entitled, cpus.used):.2g} CPUs, and none is left{bound}",
         against=against if case.has_loaders else NAMELESS,
-        advice=ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs",
+        advice=(ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs") + unbind,
         gain=GAIN if case.has_loaders else "",
     )
 
@@ -51,7 +55,6 @@ RULE = Rule(
     title="the loaders use all CPUs",
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
-    claims=(44, 54, 55, 57, 60, 70),
     needs="the CPU time of the processes without a context, and the CPUs of the holder",
     against="that the process on the GPU computes much itself; loaders without a name",
     remedy=(

@@ -17,12 +17,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     waits = f"its tasks waited for a CPU {pressure:.0%} of the time" if pressure is not None else ""
     waits = waits or f"{case.runnable or 0.0:.0f} of its threads want to run"
     of = "" if cpus.limit is not None else " that are its share by GPUs"
+    is_half = cpus.used < HALF * cpus.entitled
+    against = "" if is_half else "it gets more than half of its CPUs"
+    if pressure is None:
+        against = "the kernel does not report how long tasks waited (PSI)"
     return Cause(
         "cpu_contended",
-        HIGH if pressure is not None and cpus.used < HALF * cpus.entitled else MEDIUM,
+        HIGH if not against else MEDIUM,
         f"it gets {cpus.used:.2g} of the {cpus.entitled:.3g} CPUs{of}, others use {cpus.others:.3g} of the host's"
         f" {cpus.host or 0.0:.3g}, and none is left; {waits}",
-        against="" if pressure is not None else "the kernel does not report how long tasks waited (PSI)",
+        against=against,
         advice="for the site: reserve CPUs for holders of GPUs (Kubernetes: requests.cpu as large as limits.cpu, static"
         " CPU manager; Slurm: ConstrainCores=yes); for the owner: request the CPUs, or start on another node",
     )
@@ -33,7 +37,6 @@ RULE = Rule(
     title="others use the CPUs of the host",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(),
     needs=(
         "the CPUs that the holder uses, its limit or its share of the host by GPUs, a host without free CPUs, and"
         " threads that wait for a CPU (PSI, or the number of threads that want to run)"

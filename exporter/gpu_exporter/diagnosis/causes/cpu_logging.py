@@ -16,7 +16,6 @@ RULE = Rule(
     title="metrics or logs in each step",
     states=WORKING,
     judge=judge,
-    claims=(66, 67, 68, 69),
     needs="the phase `logging`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
     remedy=as_remedy("logging"),

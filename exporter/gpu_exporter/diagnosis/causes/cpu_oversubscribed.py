@@ -61,7 +61,6 @@ RULE = Rule(
     title="too many threads on few CPUs",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(42, 59, 70),
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
     against=(
         "a holder that does not use the CPUs it is entitled to: then low; more than 256 threads in the two busiest"

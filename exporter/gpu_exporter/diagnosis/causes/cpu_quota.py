@@ -40,7 +40,6 @@ RULE = Rule(
     title="the CPU quota runs out",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(7, 42),
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
     against="a mean use far below the quota; threads that are not visible, since too many would look alike",
     remedy="Ask for more CPUs (Kubernetes: `limits.cpu`; Slurm: `--cpus-per-task`).",

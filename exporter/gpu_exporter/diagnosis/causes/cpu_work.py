@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import MEDIUM, Cause
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 
 CORES = 0.9  # CPUs: one thread is the whole program of a notebook
+MORE = 1.2  # CPUs of the processes on GPUs, for each: more than a thread that only asks for work, over and over
+OTHERS = 0.5  # CPUs of the other processes
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -14,11 +16,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return need(case)
     if cores < CORES or any((each.utilization or 0.0) > 0.0 for each in case.members):
         return None
+    rank = case.average_processes(lambda each: each.rank_cores)
+    ranks = max((each.ranks or 0 for each in case.seen), default=0)
+    is_spin = rank is not None and 0.0 < rank <= MORE * ranks and cores - rank < OTHERS
     return Cause(
         "cpu_work",
-        MEDIUM,
+        LOW if is_spin else MEDIUM,
         f"its processes use {cores:.1f} CPUs, while its GPU does nothing",
-        against="it may prepare its next work",
+        against="a server that polls for requests looks the same" if is_spin else "it may prepare its next work",
         advice="check that model and data are on this GPU; run what needs no GPU in a job without one",
     )
 
@@ -28,9 +33,8 @@ RULE = Rule(
     title="computes on CPUs beside an idle GPU",
     states=frozenset(("held_idle",)),
     judge=judge,
-    claims=(),
     needs="the CPUs that the holder uses, and that none of its GPUs on the node works",
-    against="always: it may prepare its next work",
+    against="always: it may prepare its next work. Low if only the processes on GPUs use a CPU each: servers may poll",
     remedy=(
         "Check that model and data are on this GPU, for example that `torch.cuda.is_available()` is true. Run what"
         " needs no GPU, such as the preparation of data, in a job without one."

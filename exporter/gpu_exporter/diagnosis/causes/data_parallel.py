@@ -24,7 +24,6 @@ RULE = Rule(
     title="DataParallel",
     states=WORKING,
     judge=judge,
-    claims=(78,),
     needs="the type of the model, by the training loop's own report (`observe(model=...)`)",
     against="nothing: the type of the model is known",
     remedy="Use DistributedDataParallel with one process for each GPU (`torchrun --nproc_per_node`).",

@@ -27,7 +27,6 @@ RULE = Rule(
     title="CPUs far from the GPU",
     states=WORKING,
     judge=judge,
-    claims=(),
     needs="the CPUs on which the processes may run, and the CPUs near the GPU (NVML)",
     against="always: the cost depends on the amount of data that is copied to the GPU",
     remedy=(

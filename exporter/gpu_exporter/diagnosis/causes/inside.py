@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.common.model.training import TrainingPace
-from gpu_exporter.common.report_rules import ADVICE, are_enough, bound_gain
+from gpu_exporter.common.report_rules import ADVICE, advise_phase, are_enough
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
 OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "pinned_loaders", "too_few_workers", "small_file_io"))
@@ -29,7 +29,9 @@ def describe_wait(pace: TrainingPace) -> str:
     """How much of its steps the loop waits for data."""
     rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
     unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
-    return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}"
+    workers = pace.facts.get("num_workers")
+    has = "" if workers is None else f"; its DataLoader has {workers} workers"
+    return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}{has}"
 
 
 def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
@@ -38,12 +40,13 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
     share = None if pace is None else pace.phases.get(phase)
     if share is None or share < case.rules.phase_min:
         return None
+    advice, gain = advise_phase(phase, share)
     return Cause(
         name,
         HIGH if share >= case.rules.wait_high else MEDIUM,
         f"its loop spends {share:.0%} of its steps in the phase {phase}",
-        advice=ADVICE[phase],
-        gain=bound_gain(share),
+        advice=advice,
+        gain=gain,
     )
 
 
@@ -53,21 +56,19 @@ def as_remedy(phase: str) -> str:
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:
-    """The cause with what the loop says: a wait for data is evidence for causes of slow input, and no wait speaks
-    against them.
+    """The cause with what the loop reports: a wait for data confirms causes of slow input, and no wait refutes them.
 
     A cause that delays a mark is never made more certain: a job could write itself a delay.
     """
     pace = find_pace(case)
-    if pace is None or pace.wait is None or cause.name not in OF_INPUT:
+    if pace is None or pace.wait is None or cause.name not in OF_INPUT or describe_wait(pace) in cause.evidence:
         return cause
     step = ORDER.index(cause.confidence)
-    if pace.wait >= case.rules.wait_high:
-        confidence = ORDER[min(step + 1, len(ORDER) - 1)] if pace.is_gpu else cause.confidence
+    if pace.wait >= case.rules.wait_min:
+        is_proof = pace.is_gpu and pace.wait >= case.rules.wait_high
+        confidence = ORDER[min(step + is_proof, len(ORDER) - 1)]
         return cause._replace(confidence=confidence, evidence=f"{cause.evidence}; {describe_wait(pace)}")
-    if pace.wait < case.rules.wait_min and cause.name != "cpu_quota":
-        against = "; ".join(
-            filter(None, (cause.against, f"its loop waits for data only in {pace.wait:.0%} of each step"))
-        )
-        return cause._replace(confidence=ORDER[max(0, step - 1)], against=against)
-    return cause
+    if cause.name == "cpu_quota":
+        return cause
+    against = "; ".join(filter(None, (cause.against, f"its loop waits for data only in {pace.wait:.0%} of each step")))
+    return cause._replace(confidence=LOW, against=against)

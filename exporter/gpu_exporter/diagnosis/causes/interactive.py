@@ -29,7 +29,6 @@ RULE = Rule(
     title="a person at a terminal or notebook",
     states=IDLE,
     judge=judge,
-    claims=(87,),
     needs="whether a process has a terminal or the name of a notebook server, and the CPUs in use",
     against="always: a batch job can be started from a terminal",
     remedy=("End a session that is not in use. For development, a MIG instance or a shared GPU is enough."),

@@ -6,7 +6,7 @@ from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, Rule
 
-AROUND_S = 900.0  # the late rank may have come to rest long before its last collective was due
+AROUND_S = 900.0  # the late rank may have stopped long before the collective in which the others wait
 OTHERS = Needs("the job's other nodes: the rank that the others wait for is not on this one")
 
 
@@ -46,7 +46,6 @@ RULE = Rule(
     title="the other ranks may wait for this one",
     states=frozenset(("stalled", "held_idle")),
     judge=judge,
-    claims=(75,),
     needs=(
         "a [stall](stalls.md) on a GPU of the holder, and another GPU of it on the same node at 0 %, or a"
         " process that a signal stopped"

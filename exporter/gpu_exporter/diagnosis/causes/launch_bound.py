@@ -9,6 +9,8 @@ from gpu_exporter.diagnosis.causes.inside import find_compute
 
 COMPILE = "compile the model: torch.compile(model, mode='reduce-overhead') uses CUDA graphs; or raise batch_size"
 OTHER = "other work of Python in each step, such as a metric or `.item()`, looks the same"
+MODEL = ("forward", "backward", "optimizer")  # phases in which a step launches kernels
+MODEL_MIN = 0.7  # share of the step in them that leaves no room for other work of Python
 UNKNOWN = "the CPU time of the process is not known: it may wait for something else in the step"
 USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
 
@@ -29,12 +31,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     compiled = (
         "" if is_compiled is None else "; the model is compiled" if is_compiled else "; the model is not compiled"
     )
+    is_model = sum(pace.phases.get(name, 0.0) for name in MODEL) >= MODEL_MIN
     return Cause(
         "launch_bound",
-        MEDIUM if is_full else LOW,
+        MEDIUM if is_full and is_model else LOW,
         f"{uses}the loop hardly waits for data ({pace.wait or 0.0:.0%}), but the GPU is at {case.mean:.0%}; "
         f"{pace.step_s * 1e3:.3g} ms per step{compiled}",
-        against=OTHER if rank is not None else UNKNOWN,
+        against=UNKNOWN if rank is None else OTHER if not is_model else "the model may wait for its kernels",
         advice="raise batch_size" if is_compiled else COMPILE,
         gain=bound_gain(case),
     )
@@ -45,12 +48,14 @@ RULE = Rule(
     title="many small kernels",
     states=WORKING,
     judge=judge,
-    claims=(30, 65),
     needs=(
         "the training loop's own report: hardly any wait for data, while utilization is below 70 %; and the CPU time of"
         " the process on the GPU"
     ),
-    against="processes that are not visible. A `.item()` or a print in each step looks the same",
+    against=(
+        "other work of Python in the step, such as an evaluation or an optimizer on the CPU, looks the same: low,"
+        " unless the placed phases forward, backward and optimizer fill the step"
+    ),
     remedy=(
         "Compile the model (`torch.compile`, with `mode='reduce-overhead'` for CUDA graphs), raise `batch_size`, and"
         " read values such as the loss only every 50 steps."

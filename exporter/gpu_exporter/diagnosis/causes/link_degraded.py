@@ -28,7 +28,6 @@ RULE = Rule(
     title="a slow PCIe link",
     states=WORKING,
     judge=judge,
-    claims=(),
     needs=(
         "generation and lanes of the PCIe link while the GPU works, and the most that are possible in this slot (NVML)"
     ),

@@ -26,7 +26,6 @@ RULE = Rule(
     title="a member of the job cannot go on, and the others wait for it",
     states=IDLE | {"stalled"},
     judge=judge,
-    claims=(),
     needs=(
         "a [stall](stalls.md) on a GPU of the holder, and proof on this node: a rank's process ended or was stopped"
         " when the others began to wait, or a GPU reported an XID or does not answer"

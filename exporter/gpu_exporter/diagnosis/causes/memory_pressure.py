@@ -88,7 +88,6 @@ RULE = Rule(
     title="too little host memory",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(7, 72),
     needs=(
         "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes "
         "wait and the limit is nearly reached; processes that the OOM killer ended"

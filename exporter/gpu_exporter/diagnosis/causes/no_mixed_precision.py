@@ -33,7 +33,6 @@ RULE = Rule(
     title="32 bits without tensor cores",
     states=frozenset(("busy_inefficient",)),
     judge=judge,
-    claims=(26, 28),
     needs="the types of parameters and products of matrices, by the training loop's own report",
     against="that autocast is not seen in a plain loop. Lightning and the Trainer tell it",
     remedy=(

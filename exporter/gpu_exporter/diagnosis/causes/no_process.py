@@ -28,7 +28,6 @@ RULE = Rule(
     title="nothing runs on the GPU",
     states=frozenset(("held_no_process",)),
     judge=judge,
-    claims=(81,),
     needs="that the driver lists no process on the GPU, which is proven once it has listed any process",
     against="work of the holder on its host: it may prepare; or a host that is not known",
     remedy=("End the job if its work is done. If it computes on CPUs, ask for a GPU only in the step that uses it."),

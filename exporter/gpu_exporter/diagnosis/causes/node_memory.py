@@ -29,7 +29,6 @@ RULE = Rule(
     title="the node, or a slice above the holder, lacks memory",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(),
     needs="tasks that waited for memory or were killed for it, as for memory_pressure; the own limit was not near",
     against="a holder without a memory limit, or not far below it: it may be the one that fills the node",
     remedy=(

@@ -34,7 +34,6 @@ RULE = Rule(
     title="loaders bound to few CPUs",
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
-    claims=(),
     needs="the CPUs on which the loaders may run (Cpus_allowed_list), and the CPU time that they use",
     against="processes without a loader's name: medium",
     remedy=(

@@ -46,7 +46,6 @@ RULE = Rule(
     title="waits for a network file system",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(46, 47),
     needs=(
         "mounted network file systems and processes that wait; with `causes.files` also the open files and what is read"
     ),

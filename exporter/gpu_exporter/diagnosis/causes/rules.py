@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import LOW, Cause, Causes
+from gpu_exporter.common.model.causes import Cause, Causes
 from gpu_exporter.diagnosis.causes import (
     checkpoint_share,
     checkpointing,
@@ -107,15 +107,15 @@ def find_causes(case: CauseCase) -> Causes:
     found: list[Cause] = []
     needs: dict[str, None] = {}
     for rule in RULES:
-        if case.state not in rule.states:
+        if case.state not in rule.states or rule.name in case.rules.off:
             continue
         answer = rule.judge(case)
         if isinstance(answer, Cause):
             found.append(add_inside(case, _with_limits(case, answer)))
         elif isinstance(answer, Needs):
             needs[answer.text] = None
-    if any(cause.name in OF_INPUT and cause.confidence != LOW for cause in found):
-        found = [cause for cause in found if cause.name != input_wait.RULE.name]  # the other one says why
+    if any(cause.name in OF_INPUT for cause in found):  # its evidence has the wait, and it says why
+        found = [cause for cause in found if cause.name != input_wait.RULE.name]
     if not found and case.state in WORKING and case.training is None:
         needs[INSIDE] = None
     if remote_io.FILES.text in needs:  # last: a right that few sites give

@@ -30,7 +30,6 @@ RULE = Rule(
     title="the shared memory is full",
     states=WITH_PROCESS,
     judge=judge,
-    claims=(),
     needs="shared memory of the cgroup, and the size of /dev/shm",
     against="always: shared memory outside of /dev/shm is counted too",
     remedy=(

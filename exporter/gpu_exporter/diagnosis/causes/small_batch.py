@@ -7,8 +7,6 @@ from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
 
-FREE = 0.9  # of the memory: the advice leaves a tenth
-
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_compute(case)
@@ -17,18 +15,13 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     batch = pace.facts.get("batch_size")
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         return None
-    larger = batch
-    while larger * 2 <= batch * FREE / max(case.memory, 0.05):  # memory grows at most with the batch
-        larger *= 2
-    if larger == batch:
-        return None
     return Cause(
         "small_batch",
         MEDIUM if pace.is_gpu else LOW,
-        f"batch_size {batch} uses {case.memory:.0%} of the GPU's memory, and the loop hardly waits for data "
+        f"with batch_size {batch}, {case.memory:.0%} of the GPU's memory is in use, and the loop hardly waits for data "
         f"({pace.wait or 0.0:.0%})",
         against="a larger batch changes the training: the learning rate must follow it",
-        advice=f"raise batch_size from {batch}: at most {larger} fits, if the loss allows it",
+        advice=f"raise batch_size from {batch} as far as the memory and the loss allow",
         gain=bound_gain(case),
     )
 
@@ -38,7 +31,6 @@ RULE = Rule(
     title="a small batch",
     states=WORKING,
     judge=judge,
-    claims=(3, 23, 24, 73),
     needs="`batch_size` and the wait for data by the training loop's own report, and the memory in use on the GPU",
     against="always: a larger batch changes the training. Low confidence where the loop has no time line of the GPU",
     remedy="Raise `batch_size` as far as the memory and the loss allow, with the learning rate.",

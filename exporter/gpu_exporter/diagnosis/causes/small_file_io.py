@@ -35,7 +35,6 @@ RULE = Rule(
     title="many small reads",
     states=frozenset(("low", "bursty")),
     judge=judge,
-    claims=(46, 48),
     needs="the number and size of read calls (`causes.files`)",
     against="that no process was seen waiting: the reads may be from pipes or the page cache, so the confidence is low",
     remedy="Pack the samples into large files (WebDataset, Parquet), read them in order, and shuffle in a buffer.",

@@ -49,7 +49,6 @@ RULE = Rule(
     title="installs, loads or compiles",
     states=IDLE | {"unknown"},
     judge=judge,
-    claims=(18,),
     needs=("the start of the holder, that its GPU has never worked, and the CPUs, disks and network of its host"),
     against="more than 20 minutes",
     remedy="Put packages into the image, and copy data to the node in a job without a GPU.",

@@ -32,7 +32,6 @@ RULE = Rule(
     title="the loop makes steps, but not on this GPU",
     states=IDLE,
     judge=judge,
-    claims=(),
     needs="the training loop's own report (torch.md): steps in the last minutes; and a GPU that has done nothing since",
     against="that the steps are the job's claim alone; `causes.steps: delay` trusts the claim",
     remedy=(

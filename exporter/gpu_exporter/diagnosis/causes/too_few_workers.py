@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.report_rules import bound_gain as bound_share
 from gpu_exporter.diagnosis.causes.advice import bound_gain, find_measured, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import MORE_THAN
-from gpu_exporter.diagnosis.causes.inside import find_pace
-from gpu_exporter.diagnosis.causes.shortage import find_cpus, find_short_of_cpu
+from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
+from gpu_exporter.diagnosis.causes.shortage import NOBODY, find_cpus, find_short_of_cpu
 
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 ONE = "one process beside those on the GPU uses a whole CPU"
@@ -21,6 +22,36 @@ READS = 1e6  # bytes per second that speak for a process that loads its samples 
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
+    seen, measured = _judge_host(case), _judge_measured(case)
+    if isinstance(seen, Cause) and seen.confidence != LOW:
+        return seen
+    if measured is None or _is_out_of_cpus(case):
+        return seen
+    return measured
+
+
+def _is_out_of_cpus(case: CauseCase) -> bool:
+    cpus = find_cpus(case)
+    return cpus is not None and (cpus.is_full or find_short_of_cpu(case) != NOBODY)
+
+
+def _judge_measured(case: CauseCase) -> Cause | None:
+    """The loop has measured how long its workers need for a batch, and that more of them would keep up."""
+    pace, advice = find_pace(case), find_measured(case)
+    if pace is None or not advice or pace.wait is None or pace.wait < case.rules.wait_min:
+        return None
+    is_long = pace.wait >= case.rules.wait_high
+    return Cause(
+        "too_few_workers",
+        LOW if not is_long else HIGH if pace.is_gpu else MEDIUM,
+        describe_wait(pace) + (f"; {pace.late}" if pace.late else ""),
+        "" if pace.is_gpu else "the loop has no time line of the GPU",
+        advice,
+        gain=bound_share(pace.wait),
+    )
+
+
+def _judge_host(case: CauseCase) -> Cause | Needs | None:
     rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)
     if rank is None or cpus is None:
         return need(case)
@@ -88,7 +119,6 @@ RULE = Rule(
     title="too few loaders",
     states=frozenset(("low", "bursty")),
     judge=judge,
-    claims=(44, 49, 50, 56, 70, 72),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
         "processes without the name of a loader (torch 2.5), and loaders that wait while data arrive: low, unless the"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
 SPINS_S = 60.0  # a GPU in a run without progress of this length does not work, since any work ends the run
@@ -12,15 +12,20 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     used = [each for each in case.members if (each.utilization or 0.0) > 0.0]
     if any(each.spin is not None and each.spin.run_s >= SPINS_S for each in used):
         return None  # those may wait for this one
-    if not used or len(case.members) < 2 or (case.processes or 0.0) > 0.0:
+    if not used or len(case.members) < 2:
         return None
     is_proven = case.processes == 0.0 and all((each.processes or 0.0) > 0.0 for each in used)
+    against = ""
+    if case.processes is None:
+        against = "processes on GPUs are not visible, so it may have one"
+    elif case.processes:
+        against = "it has a process, so its turn may come; programs also open a context on each GPU that they see"
     return Cause(
         "unused_gpu",
-        HIGH if is_proven else MEDIUM,
+        HIGH if is_proven else LOW if case.processes else MEDIUM,
         f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
         + (" and has no process" if is_proven else ""),
-        against="" if is_proven else "processes on GPUs are not visible, so it may have one",
+        against=against,
         advice="start one process for each GPU that the job holds (torchrun --nproc_per_node), or ask for fewer GPUs",
     )
 
@@ -30,9 +35,8 @@ RULE = Rule(
     title="fewer GPUs used than held",
     states=IDLE,
     judge=judge,
-    claims=(16, 31, 81),
     needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
-    against="that processes on GPUs are not visible: then the GPU may have one",
+    against="that processes on GPUs are not visible, (medium), or that one has a context on it and may wait (low)",
     remedy=(
         "Start one process for each GPU (`torchrun --nproc_per_node`), or ask for fewer GPUs. A variable "
         "such as CUDA_VISIBLE_DEVICES may be the reason; the exporter does not read it."

@@ -180,7 +180,7 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
     """The processes that show what the holder has mounted, and whether they show all of it.
 
-    One on the GPU; without one, the newest and some others, not the oldest, which is the pause process of a pod.
+    A process on the GPU if there is one. Otherwise the newest ones; never the oldest, which is the pod's pause process.
     `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}

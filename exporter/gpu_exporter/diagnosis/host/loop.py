@@ -50,7 +50,7 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Each part is a turn of its own: a bug in one must not cost the others."""
+    """Each part runs in its own turn, so a bug in one does not stop the others."""
 
     def __init__(
         self,

@@ -6,14 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.holders import HolderKey
 from gpu_exporter.common.model.readings import DeviceSnapshot, Effort, HostProgress
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import HourOfWork, Spin
 from gpu_exporter.diagnosis.stalls.floor import BoardFloor
-from gpu_exporter.diagnosis.stalls.hour import WorkHour
-from gpu_exporter.diagnosis.stalls.rules import MINUTE_S
+from gpu_exporter.diagnosis.stalls.hour import HOUR_S, WorkHour
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, StallRules
 from gpu_exporter.diagnosis.stalls.run import SpinMemory
 from gpu_exporter.diagnosis.stalls.waits import Around, HolderWaits, Waited
 from gpu_exporter.diagnosis.stalls.watch import GRACE_S, SpinWatch
@@ -59,7 +58,7 @@ class _Board:
 class Boards:
     """Not thread-safe: the node's lock protects it."""
 
-    def __init__(self, rules: Stalls) -> None:
+    def __init__(self, rules: StallRules) -> None:
         self._rules = rules
         self._boards: dict[UnitId, _Board] = {}
         self._waits: dict[HolderKey, HolderWaits] = {}
@@ -115,7 +114,7 @@ class Boards:
         watch = board.watch
         if watch is None:
             watch = board.watch = self._make_watch(board, snapshot, effort.start)
-            board.hour = WorkHour(self._rules.inefficient_over)
+            board.hour = WorkHour(HOUR_S)
         spans = snapshot.activity.spans if snapshot.activity is not None else ()
         draws = DRAWS if snapshot.facts.graphics_processes else ""
         watch.read(effort, spans, snapshot.contradiction or (NO_PROCESS if without_process else draws))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_exporter.common.config.defaults import Stalls
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 from gpu_exporter.diagnosis.stalls.waits import NOTHING_KNOWN, Around
 
 PUBLISHED = ("medium", "high")
@@ -12,13 +12,13 @@ STEPS = ("none", "low", "medium", "high")
 SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100 % busy: then GPM does not count
 
 
-def is_collective(sm: float, rules: Stalls, *, polls: bool) -> bool:
+def is_collective(sm: float, rules: StallRules, *, polls: bool) -> bool:
     """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
     return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 
 def judge_confidence(
-    rules: Stalls,
+    rules: StallRules,
     sm: float | None,
     unknown: Sequence[str],
     *,

@@ -10,6 +10,7 @@ from gpu_exporter.common.model.readings import Effort, Span
 from gpu_exporter.common.model.views import HourOfWork
 from gpu_exporter.diagnosis.stalls.rules import MINUTE_S
 
+HOUR_S = 3600.0  # over which a GPU is judged to use few of its SMs
 COVERED_MIN = 0.9  # share of the time that must be known
 
 

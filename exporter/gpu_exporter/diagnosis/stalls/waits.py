@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.model.readings import HostProgress
 from gpu_exporter.common.model.units import UnitId
-from gpu_exporter.diagnosis.stalls.rules import MINUTE_S
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, StallRules
 
 KEPT = 20  # waits that are remembered: a job whose waits become shorter is judged by the new ones
 LIVES_RATIO = 0.9  # of the memory that living processes keep: one that ends frees all of its own
@@ -50,7 +49,7 @@ NOTHING_KNOWN = Around()
 class HolderWaits:
     """The waits of one holder on this node."""
 
-    def __init__(self, rules: Stalls, waited: Waited = NOT_YET) -> None:
+    def __init__(self, rules: StallRules, waited: Waited = NOT_YET) -> None:
         """`waited`: what an earlier process has learned."""
         self._rules = rules
         self._lengths: deque[float] = deque([waited.longest_s] * waited.number, KEPT)

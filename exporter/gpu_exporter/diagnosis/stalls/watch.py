@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from gpu_exporter.common.config.defaults import Stalls
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.readings import Effort, HostProgress, Span
 from gpu_exporter.common.model.views import Spin
 from gpu_exporter.diagnosis.stalls.confidence import PUBLISHED, is_collective, judge_confidence
 from gpu_exporter.diagnosis.stalls.floor import BoardFloor
 from gpu_exporter.diagnosis.stalls.power import PowerStep, PowerSteps, Spread
-from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, NO_NVLINK, STEP_S, resting_power
+from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, NO_NVLINK, STEP_S, StallRules, resting_power
 from gpu_exporter.diagnosis.stalls.run import (
     DISK,
     LOADERS,
@@ -49,7 +48,7 @@ UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been s
 class SpinWatch:
     """Watches one holder. Readings come in the order of time."""
 
-    def __init__(self, rules: Stalls, product: str, floor: BoardFloor, work: WorkHistory) -> None:
+    def __init__(self, rules: StallRules, product: str, floor: BoardFloor, work: WorkHistory) -> None:
         """`product`: NVML's name of the board. `floor`: of the board, shared with its earlier holders."""
         self._rules = rules
         self._has_nvlink = NO_NVLINK.search(product) is None

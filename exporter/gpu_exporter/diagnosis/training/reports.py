@@ -30,10 +30,10 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
-    """One report. Unknown keys are ignored, optional values that are not understood are unknown. `name`: of its file,
+    """One report. Unknown keys are ignored, optional values that cannot be parsed are unknown. `name`: of its file,
     which identifies a process that names no run.
 
-    Raises ValueError if the format or the number of steps is not understood.
+    Raises ValueError if the format or the number of steps cannot be parsed.
     """
     if len(data) > SIZE_MAX:
         raise ValueError(f"longer than {SIZE_MAX} bytes")

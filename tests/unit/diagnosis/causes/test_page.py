@@ -1,22 +1,13 @@
-"""docs/causes.md: every cause has its section, every claim says what shows it."""
+"""docs/causes.md: every cause has its section, and misses are published."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tools.claims import CLAIMS
-
 from gpu_exporter.diagnosis.causes.rules import RULES
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "causes.md").read_text("utf-8")
-
-
-def test_every_claim_is_shown_by_a_cause_or_says_what_shows_it() -> None:
-    assert list(CLAIMS) == list(range(1, 90))
-    covered = {number for rule in RULES for number in rule.claims}
-    assert covered <= CLAIMS.keys()
-    assert {number for number, (_, shown) in CLAIMS.items() if shown == "cause"} <= covered
 
 
 def test_every_cause_has_a_section_that_links_can_reach() -> None:

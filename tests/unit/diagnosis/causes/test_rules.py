@@ -71,7 +71,7 @@ def spinning(run_s: float) -> tuple[HeldGpu, ...]:
         ({"members": two(0.0, 0.8), "processes": 0.0}, "high"),
         ({"members": two(0.0, 0.8, None), "processes": None}, "medium"),
         ({"members": two(0.0, 0.0), "processes": 0.0}, None),  # none works: no process at all
-        ({"members": two(0.0, 0.8), "processes": 1.0}, None),  # it has a process, which may wait
+        ({"members": two(0.0, 0.8), "processes": 1.0}, "low"),  # it has a process, which may wait
         ({"processes": 0.0}, None),  # it holds only this one
         ({"members": spinning(30.0), "processes": 0.0}, "high"),  # a moment without progress
         ({"members": spinning(90.0), "processes": 0.0}, None),  # which may wait for this one

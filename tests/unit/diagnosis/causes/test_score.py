@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.workloads.score import Scored, read_records, replay, score, specificity, strip_names
+from tests.workloads.score import HOOK_RECORDS, Scored, read_records, replay, score, specificity, strip_names
 
 RECORDS = read_records()
 
@@ -15,12 +15,12 @@ def named() -> list[Scored]:
     return [replay(record) for record in RECORDS]
 
 
-def test_nine_of_ten_causes_are_right_and_seven_of_ten_faults_are_found(named: list[Scored]) -> None:
+def test_eight_of_nine_causes_are_right_and_three_of_four_faults_are_found(named: list[Scored]) -> None:
     precision, recall = score(named)
     assert precision is not None
     assert recall is not None
-    assert precision >= 0.9, [each for each in named if each.found and each.found[0] not in each.truth]
-    assert recall >= 0.7
+    assert precision >= 0.88, [each for each in named if each.found and each.found[0] not in each.truth]
+    assert recall >= 0.78
 
 
 def test_without_names_of_threads_fewer_faults_are_found_and_none_is_wrong_more_often() -> None:
@@ -28,8 +28,18 @@ def test_without_names_of_threads_fewer_faults_are_found_and_none_is_wrong_more_
     precision, recall = score(replay(record, strip_names) for record in RECORDS)
     assert precision is not None
     assert recall is not None
-    assert precision >= 0.9
-    assert recall >= 0.65
+    assert precision >= 0.88
+    assert recall >= 0.72
+
+
+def test_the_hook_finds_more_faults_and_accuses_no_more() -> None:
+    """Evaluation, the wait for other ranks and the user's own code lie outside of the loop's `next`, as in real loops."""
+    records = read_records(HOOK_RECORDS)
+    without, with_hook = map(replay, records), [replay(record, with_hook=True) for record in records]
+    before, after = score(without), score(with_hook)
+    assert (after.precision or 0.0) >= max(0.9, before.precision or 0.0)
+    assert (after.recall or 0.0) >= max(0.88, before.recall or 0.0)
+    assert [each.script for each in with_hook if each.hard and each.found] == ["actors_of_reinforcement_learning"]
 
 
 def test_no_easy_healthy_job_is_accused(named: list[Scored]) -> None:

@@ -1,0 +1,84 @@
+"""The questions that a metric answers which no rule, dashboard, command or runbook page of gpu-exporter reads."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from tools.files import ROOT
+
+READERS = (
+    *("alerts/rules/**/*.yaml", "alerts/*.yaml", "alerts/runbook.md", "grafana/dashboards/*.json"),
+    *("exporter/gpu_exporter/reconciler/**/*.py", "exporter/gpu_exporter/reports/**/*.py"),
+)
+QUESTIONS = {
+    "gpu_allocation_high_seconds_total": "For how much of its time does a holder keep its GPU above 70 %?",
+    "gpu_allocation_idle_seconds_total": "How many of a holder's GPU-hours were idle?",
+    "gpu_allocation_last_active_timestamp_seconds": "When did a holder last use its GPU?",
+    "gpu_allocation_low_seconds_total": "For how much of its time does a holder keep its GPU below 10 %?",
+    "gpu_allocation_processes": "How many processes of the holder have a context on the GPU?",
+    "gpu_allocation_stalled_seconds_total": "How many of a holder's GPU-hours passed without progress?",
+    "gpu_devices_unattributed": "On how many GPUs of the node is the holder not known?",
+    "gpu_devices_visible": "How many GPUs does the driver list on the node?",
+    "gpu_energy_joules_total": "How much energy did a GPU use since the driver was loaded?",
+    "gpu_exporter_attribution_conflicts_total": "How often do two sources name different holders for one GPU?",
+    "gpu_exporter_jobs_missed_total": "How many jobs ended before the exporter knew their GPUs?",
+    "gpu_exporter_task_failures_total": "Which part of the exporter failed, and how often?",
+    "gpu_exporter_web_config_success": "Is the last version of the web configuration in force?",
+    "gpu_graphics_active_seconds_total": "How long was any engine for compute or graphics active, by GPM?",
+    "gpu_idle_seconds_total": "How long was a GPU idle, held or not?",
+    "gpu_idle_witnesses": "Which signals prove that this GPU is idle?",
+    "gpu_memory_clock_hertz": "At which clock does the memory of a GPU run?",
+    "gpu_memory_free_bytes": "How much memory could another process use?",
+    "gpu_memory_reserved_bytes": "How much memory does the driver keep for itself?",
+    "gpu_mig_busy_seconds_total": "How long was a MIG instance busy?",
+    "gpu_mig_energy_joules_total": "How much energy did a MIG instance use, by estimate?",
+    "gpu_mig_idle_seconds_total": "How long was a MIG instance idle, held or not?",
+    "gpu_mig_idle_witnesses": "Which signals prove that this MIG instance is idle?",
+    "gpu_mig_last_active_timestamp_seconds": "When was a MIG instance last active?",
+    "gpu_mig_memory_total_bytes": "How much memory does a MIG instance have?",
+    "gpu_mig_observed_seconds_total": "For how long is the activity of a MIG instance known?",
+    "gpu_mig_temperature_celsius": "How hot is the board of a MIG instance?",
+    "gpu_mig_unassigned_energy_joules_total": "How much energy of a board belongs to none of its MIG instances?",
+    "gpu_mig_unattributed_busy_seconds_total": "How much busy time of a MIG instance belongs to no known holder?",
+    "gpu_mig_unattributed_energy_joules_total": "How much energy of a shared MIG instance belongs to no known holder?",
+    "gpu_pcie_link_bytes_per_second": "Which bandwidth does the PCIe link have now? A link at rest is slower.",
+    "gpu_pcie_link_max_bytes_per_second": "Which bandwidth can the PCIe link have at most?",
+    "gpu_performance_state": "In which performance state (P0 to P15) is a GPU?",
+    "gpu_retired_pages": "How many memory pages did a GPU before Ampere retire?",
+    "gpu_sm_active_seconds_total": "How many of the SMs had work, over time?",
+    "gpu_sm_clock_max_hertz": "At which clock can the SMs run at most?",
+    "gpu_sm_occupancy_ratio": "How many warps do the active SMs run, of those that fit?",
+    "gpu_temperature_limit_celsius": "At which temperature does a GPU before Ada slow down or shut down?",
+    "gpu_tenant_busy_gpu_seconds_total": "How many GPU-hours did a tenant really use?",
+    "gpu_tensor_active_seconds_total": "Does a training use the tensor cores?",
+    "gpu_throttle_active": "Which reason slows a GPU down at this moment?",
+    "gpu_training_step_seconds": "How long is a step of a training?",
+    "gpu_unattributed_busy_seconds_total": "How much busy time of a shared GPU belongs to no known holder?",
+    "gpu_unattributed_energy_joules_total": "How much energy of a shared GPU belongs to no known holder?",
+    "gpu_xid_errors_total": "How often did a GPU report each XID?",
+}
+
+
+@cache
+def _read() -> str:
+    return "\n".join(path.read_text("utf-8") for pattern in READERS for path in sorted(ROOT.glob(pattern)))
+
+
+def is_read(name: str) -> bool:
+    """Whether a rule, a dashboard, a command or the runbook reads the metric of this name."""
+    return re.search(rf"\b{name}\b", _read()) is not None
+
+
+def render_questions() -> list[str]:
+    """The lines of the section."""
+    return [
+        "",
+        "## For your own queries",
+        "",
+        "No rule, dashboard, command or runbook page of gpu-exporter reads these metrics. Each answers a question:",
+        "",
+        "| metric | question |",
+        "| --- | --- |",
+        *(f"| `{name}` | {question} |" for name, question in QUESTIONS.items()),
+    ]
