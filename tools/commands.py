@@ -37,10 +37,6 @@ prints what the exporter reads, and takes the exporter's variables.
 - A flag that says what to do now (`--once`, `--apply`, `--remove-all`, `--format` and the like) has no variable, and a
   command that ends by itself has none either.
 
-Before 0.1 every command read its flags from `GPU_EXPORTER_...`. In 0.1 `reconcile` and `slurm-collector` still use
-these former names, with commas between items, and print a warning; 0.2 will not. An empty variable with the new name
-stops that. The other commands print a warning if such a variable is set, and do not use it.
-
 ## Exit codes
 
 | code | meaning |

@@ -285,7 +285,8 @@ def test_the_dry_run_shows_job_ids_as_users_write_them_and_the_field(
         (row,) = [row for row in rows if row["name"] == raw]
         assert (row["job"], row["refused"]) == (f"{array}_{task}", "foreign")
         for asked in (f"job/{array}_{task}", f"job/{raw}"):
-            done = run_exporter(*command, f"--explain={asked}", environment=cluster.slurm.environment)
+            given = [each for each in command[1:] if each != "--once"]
+            done = run_exporter("explain", asked, *given, environment=cluster.slurm.environment)
             assert done.stdout.startswith(f"{shown}: underused\n"), done.stdout + done.stderr
             assert "  REFUSED: foreign: the field contains a text that the reconciler did not write\n" in done.stdout
         done = run_exporter(*command, "--apply", environment=cluster.slurm.environment)

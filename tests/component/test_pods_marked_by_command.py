@@ -1,4 +1,4 @@
-"""The command `reconcile`: dry run, --apply, --explain, --remove-all, and targets that are unavailable."""
+"""The command `reconcile`: dry run, --apply, --remove-all, and targets that are unavailable."""
 
 from __future__ import annotations
 
@@ -34,19 +34,17 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
         done = run_exporter(*command, "--once", "--apply", audit)
         assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
         past = "Z marked underused: its one GPU idle for 3.0 h (1 of 1 GPUs seen)\n"
-        done = run_exporter(*command, "--once", audit, f"--explain={bench.namespace}/train")
+        done = run_exporter("explain", f"{bench.namespace}/train", *command[1:], audit)
         assert done.returncode == 0 and past in done.stdout and "idle run" in done.stdout, done.stdout
     with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "another", uid)) as address:
-        command = ("reconcile", "--once", f"--source.exporter={address}", *access, audit)
-        done = run_exporter(*command, f"--explain={bench.namespace}/train")
+        command = ("explain", f"--source.exporter={address}", *access, audit)
+        done = run_exporter(*command, f"{bench.namespace}/train")
         assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its earlier marks:\n  20"), (
             done.stderr
         )
         assert past in done.stdout
-        assert run_exporter(*command, f"--explain={bench.namespace}/absent").returncode == 2
-        same = run_exporter("explain", f"{bench.namespace}/train", *command[2:])
-        assert (same.returncode, same.stdout) == (done.returncode, done.stdout), same.stderr
-        done = run_exporter("explain", *command[2:])
+        assert run_exporter(*command, f"{bench.namespace}/absent").returncode == 2
+        done = run_exporter(*command)
         assert (
             done.returncode == 2
             and "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID" in done.stderr
@@ -102,7 +100,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         assert done.stderr == ""
         rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
         assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
-        done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
+        done = run_exporter("explain", f"{bench.namespace}/other", *[each for each in allowed[1:] if each != "--once"])
         assert f"  REFUSED: foreign: {LABEL} has a value that the reconciler does not set\n" in done.stdout
         done = run_exporter(*command, "--no-kubernetes")
         assert done.stderr.count("cannot connect to the API server") == 1
@@ -133,7 +131,6 @@ def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench
         (("--apply", "--kubernetes", "--no-slurm"), "cannot connect to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
         (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
-        (("--apply", "--explain=ml/train"), "--apply cannot be combined with --explain or --gpu, which write nothing"),
     ],
 )
 def test_a_requested_target_that_is_unavailable_is_reported(flags: tuple[str, ...], complaint: str) -> None:

@@ -23,7 +23,7 @@ HARMLESS = frozenset((
     "--alertmanager.filter", "--attribution.claims", "--attribution.kubelet.logs", "--attribution.kubelet.socket",
     "--attribution.monitor", "--attribution.pod-uid", "--attribution.resource", "--attribution.slurm.gres-conf",
     "--attribution.slurm.job-files", "--attribution.slurm.node", "--attribution.static", "--audit.file",
-    "--config.file", "--devices.replay", "--devices.scenario", "--directory", "--explain", "--filter",
+    "--config.file", "--devices.replay", "--devices.scenario", "--directory", "--filter",
     "--from.basic-auth.username", "--gpu", "--kubernetes.lease", "--output", "--path.cgroup", "--path.kmsg",
     "--path.procfs", "--path.sysfs", "--pause.file", "--reason", "--source.basic-auth.username", "--source.matcher",
     "--source.tls.ca", "--source.tls.cert", "--speed", "--state.directory", "--textfile.output", "--web.hosts",
@@ -31,7 +31,7 @@ HARMLESS = frozenset((
 ))  # fmt: skip
 # Settings that are free texts. help_url and grafana are addresses that everybody reads: a password there is refused.
 HARMLESS_SETTINGS = frozenset((
-    "actions.kinds", "actions.override", "alerts.dcgm", "alerts.exclude", "alerts.grafana", "alerts.nvidia_smi",
+    "actions.kinds", "actions.override", "diagnosis.without", "alerts.dcgm", "alerts.exclude", "alerts.grafana", "alerts.nvidia_smi",
     "alerts.pod_labels", "alerts.pool_label", "alerts.queue_label", "alerts.reconciler", "alerts.resources",
     "alerts.selector", "alerts.slurm_collector", "alerts.team_label", "attribution.slurm_pods", "policy.help_url",
     "policy.pause_when",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 OPENING, CLOSING = "([{", ")]}"
@@ -52,7 +53,7 @@ def split_items(text: str, *, at_commas: bool) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def is_given(action: argparse.Action, given: list[str]) -> bool:
+def is_given(action: argparse.Action, given: Sequence[str]) -> bool:
     """Whether a flag is among these arguments, so that its variable does not count."""
     flags = given[: given.index("--")] if "--" in given else given
     return not {flag.partition("=")[0] for flag in flags}.isdisjoint(action.option_strings)

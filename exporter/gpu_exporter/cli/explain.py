@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from gpu_exporter.cli.arguments import moment, positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, optional_address, read_config
+from gpu_exporter.cli.arguments import moment
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -23,8 +22,7 @@ def build_parser() -> Parser:
     """Flags of `explain`."""
     parser = Parser(
         "explain",
-        "Explain the decision about one holder, with every number behind it. Writes nothing.\n"
-        "Other flags of `reconcile` are accepted and ignored, so that a deployment's own flags can be pasted.",
+        "Explain the decision about one holder, with every number behind it. Writes nothing.",
         usage="gpu-exporter explain HOLDER [FLAGS]\n       gpu-exporter explain --gpu UUID [FLAGS]",
     )
     parser.add_argument(
@@ -49,7 +47,6 @@ def build_parser() -> Parser:
     parser.section("general")
     add_config(parser)
     add_logging(parser)
-    _accept_the_reconcilers(parser)
     return parser
 
 
@@ -75,35 +72,12 @@ def add_question(parser: Parser) -> None:
     )
 
 
-def _accept_the_reconcilers(parser: Parser) -> None:
-    parser.hides = True
-    for flag in ("--once", "--apply", "--slurm.collector", "--kubernetes.condition"):
-        parser.flag(flag, action="store_true")
-    parser.address(
-        "--alertmanager.url",
-        optional_address,
-        "GPU_EXPORTER_RECONCILE_ALERTMANAGER_URL of `reconcile`",
-        action="append",
-    )
-    for flag in ("--alertmanager.filter", "--web.listen-address", "--state.directory"):
-        parser.flag(flag, action="append")
-    parser.flag("--interval", type=positive_duration)
-    add_web_config(parser)
-
-
 def run(given: list[str]) -> int:
     """Print the explanation; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     if bool(options.holder) == bool(options.gpu):
         parser.error("name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID")
-    if options.apply:
-        parser.error("explain writes nothing: leave --apply out")
-    return answer(parser, options, options.holder)
-
-
-def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
-    """Answers `explain` and `reconcile --once --explain`."""
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at cannot be combined with --pause.file or --kubernetes.lease: only the latest pause is stored")
     config = read_config(parser, options.config_file)
@@ -115,7 +89,7 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)
-    question = ExplainRequest(holder, options.gpu, options.format, options.audit)
+    question = ExplainRequest(options.holder, options.gpu, options.format, options.audit)
     try:
         client = build_client(options, options.prometheus, *options.exporters)
         source = build_evidence(options, client, book, options.at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_form_flags, add_waiting_flags
+from gpu_exporter.cli.agent_flags import add_agent_flags, add_waiting_flags
 from gpu_exporter.cli.once import print_reading
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.cli.serve import PREFIX, check_files
@@ -19,10 +19,7 @@ def build_parser() -> Parser:
     parser.section("one reading (no variables)")
     add_waiting_flags(parser)
     add_agent_flags(parser)
-    parser.hides = True  # the command was a form of `--once`, which has these flags
-    add_form_flags(parser)
-    add_daemon_flags(parser)
-    parser.set_defaults(once=True, format="holders")
+    parser.set_defaults(once=True, format="holders", check="all")
     return parser
 
 

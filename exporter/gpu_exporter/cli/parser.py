@@ -1,4 +1,4 @@
-"""A command's parser: flags in named groups, and for a service a variable for each setting.
+"""A command's parser. It has flags in named groups; a service also has a variable for each setting.
 
 A variable becomes an argument before the flags are parsed (docs/commands.md, Environment). So conversion, choices and
 lists are the same for both. A flag replaces its variable, and an empty variable counts as not set. A list takes one
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpu_exporter.common.address import Address
     from gpu_exporter.common.config.load import Config
 
-FORMER_PREFIX = "GPU_EXPORTER_"  # prefix of all variables before 0.1; such variables are read with a warning until 0.2
 FLAG_WIDTH = 40  # columns of the flags in --help
 
 
@@ -74,8 +73,6 @@ class Parser(argparse.ArgumentParser):
         self.more: dict[str, str] = {}
         """Text that the reference adds to the help, by destination."""
         self._group: argparse._ActionsContainer = self
-        self.hides = False
-        """Whether --help leaves out the flags that follow."""
         self._with_commas: set[str] = set()
         self._variable = ""  # the variable that is being parsed
 
@@ -95,7 +92,7 @@ class Parser(argparse.ArgumentParser):
             options["metavar"] = "FILE" if options.get("type") is Path else "VALUE"
         action = self._group.add_argument(name, **options)
         # Set again, because Python 3.10 adds the default to the help of a flag that turns something on or off.
-        action.help = argparse.SUPPRESS if self.hides else options.get("help")
+        action.help = options.get("help")
         self.more[action.dest] = more
         if at_commas:
             self._with_commas.add(action.dest)
@@ -134,37 +131,21 @@ class Parser(argparse.ArgumentParser):
     def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The options, and the arguments that this command does not have."""
         if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
-            self._read_environment(os.environ, list(given))
+            self._read_environment(os.environ, given)
         return super().parse_known_args(given)
 
-    def _read_environment(self, environment: Mapping[str, str], given: list[str]) -> None:
+    def _read_environment(self, environment: Mapping[str, str], given: Sequence[str]) -> None:
         for variable, action in self.settings.items():
-            if is_given(action, given):
-                continue
-            former = FORMER_PREFIX + variable.removeprefix(self.prefix)
-            if environment.get(variable):
+            if environment.get(variable) and not is_given(action, given):
                 action.default = self._parse_variable(variable, action, environment[variable])
-            elif variable not in environment and former != variable and environment.get(former):
-                self.warn(f"{former} is used as {variable}; from version 0.2 on, only {variable} counts here")
-                action.default = self._parse_variable(former, action, environment[former], is_former=True)
-        if not self.prefix:
-            self._point_out_former(environment, given)
         for variable, action in self.verbs.items():
-            for name in dict.fromkeys((variable, FORMER_PREFIX + variable.removeprefix(self.prefix))):
-                if environment.get(name) and not is_given(action, given):
-                    self.warn(f"{name} is ignored: use the flag {action.option_strings[0]}")
+            if environment.get(variable) and not is_given(action, given):
+                self.warn(f"{variable} is ignored: use the flag {action.option_strings[0]}")
 
-    def _point_out_former(self, environment: Mapping[str, str], given: list[str]) -> None:
-        """This command read variables before 0.1. The exporter's own variables may be set where the command runs."""
-        for action in self._actions:
-            name = FORMER_PREFIX + _as_variable(action.option_strings[0]) if action.option_strings else ""
-            if environment.get(name) and action.help is not argparse.SUPPRESS and not is_given(action, given):
-                self.warn(f"{name} is not read by this command: use the flag {action.option_strings[0]}")
-
-    def _parse_variable(self, variable: str, action: argparse.Action, text: str, *, is_former: bool = False) -> object:
+    def _parse_variable(self, variable: str, action: argparse.Action, text: str) -> object:
         self._variable = variable
         try:
-            arguments = as_arguments(action, text, at_commas=is_former or action.dest in self._with_commas)
+            arguments = as_arguments(action, text, at_commas=action.dest in self._with_commas)
             found, _ = super().parse_known_args(arguments)
         except ValueError as exc:
             self.error(str(exc))
@@ -304,6 +285,17 @@ def read_config(parser: Parser, path: Path | None) -> Config:
     from gpu_exporter.common.config.load import ConfigError, load_config
 
     try:
-        return load_config(path)
+        config = load_config(path)
     except ConfigError as exc:
         parser.fail(str(exc))
+    if off := config.settings.diagnosis.without:
+        from gpu_exporter.common.config.values import unknown_key
+        from gpu_exporter.diagnosis.causes.rules import RULES
+
+        known = ("stalls", *(rule.name for rule in RULES))
+        for name in off.replace(" ", "").split(","):
+            if name not in known:
+                parser.fail(
+                    unknown_key(f"{path}: diagnosis.without: {name}", name, known).replace("unknown key", "no cause")
+                )
+    return config

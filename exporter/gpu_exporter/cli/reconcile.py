@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli import explain
-from gpu_exporter.cli.arguments import moment, positive_duration
+from gpu_exporter.cli.arguments import positive_duration
 from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, optional_address, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
@@ -125,10 +124,6 @@ def _add_verbs(parser: Parser) -> None:
         metavar="FORM",
         help="output format: table or json (default table)",
     )
-    # The former form of `explain`, which lists these flags in its own help.
-    parser.flag("--explain", default="", is_verb=True, help=argparse.SUPPRESS)
-    parser.flag("--gpu", default="", is_verb=True, help=argparse.SUPPRESS)
-    parser.flag("--at", type=moment, default=None, is_verb=True, help=argparse.SUPPRESS)
 
 
 def _add_actions(parser: Parser) -> None:
@@ -152,12 +147,10 @@ def _add_actions(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Decide once or until a signal, list marks, or explain. Returns the exit code."""
+    """Decide once or until a signal, or list marks. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     _check_combinations(parser, options)
-    if options.explain or options.gpu:
-        return explain.answer(parser, options, options.explain)
     config = read_config(parser, options.config_file)
     from gpu_exporter.common.logs import set_up_logging
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -178,25 +171,20 @@ def run(given: list[str]) -> int:
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """An invalid combination of flags is an error. It is never ignored."""
-    explains = bool(options.explain or options.gpu)
-    if options.apply and explains:
-        parser.error("--apply cannot be combined with --explain or --gpu, which write nothing")
-    if (options.explain and options.gpu) or (options.at is not None and not explains):
-        parser.error("name either a holder (--explain) or a GPU (--gpu); --at requires one of them")
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error(
             "--slurm.collector requires --web.listen-address, and cannot be combined with --once or --remove-all"
         )
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition requires --apply or --remove-all")
-    if options.audit is not None and not (options.apply or explains):
-        parser.error("--audit.file requires --apply (writes the file) or --explain (reads it)")
+    if options.audit is not None and not options.apply:
+        parser.error("--audit.file requires --apply, which writes it; `explain --audit.file` reads it")
     if options.lease and options.apply and options.once:
         parser.error("--kubernetes.lease cannot be combined with --apply --once")
     if options.lease and options.remove_all and not options.apply:
         parser.error("--kubernetes.lease with --remove-all requires --apply: a list of the marks needs no Lease")
-    if options.remove_all and (options.once or explains or options.format != "table"):
-        parser.error("--remove-all cannot be combined with --once, --explain or --format")
+    if options.remove_all and (options.once or options.format != "table"):
+        parser.error("--remove-all cannot be combined with --once or --format")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -55,11 +56,11 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
     assert files == {command.module for command in (SERVE, *COMMANDS.values())}
 
 
-def test_holders_takes_the_flags_of_once_that_it_took_before() -> None:
+def test_holders_takes_the_flags_of_the_node_and_none_that_serve() -> None:
     parser: Parser = COMMANDS["holders"].load().build_parser()
-    options = parser.read(["--format=json", "--check=devices", "--web.listen-address=:1", "--once"])
-    assert (options.format, options.check, options.once) == ("json", "devices", True)
-    assert parser.read([]).format == "holders"
+    assert parser.read(["--no-attribution.slurm", "--timeout=3s"]).format == "holders"
+    with pytest.raises(SystemExit):
+        parser.read(["--web.listen-address=:1"])
 
 
 @pytest.mark.parametrize("stream", ["/dev/full", "-"])
@@ -80,7 +81,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID"),
         (("explain", "ml/a", "--gpu=GPU-1"), "gpu-exporter explain: name either a holder"),
-        (("explain", "ml/a", "--apply"), "gpu-exporter explain: explain writes nothing: leave --apply out"),
+        (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply; see"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
 )  # fmt: skip
@@ -92,9 +93,9 @@ def test_the_error_of_a_wrong_call_names_the_remedy(
     assert message in err
 
 
-def test_explain_accepts_its_holder_anywhere_and_the_flags_of_a_deployment() -> None:
+def test_explain_accepts_its_holder_anywhere() -> None:
     parser: Parser = COMMANDS["explain"].load().build_parser()
-    flags = ["--source.prometheus", "http://p", "--interval=30s", "--alertmanager.url", "http://a", "--once"]
+    flags = ["--source.prometheus", "http://p", "--audit.file", "audit.jsonl", "--no-slurm"]
     before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
     assert vars(before) == vars(after)
     assert before.holder == "ml/train-0"
@@ -139,3 +140,20 @@ def test_the_parser_of_one_command_loads_no_other_command() -> None:
         f"gpu_exporter.common{name}" for name in ("", ".exits", ".version")
     }
     assert done.stdout.splitlines()[1] == str(sorted(loaded))
+
+
+@pytest.mark.parametrize(
+    ("off", "message"),
+    [
+        ("stalls, interactive", ""),
+        ("interactiv", "diagnosis.without: interactiv: no cause, did you mean interactive?"),
+        ("interactive;stalls", "'interactive;stalls' is not a list of causes, or stalls"),
+    ],
+)
+def test_a_cause_that_is_switched_off_exists(
+    off: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"diagnosis: {{without: {json.dumps(off)}}}\n")
+    code, _, err = run("check-config", str(file), capsys=capsys)
+    assert (code, message in err) == (2 if message else 0, True), err

@@ -135,11 +135,10 @@ def test_items_are_lines_and_for_some_flags_also_separated_by_commas(
         ("", {"GPU_EXPORTER_WEB_HOSTS": "a.b,c.d"}, "hosts", ["a.b", "c.d"]),
         ("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": "a.com/gpu,b.com/gpu.{1,3}"}, "resources", ["a.com/gpu", "b.com/gpu.{1,3}"]),
         ("", {"GPU_EXPORTER_ATTRIBUTION_MONITOR": "a/b,c/d"}, "monitors", ["a/b", "c/d"]),
-        ("reconcile", {"GPU_EXPORTER_SOURCE_EXPORTER": "http://a,http://b"}, "exporters", [parse_exporter("a"), parse_exporter("b")]),
         ("reconcile", {"GPU_EXPORTER_RECONCILE_SOURCE_HEADER": "X-List: a,b"}, "headers", ["X-List: a,b"]),
     ],
 )  # fmt: skip
-def test_lists_in_the_former_form_mean_the_same(
+def test_lists_whose_items_have_no_comma_may_be_separated_by_commas(
     command: str, environment: dict[str, str], dest: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read(command, environment, [], monkeypatch)[dest] == expected
@@ -152,14 +151,6 @@ def test_a_variable_that_a_flag_replaces_may_be_invalid(
     options = read("", wrong, ["--textfile.interval=9s", "--no-collector.gpm"], monkeypatch)
     assert (options["textfile_interval"], options["collector_gpm"]) == (9.0, False)
     assert read("reconcile", {"GPU_EXPORTER_INTERVAL": "5"}, ["--interval", "9s"], monkeypatch)["interval"] == 9.0
-    assert capsys.readouterr().err == ""
-
-
-def test_an_empty_new_name_ends_the_use_of_the_former_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = {"GPU_EXPORTER_WEB_LISTEN_ADDRESS": ":9836", "GPU_EXPORTER_RECONCILE_WEB_LISTEN_ADDRESS": ""}
-    assert read("reconcile", names, [], monkeypatch)["address"] == ""
     assert capsys.readouterr().err == ""
 
 
@@ -190,9 +181,7 @@ def test_no_variable_sets_a_verb(
 ) -> None:
     parser: Parser = (SERVICES | COMMANDS)[command].load().build_parser()
     assert parser.verbs
-    environment = dict.fromkeys(parser.verbs, "json") | {
-        name.replace(parser.prefix, "GPU_EXPORTER_"): "true" for name in parser.verbs
-    }
+    environment = dict.fromkeys(parser.verbs, "json")
     assert read(command, environment, [], monkeypatch) == vars(parser.read([]))
     said = capsys.readouterr().err
     for name in parser.verbs:
@@ -202,7 +191,7 @@ def test_no_variable_sets_a_verb(
 def test_flags_that_say_what_to_do_are_verbs() -> None:
     """A variable that is left over must not turn a dry run into a run that writes."""
     verbs = {flag for name in SERVICES.values() for flag in name.load().build_parser().verbs}
-    ends = {"APPLY", "REMOVE_ALL", "ONCE", "FORMAT", "EXPLAIN", "GPU", "AT", "CHECK", "OUTPUT", "TIMEOUT"}
+    ends = {"APPLY", "REMOVE_ALL", "ONCE", "FORMAT", "CHECK", "OUTPUT", "TIMEOUT"}
     assert {re.sub("GPU_EXPORTER_(RECONCILE_|SLURM_COLLECTOR_)?", "", name) for name in verbs} == ends
 
 
@@ -224,18 +213,6 @@ def test_a_command_that_ends_by_itself_has_no_variables(command: str, monkeypatc
     assert read(command, everything, needed, monkeypatch) == plain
 
 
-def test_a_command_that_ends_by_itself_points_out_a_variable_that_it_read_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read("forget", {"GPU_EXPORTER_STATE_DIRECTORY": "/x"}, ["GPU-1"], monkeypatch)
-    assert capsys.readouterr().err == (
-        "gpu-exporter forget: warning: GPU_EXPORTER_STATE_DIRECTORY is not read by this command: use the flag "
-        "--state.directory\n"
-    )
-    read("forget", {"GPU_EXPORTER_STATE_DIRECTORY": "/x"}, ["GPU-1", "--state.directory=/y"], monkeypatch)
-    assert capsys.readouterr().err == ""
-
-
 def test_the_host_of_top_is_not_read_as_a_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, [], monkeypatch)["nodes"] == []
     assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == [
@@ -243,22 +220,14 @@ def test_the_host_of_top_is_not_read_as_a_list_of_letters(monkeypatch: pytest.Mo
     ]
 
 
-def test_a_former_variable_is_read_with_a_warning_and_the_new_variable_takes_precedence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["reconcile", "slurm-collector"])
+def test_the_daemons_variables_set_nothing_of_another_service(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    former = {"GPU_EXPORTER_INTERVAL": "7s", "GPU_EXPORTER_SOURCE_EXPORTER": "a\nb"}
-    options = read("reconcile", former, [], monkeypatch)
-    assert (options["interval"], options["exporters"]) == (7.0, [parse_exporter("a"), parse_exporter("b")])
-    assert capsys.readouterr().err.splitlines() == [
-        "gpu-exporter reconcile: warning: GPU_EXPORTER_SOURCE_EXPORTER is used as "
-        "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER; from version 0.2 on, only GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER counts here",
-        "gpu-exporter reconcile: warning: GPU_EXPORTER_INTERVAL is used as GPU_EXPORTER_RECONCILE_INTERVAL; "
-        "from version 0.2 on, only GPU_EXPORTER_RECONCILE_INTERVAL counts here",
-    ]
-    new = {"GPU_EXPORTER_RECONCILE_INTERVAL": "9s"}
-    assert read("reconcile", new, [], monkeypatch)["interval"] == 9.0
-    assert "INTERVAL" not in capsys.readouterr().err
-    assert read("slurm-collector", {}, [], monkeypatch)["interval"] == 7.0
+    default = read(command, {}, [], monkeypatch)
+    daemons = {"GPU_EXPORTER_WEB_LISTEN_ADDRESS": "127.0.0.1:9836", "GPU_EXPORTER_INTERVAL": "7s"}
+    assert read(command, daemons, [], monkeypatch) == default
+    assert capsys.readouterr().err == ""
 
 
 def test_no_two_services_share_a_variable() -> None:

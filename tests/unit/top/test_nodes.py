@@ -17,7 +17,7 @@ from gpu_exporter.reports.top.screen import table
 ROW = {
     "gpu": "0", "name": "H100", "utilization_ratio": 0.5, "memory_used_bytes": 1.0, "power_watts": None,
     "temperature_celsius": 40, "holder": "job 7", "owner": "", "held_seconds": 60, "idle_seconds": None,
-    "state": "unknown", "why": "",
+    "stalled_seconds": None, "state": "unknown", "cause": "", "why": "", "advice": "",
 }  # fmt: skip
 STATUS = {"rows": [ROW], "driver_up": True, "driver_error": "", "attribution": []}
 
@@ -64,7 +64,7 @@ def test_a_silent_node_does_not_affect_the_rows_of_others() -> None:
 def test_null_means_unknown_and_not_zero() -> None:
     ((row,), problem) = parse(json.dumps(STATUS))
     assert (row.power_w, row.idle_s, row.utilization, problem) == (None, None, 0.5, "")
-    assert row.stalled_s is None, "an older exporter does not send it"
+    assert row.stalled_s is None
     ((row,), _) = parse(json.dumps({**STATUS, "rows": [{**ROW, "stalled_seconds": 900.0}]}))
     assert row.stalled_s == 900.0
 

@@ -36,7 +36,6 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "idle_seconds": "idle_s",
     "stalled_seconds": "stalled_s",
 }
-NEWER = frozenset(("stalled_seconds", "cause", "advice"))  # an exporter of an older version does not send it
 TEXTS = ("gpu", "name", "holder", "owner", "state", "cause", "why", "advice")
 
 
@@ -125,8 +124,8 @@ def parse(text: str) -> tuple[list[Row], str]:
     answer: Any = json.loads(text)
     rows = []
     for each in answer["rows"]:
-        numbers = {field: _number(each[key]) for key, field in NUMBERS.items() if key in each or key not in NEWER}
-        rows.append(Row(**{key: _text(each[key]) for key in TEXTS if key in each or key not in NEWER}, **numbers))  # type: ignore[arg-type]
+        numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
+        rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError
     missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []
