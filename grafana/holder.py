@@ -121,7 +121,7 @@ def build(settings: Settings) -> models.Dashboard:
     states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
-    causes = {float(number): (cause, CAUSE_COLORS[cause]) for cause, number in CAUSE_NUMBERS.items()}
+    causes = {float(number): (cause, CAUSE_COLORS.get(cause, NEUTRAL)) for cause, number in CAUSE_NUMBERS.items()}
     text = "Why it was in that state, as far as its host showed it (docs/causes.md). A gap is time without a cause."
     board.put(panels.timeline(17, "Cause", text, queries.causes(), UNIT_LEGEND, causes), 24, 5)
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}

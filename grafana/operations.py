@@ -93,7 +93,7 @@ def build(settings: Settings) -> models.Dashboard:
     done = [(queries.reconciler("actions_total", "action, result"), "{{action}} {{result}}")]
     board.put(panels.graph(22, "Actions", text, "none", done), 12, 8)
     text = "Underused groups per minute on which the reconciler did not act, by reason."
-    held = [(queries.reconciler("actions_held_total", "reason"), "{{reason}}")]
+    held = [(queries.reconciler("actions_skipped_total", "reason"), "{{reason}}")]
     board.put(panels.graph(23, "Actions held back", text, "none", held), 12, 8)
     text = (
         "GPUs that have been idle for long enough, but stay with their holders, by reason and by namespace or account: "

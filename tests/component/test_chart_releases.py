@@ -187,11 +187,11 @@ def test_values_of_the_first_chart_are_kept_in_an_upgrade_and_what_they_lack_has
     given = {"agent": {"port": 9999, "nodeSelector": {"a": "b"}}, "reconciler": {"apply": True}}
     where = ("--namespace=gpu-exporter", "--kube-version=1.36")
     helm.run("install", RELEASE, OLD, where[0], "--values", helm.write_values(given))
-    helm.run("upgrade", RELEASE, CHART, where[0], "--reuse-values", "--set", "reconciler.removeLabelsOnUninstall=false")
+    helm.run("upgrade", RELEASE, CHART, where[0], "--reuse-values", "--set", "reconciler.removeLabels=false")
     kept = json.loads(helm.run("get", "values", RELEASE, where[0], "--output=json").stdout)
     assert kept["agent"] == given["agent"]
     objects = [each for each in yaml.safe_load_all(helm.run("get", "manifest", RELEASE, where[0]).stdout) if each]
-    assert json.loads(helm.run("get", "hooks", RELEASE, where[0]).stdout or "null") is None, "a renamed key counts"
+    assert json.loads(helm.run("get", "hooks", RELEASE, where[0]).stdout or "null") is None
     agent = find(objects, "DaemonSet")["spec"]
     assert agent["template"]["spec"]["nodeSelector"] == {"a": "b", "kubernetes.io/os": "linux"}
     assert agent["template"]["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9999}]

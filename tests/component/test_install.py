@@ -74,7 +74,7 @@ def test_what_the_readme_says_of_pip_works(
 
     wait_for(series, "the exporter of the README")
 
-    once = code_block(README, "gpu-exporter --once --format table")
+    once = code_block(ROOT / "docs" / "slurm.md", "gpu-exporter --once --format table")
     (table,) = [line for line in once.splitlines() if line.startswith("gpu-exporter --once")]
     assert "job 48113" in run(table, clone, home)
     decided = run(f"gpu-exporter reconcile --once --source.exporter 127.0.0.1:{port}", clone, home)

@@ -64,7 +64,7 @@ class Desk(Bench):
     def count_action(self, action: str, result: str) -> None:
         self.done.append((action, result))
 
-    def count_held(self, reason: str) -> None:
+    def count_not_acted(self, reason: str) -> None:
         self.held.add(reason)
 
     def note_spared(self, decisions: Collection[Decision], reason: str) -> None:

@@ -18,7 +18,7 @@ from kubernetes.client.exceptions import NotFoundException
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actor import DONE, Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held, Target, why_not
+from gpu_exporter.reconciler.decision.target import Skipped, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
@@ -312,7 +312,7 @@ def test_a_jobset_whose_jobs_a_quota_refuses_is_waiting(ground: Ground) -> None:
     target = ground.read(reference)
     assert target.wants == {"worker": 4}
     held = why_not(target, {}, VERBS, ())
-    assert held == Held("waiting", "it waits for 2 of 4 members of worker")
+    assert held == Skipped("waiting", "it waits for 2 of 4 members of worker")
 
 
 def finish(ground: Ground, name: str) -> None:

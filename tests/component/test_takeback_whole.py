@@ -130,7 +130,7 @@ def test_a_job_is_suspended_only_after_its_owner_has_been_warned(stage: Stage) -
     site = stage.site
     pods = sorted(site.source.pods)
     wait_for(lambda: all(site.labels(pod).get(LABEL) == "underused" for pod in pods), "the marks", each_s=0.5)
-    held = "gpu_reconciler_actions_held_total"
+    held = "gpu_reconciler_actions_skipped_total"
     wait_for(lambda: stage.read(held, reason="not_warned") >= 2, "cycles in which nothing is done", each_s=0.5)
     assert stage.read("gpu_reconciler_actions_total") == 0
 

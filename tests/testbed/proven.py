@@ -16,7 +16,7 @@ from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.outcomes import Account, key_of
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.decision.target import Held
+from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 
@@ -75,7 +75,7 @@ class SaidRecord:
     """The record's answers by policy and class; a class that is missing here has no decisions."""
 
     def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], Held | PolicyStanding] = {("policy", "batch"): PolicyStanding(50.0, 2.0)}
+        self.answers: dict[tuple[str, str], Skipped | PolicyStanding] = {("policy", "batch"): PolicyStanding(50.0, 2.0)}
         self.open: set[Any] = set()
         self.watches = self
         self.acts: list[Entry] = []
@@ -86,8 +86,8 @@ class SaidRecord:
     def is_open(self, decisions: Collection[Decision]) -> bool:
         return any(key_of(each) in self.open for each in decisions)
 
-    def why_not(self, account: Account, settings: Actions) -> Held | PolicyStanding:
-        return self.answers.get(account[:2], Held("shadow", "no decisions"))
+    def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
+        return self.answers.get(account[:2], Skipped("shadow", "no decisions"))
 
     def note_act(self, entry: Entry) -> None:
         if all(entry.ident != each.ident for each in self.acts):

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.testbed.written import code_blocks, commands
+from tools.questions import QUESTIONS, is_read
 
+from gpu_exporter.agent.collectors.registry import ALL
+from gpu_exporter.agent.exposition.catalog import fixed_groups
 from gpu_exporter.cli.commands import COMMANDS, SERVE
 from gpu_exporter.cli.parser import Parser
 
@@ -237,3 +240,24 @@ def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
     assert "--attribution.slurm.node" in known_flags()
     assert "gpu_busy_seconds_total" in known_metrics()
     assert "gpu_busier_seconds_total" not in known_metrics()
+
+
+def test_every_metric_is_read_by_something_here_or_answers_a_question_that_the_reference_names() -> None:
+    families = [family.name for collector in ALL for family in (*collector.families, *collector.instance_families)]
+    families += [family.name for _, _, group in fixed_groups() for family in group]
+    assert {name for name in families if not is_read(name)} == QUESTIONS.keys()
+
+
+def test_every_decision_is_in_the_index_and_those_that_were_changed_say_by_which() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[(\d+)\]\((\S+)\) \| \d{4}-\d\d-\d\d \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", index, re.M)
+    pages = sorted(path for path in folder.glob("0*.md"))
+    assert [(f"{int(number):04}", name) for number, name, _, _ in rows] == [
+        (path.name[:4], path.name) for path in pages
+    ]
+    for path, (_, _, title, status) in zip(pages, rows, strict=True):
+        text = path.read_text("utf-8")
+        assert text.splitlines()[0] == f"# {title}"
+        changed = re.search(r"^\*\*Changed\*\* by \[decision (\d+)\]", text, re.M)
+        assert status.startswith(f"changed by [{changed[1]}]") if changed else status == "holds"

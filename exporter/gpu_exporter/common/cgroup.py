@@ -51,7 +51,7 @@ class ProcessOwner(NamedTuple):
 
 
 def parse_cgroup(text: str) -> ProcessOwner:
-    """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that is not understood has no owner.
+    """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that cannot be parsed has no owner.
 
     Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1, only some controllers have a
     path with the job or pod, so all lines are read together. If two lines name different jobs, the job is unknown. The

@@ -125,7 +125,7 @@ def _evidence_of(decision: Decision) -> Record:
 
 
 def policy_hash(book: Rulebook) -> str:
-    """A hash that changes with every setting of the policy, and with every one of the site's policies."""
+    """A hash that changes when a setting of the policy or one of the site's policies changes."""
     text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -68,7 +68,7 @@ def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
     if until is None:
         shown = one_line(str(text), 40)
         raise PauseUnreadable(
-            f"{where}: {UNTIL} is {shown!r}, which is not a valid timestamp; end it with gpu-exporter pause --end"
+            f"{where}: {UNTIL} {shown!r} is not a valid timestamp; end the pause with gpu-exporter pause --end"
         )
     return PauseNote(until, one_line(str(facts.get(REASON) or ""), REASON_MAX))
 
@@ -89,7 +89,7 @@ class PauseFile:
             return None
         except (OSError, ValueError, TypeError, RecursionError) as exc:
             reason = exc.strerror if isinstance(exc, OSError) else exc
-            raise PauseUnreadable(f"{self._path}: {reason}; end it with gpu-exporter pause --end") from exc
+            raise PauseUnreadable(f"{self._path}: {reason}; end the pause with gpu-exporter pause --end") from exc
         return parse_note(facts, str(self._path))
 
     def write_pause(self, note: PauseNote) -> None:
@@ -99,7 +99,7 @@ class PauseFile:
 
 
 def pause(evidence: Evidence, place: PauseSource) -> Evidence:
-    """The evidence under the pause that is kept there: nothing is marked, or idle time counts from its end."""
+    """Apply the stored pause: block marking while it lasts, and restart idle time after it."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:

@@ -48,7 +48,7 @@ REASONS = (
 )
 
 ACTION_RESULTS = ("done", "shadow", "unconfirmed", "refused", "replaced", "conflict", "throttled", "error")
-HELD = (  # reasons why an underused group was not acted on
+SKIPPED = (  # reasons why an underused group was not acted on
     "above",
     "acted",
     "audit",
@@ -198,8 +198,8 @@ class Telemetry:
             ["action", "result"],
             registry=self.registry,
         )
-        self._held = Counter(
-            "gpu_reconciler_actions_held",
+        self._acts_skipped = Counter(
+            "gpu_reconciler_actions_skipped",
             "Underused groups that were not acted on, in every cycle, by reason.",
             ["reason"],
             registry=self.registry,
@@ -229,14 +229,14 @@ class Telemetry:
         for kind in kinds:
             for result in ACTION_RESULTS:
                 self._actions.labels(kind, result)
-        for reason in sorted({*HELD, *REASONS, "conflict", "error"}):
-            self._held.labels(reason)
+        for reason in sorted({*SKIPPED, *REASONS, "conflict", "error"}):
+            self._acts_skipped.labels(reason)
 
     def count_action(self, action: str, result: str) -> None:
         self._actions.labels(action, result).inc()
 
-    def count_held(self, reason: str) -> None:
-        self._held.labels(reason).inc()
+    def count_not_acted(self, reason: str) -> None:
+        self._acts_skipped.labels(reason).inc()
 
     def note_mode(self, *, applies: bool) -> None:
         self._applies.set(applies)

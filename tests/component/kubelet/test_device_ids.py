@@ -40,7 +40,7 @@ def test_an_unknown_device_id_is_reported_as_a_problem(kubelet: Kubelet, source:
     answer = source.poll()
     assert [grant.device for grant in answer.grants] == [UUID]
     assert answer.grants[0].holder.units == 2
-    text = "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood, so no GPU is reported as free"
+    text = "device id 'nvidia0/gi1/ci2' of ml/a/main cannot be parsed, so no GPU is reported as free"
     assert answer.problem == text
 
 
@@ -114,7 +114,7 @@ def test_an_id_that_does_not_name_one_device_is_a_problem(
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [device_id]}}
     answer = source.poll()
-    assert (answer.grants, "is not understood" in answer.problem) == ([], True)
+    assert (answer.grants, "cannot be parsed" in answer.problem) == ([], True)
 
 
 def offered(answer: Answer) -> list[tuple[str, str]] | None:

@@ -9,7 +9,7 @@ from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held
+from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from tests.component.taken_back.team import ACT, PIPELINE, POOL, Team, gone, resume
 from tests.testbed.operators import OBJECTS
@@ -80,7 +80,7 @@ def test_a_busy_or_unwarned_member_or_an_exemption_protects_the_whole_job(team: 
 @pytest.mark.parametrize("reason", ["shadow", "regret", "no_demand"])
 def test_the_reconciler_does_not_act_without_proof(team: Team, reason: str) -> None:
     team.job("train", 1)
-    team.said.answers["policy", "batch"] = PolicyStanding(50.0, 2.0) if reason == "no_demand" else Held(reason, "")
+    team.said.answers["policy", "batch"] = PolicyStanding(50.0, 2.0) if reason == "no_demand" else Skipped(reason, "")
     team.proofs.waiting = 0.0 if reason == "no_demand" else 8.0
     assert team.act() == ([], {reason})
     assert not team.is_suspended("train")

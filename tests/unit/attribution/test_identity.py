@@ -113,8 +113,8 @@ def test_a_sites_own_key_is_one_whole_line_of_16_to_4095_bytes(tmp_path: Path) -
         assert load_key(tmp_path) == b"k" * size
     for data, error in (
         (b"k" * (KEY_MIN_BYTES - 1) + b"\n", "15 bytes are too short"),
-        (b"k" * KEY_MIN_BYTES, "must be one line that ends with a line break"),
-        ((b"k" * KEY_MIN_BYTES + b"\n") * 2, "must be one line that ends with a line break"),
+        (b"k" * KEY_MIN_BYTES, "must be one line with a line break at its end"),
+        ((b"k" * KEY_MIN_BYTES + b"\n") * 2, "must be one line with a line break at its end"),
         (b"k" * KEY_MAX_BYTES + b"\n", "longer than 4096 bytes"),
     ):
         path.write_bytes(data)

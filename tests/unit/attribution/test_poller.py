@@ -99,12 +99,12 @@ def test_an_answer_with_a_problem_counts_but_proves_no_gpu_free() -> None:
         name = "slurm"
 
         def poll(self) -> Answer:
-            return Answer([GRANT], "job 9: not understood")
+            return Answer([GRANT], "job 9: not parsed")
 
     poller = Poller([Puzzling()], ManualClock(), 300.0)
     assert len(poller.poll()) == 1
     assert not poller.is_known()
-    assert poller.statuses()[0].error == "job 9: not understood"
+    assert poller.statuses()[0].error == "job 9: not parsed"
 
 
 def test_a_partial_or_remembered_answer_is_reported_with_its_age() -> None:
@@ -113,7 +113,7 @@ def test_a_partial_or_remembered_answer_is_reported_with_its_age() -> None:
         (Answer([GRANT]), (True, True, 0.0)),
         (Answer([GRANT], notice="users are hidden"), (True, True, 0.0)),
         (Answer([GRANT], is_late=True), (True, True, 0.0)),  # on a busy cluster some job has always just started
-        (Answer([GRANT], "job 9: not understood"), (True, False, 0.0)),
+        (Answer([GRANT], "job 9: not parsed"), (True, False, 0.0)),
         (Answer([GRANT], as_of=clock.monotonic() - 90.0), (True, True, 90.0)),
         (Answer([GRANT], "slurmctld is away", as_of=clock.monotonic() - 400.0, is_old=True), (False, False, 400.0)),
     ]
@@ -194,8 +194,8 @@ def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixt
         assert log_of(3) == ["attribution slurm: controller is away"]
         script.whole = Answer([GRANT])
         assert log_of(3) == ["attribution slurm: answers again"]
-        script.whole = Answer([GRANT], "job 9: not understood", "IDX 2 is hidden")
-        assert log_of(3) == ["attribution slurm: job 9: not understood", "attribution slurm: IDX 2 is hidden"]
+        script.whole = Answer([GRANT], "job 9: not parsed", "IDX 2 is hidden")
+        assert log_of(3) == ["attribution slurm: job 9: not parsed", "attribution slurm: IDX 2 is hidden"]
         script.whole = Answer([GRANT])
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"

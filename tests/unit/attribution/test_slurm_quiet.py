@@ -218,5 +218,5 @@ def test_a_line_of_listpids_that_is_not_understood_proves_nothing(node: Node) ->
     node.begin(j1=ONE)
     node.steps = {"1; reboot": {1}}
     answer = node.source.poll()
-    assert "a line that is not understood" in answer.notice
+    assert "cannot parse a line of scontrol listpids" in answer.notice
     assert answer.grants[0].confirmed != 0.0

@@ -97,7 +97,7 @@ def test_an_unknown_start_is_left_out_and_restarts_are_counted(
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller", "1|a|b\n", "x" * 300])
 def test_any_other_text_from_squeue_is_refused(text: str) -> None:
-    with pytest.raises(SourceError, match="squeue printed a line that is not understood"):
+    with pytest.raises(SourceError, match="cannot parse a line of squeue"):
         parse_squeue(text)
 
 
@@ -320,7 +320,7 @@ def test_the_processes_of_each_jobs_steps_are_read() -> None:
 
 @pytest.mark.parametrize("line", ["1 2", "x 2 batch - -", "1 job batch - -", "1 2x batch - -", "--1 2 batch - -"])
 def test_a_line_of_listpids_in_another_form_is_refused(line: str) -> None:
-    with pytest.raises(SourceError, match="listpids printed a line that is not understood"):
+    with pytest.raises(SourceError, match="cannot parse a line of scontrol listpids"):
         parse_listpids(f"PID JOBID STEPID LOCALID GLOBALID\n{line}\n")
 
 

@@ -183,7 +183,7 @@ class Bench:
     def count_action(self, action: str, result: str) -> None:
         self.done.append((action, result))
 
-    def count_held(self, reason: str) -> None:
+    def count_not_acted(self, reason: str) -> None:
         self.held.append(reason)
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:

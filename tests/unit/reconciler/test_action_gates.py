@@ -15,7 +15,7 @@ from gpu_exporter.reconciler.actions.runner import (
 )
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, key_of
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
-from gpu_exporter.reconciler.decision.target import Held, Part
+from gpu_exporter.reconciler.decision.target import Part, Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 
@@ -47,7 +47,7 @@ def test_if_all_gates_are_open_the_target_is_suspended() -> None:
         ({"target": {"wish": "do-not-disrupt"}}, "exempt"),
         ({"target": {"kind": "serving"}}, "class"),
         ({"target": {"note": "note 1"}}, "noted"),
-        ({"target": {"obstacle": Held("ended", "it has ended")}}, "ended"),
+        ({"target": {"obstacle": Skipped("ended", "it has ended")}}, "ended"),
         ({"target": {"verb": "deactivate"}}, "kind"),
     ],
 )

@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
 from gpu_exporter.reconciler.actor import NOT_DONE
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.decision.target import Held, Target
+from gpu_exporter.reconciler.decision.target import Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 
@@ -77,7 +77,7 @@ def test_a_policy_of_the_site_is_judged_by_its_own_record() -> None:
     bench = Bench()
     strict = decision(rule=PolicyRule("night"))
     assert bench.run(strict) == ([], ["shadow"])
-    bench.record.answers["night", "batch"] = Held("regret", "too many")
+    bench.record.answers["night", "batch"] = Skipped("regret", "too many")
     assert bench.run(strict) == ([], ["regret"])
     bench.record.answers["night", "batch"] = PolicyStanding(60.0, 0.0)
     assert bench.run(strict)[0] == [("suspend", "done")]

@@ -52,7 +52,7 @@ def test_the_proposed_acts_depend_on_kind_class_and_settings(
 ) -> None:
     proposals, held = propose(decisions, kinds)
     if isinstance(expected, str):
-        assert ([each.held.reason for each in held], proposals) == ([expected], [])
+        assert ([each.skipped.reason for each in held], proposals) == ([expected], [])
     else:
         ((proposal,), nothing) = proposals, held
         assert (proposal.possible, proposal.names, nothing) == (expected, {each.name for each in decisions}, [])
@@ -149,7 +149,7 @@ def test_the_counters_of_actions_and_of_held_reasons_exist_from_the_start() -> N
         == 0
     )
     names: dict[str, str] = {"reason": "not_warned"}
-    assert telemetry.registry.get_sample_value("gpu_reconciler_actions_held_total", names) == 0
+    assert telemetry.registry.get_sample_value("gpu_reconciler_actions_skipped_total", names) == 0
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_counted_demand_of_one_job_and_of_one_account_is_limited(rows: list[
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller\n", row()[:-300] + "\n"])
 def test_output_in_another_format_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not understood"):
+    with pytest.raises(ValueError, match="cannot parse"):
         parse_demand(text, *LIMITS)
 
 
@@ -81,7 +81,7 @@ def test_any_text_is_parsed_to_numbers_or_a_clear_error(text: str) -> None:
     try:
         demand = parse_demand(text, *LIMITS)
     except ValueError as exc:
-        assert "not understood" in str(exc)
+        assert "cannot parse" in str(exc)
     else:
         assert all(value > 0 for value in (*demand.pending.values(), *demand.counted.values()))
         assert demand.pending.keys() == demand.counted.keys()

@@ -68,7 +68,7 @@ def test_a_pause_that_cannot_be_read_counts_as_a_pause_and_names_the_command_to_
         file.write_text(text)
         found = pause(EVIDENCE, PauseFile(file))
         assert found.paused.startswith(f"whether there is a pause cannot be read: {file}: ")
-        assert found.paused.endswith("; end it with gpu-exporter pause --end")
+        assert found.paused.endswith("; end the pause with gpu-exporter pause --end")
     file.write_text("{}")
     assert pause(EVIDENCE, PauseFile(file)) is EVIDENCE
     assert pause(EVIDENCE, PauseFile(tmp_path / "none")) is EVIDENCE

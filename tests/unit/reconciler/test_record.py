@@ -48,7 +48,7 @@ from gpu_exporter.reconciler.decision.outcomes import (
 )
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held
+from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 
@@ -121,7 +121,7 @@ def test_the_record_needs_three_tenants_and_each_counts_for_at_most_a_fifth(
 ) -> None:
     answer = fill(record, **tenants).why_not(account(asked), SETTINGS)
     if isinstance(expected, str):
-        assert isinstance(answer, Held) and answer.reason == expected, answer
+        assert isinstance(answer, Skipped) and answer.reason == expected, answer
     else:
         assert answer == pytest.approx(expected)
 
@@ -129,7 +129,7 @@ def test_the_record_needs_three_tenants_and_each_counts_for_at_most_a_fifth(
 def test_decisions_of_another_policy_or_class_do_not_count(record: Record) -> None:
     fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
     for other in (account("a", policy="night"), account("a", kind="interactive")):
-        assert isinstance(record.why_not(other, SETTINGS), Held)
+        assert isinstance(record.why_not(other, SETTINGS), Skipped)
 
 
 def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(record: Record) -> None:
@@ -137,7 +137,7 @@ def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(recor
     assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     short = fill(looked(ManualClock(wall=WALL), days=12.0), a=(100, 0), b=(100, 0), c=(100, 0))
     answer = short.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and "run for 12.0 days of the last 336h" in answer.why
+    assert isinstance(answer, Skipped) and "run for 12.0 days of the last 336h" in answer.why
     clock = record._clock
     assert isinstance(clock, ManualClock)
     for _ in range(int(16 * DAY_S / 100)):
@@ -146,7 +146,7 @@ def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(recor
         record._present[int(clock.wall() // 3600)] += 100.0
     record.note([], clock.wall(), lambda *_: RUNS)
     answer = record.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and "fewer than 3 tenants" in answer.why
+    assert isinstance(answer, Skipped) and "fewer than 3 tenants" in answer.why
 
 
 def test_time_in_which_no_cycle_ran_does_not_count() -> None:
@@ -156,7 +156,7 @@ def test_time_in_which_no_cycle_ran_does_not_count() -> None:
         clock.advance(3600.0)  # the process is stopped between two cycles, one per hour
         record.note([], clock.wall(), lambda *_: RUNS)
     answer = fill(record, a=(99, 0), b=(99, 0), c=(99, 0)).why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and "run for 0.0 days" in answer.why
+    assert isinstance(answer, Skipped) and "run for 0.0 days" in answer.why
 
 
 TENANT_RECORDS = st.dictionaries(
@@ -231,13 +231,13 @@ def test_a_reconciler_that_is_killed_every_seven_minutes_for_two_weeks_counts_ev
         shown = [each for each in decisions if each.stage != "active" or each.name in wanted]
         record.note(shown, now, lambda *_: ENDED)
         if is_wrong and step % 500 == 0:
-            assert isinstance(record.why_not(account("team-0", kind="unclear"), SETTINGS), Held)
+            assert isinstance(record.why_not(account("team-0", kind="unclear"), SETTINGS), Skipped)
     decided_, right, regret, unknown = (sum(n[at] for n in record._totals.values()) for at in range(4))
     assert decided_ == right + regret + unknown + len(record.watches.open)
     assert 600 < decided_ <= 48 * 15
     assert (right == 0 and regret > 0.9 * decided_) if is_wrong else (regret == 0 and right > 0.9 * decided_)
     answer = record.why_not(account("team-0", kind="unclear"), SETTINGS)
-    assert isinstance(answer, Held if is_wrong else PolicyStanding), answer
+    assert isinstance(answer, Skipped if is_wrong else PolicyStanding), answer
     assert tally.counts()[0] == decided_, "the counters continue at their last value"
 
 
@@ -264,7 +264,7 @@ def test_only_one_of_two_processes_counts_decisions(record: Record) -> None:
         clock.advance(30.0)
         record_.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
     assert tally.counts() == (0, {})
-    assert isinstance(other.why_not(account("t"), SETTINGS), Held)
+    assert isinstance(other.why_not(account("t"), SETTINGS), Skipped)
     record.forget()
     clock.advance(TAKEN_OVER_S)
     other.note([], clock.wall(), lambda *_: ENDED)
@@ -290,7 +290,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten_and_allows_no_act(text:
         clock.advance(30.0)
         record.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
     assert (tally.counts(), place.kept[KEY]) == ((0, {}), text)
-    assert isinstance(record.why_not(account("t"), SETTINGS), Held)
+    assert isinstance(record.why_not(account("t"), SETTINGS), Skipped)
     place.kept.clear()
     record.note([], clock.wall(), lambda *_: RUNS)
     assert place.kept[KEY] != text
@@ -339,7 +339,7 @@ def test_too_many_acts_that_owners_undo_prevent_further_acts(record: Record) -> 
     assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     record.note_resumed(entries[1])
     answer = record.why_not(account("b"), SETTINGS)
-    assert isinstance(answer, Held) and answer.reason == "resumed"
+    assert isinstance(answer, Skipped) and answer.reason == "resumed"
     clock.advance(ACT_LOOK_S)
     assert record.acts_due() == entries[2:]
     clock.advance(60.0)
@@ -382,7 +382,9 @@ def test_a_record_of_many_acts_days_and_tenants_can_be_read_again() -> None:
     again = Record(place, Tally(), clock, KEEP_S)
     again.note([], clock.wall(), lambda *_: RUNS)
     answer = again.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Held) and answer.reason == "shadow", "the record is readable, but too few cycles have run"
+    assert isinstance(answer, Skipped) and answer.reason == "shadow", (
+        "the record is readable, but too few cycles have run"
+    )
     assert len(again._acts) == ACTS_MAX and len(again._days) == 14, "tenants lose their names before a day is lost"
 
 

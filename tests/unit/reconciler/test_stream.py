@@ -31,7 +31,7 @@ ODD = {
     "huge of quotes": ('{"metadata":{"name":"odd","x":"' + r"\"\\\"" * (stream.OBJECT_MAX // 5) + '"}}', "size"),
     "deep": ('{"metadata":{"name":"odd"},"x":' + "[" * 50_000 + "]" * 50_000 + "}", "malformed"),
     "a number of 5,000 digits": ('{"metadata":{"name":"odd"},"x":' + "9" * 5_000 + "}", "malformed"),
-    "not understood": ('{"metadata":{"name":"odd"},"bad":1}', "malformed"),
+    "not parsed": ('{"metadata":{"name":"odd"},"bad":1}', "malformed"),
     "not kept": ('{"metadata":{"name":"odd"},"heavy":1}', "size"),
 }
 

@@ -54,11 +54,11 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "client_ca_file and a client_auth_type that verifies must be set together",
+            "set both or neither: client_ca_file, and a client_auth_type that verifies",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "client_ca_file and a client_auth_type that verifies must be set together",
+            "set both or neither: client_ca_file, and a client_auth_type that verifies",
         ),
         (
             "basic_auth_users: {ada: plain}",

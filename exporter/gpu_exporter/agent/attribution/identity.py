@@ -81,7 +81,9 @@ def _read_key(path: Path) -> bytes:
     data = read_kept(path, KEY_MAX_BYTES, is_private)
     key = data.strip()
     if key and (b"\n" in key or data != key + b"\n"):  # of a key that is being copied, a part may be read
-        raise KeyUnusable(f"{path}: the key must be one line that ends with a line break; without one, it may be cut")
+        raise KeyUnusable(
+            f"{path}: the key must be one line with a line break at its end; otherwise it may be incomplete"
+        )
     if len(key) < KEY_MIN_BYTES:
         raise KeyUnusable(
             f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key"

@@ -43,7 +43,7 @@ class Remembered:
             return None
 
     def refuse(self, reason: Exception) -> None:
-        """Log that the remembered content is not understood."""
+        """Log that the remembered content cannot be parsed."""
         log.warning("%s is ignored: %s %s", self._path, type(reason).__name__, reason)
 
     def write(self, body: Any, mode: int) -> None:

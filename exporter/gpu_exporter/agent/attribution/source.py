@@ -30,7 +30,7 @@ class CommandFailed(SourceError):
 class Answer(NamedTuple):
     """One answer of a source.
 
-    `problem`: what was not understood, so that some grants may be missing; then a GPU without a grant is not known to
+    `problem`: what could not be parsed, so that some grants may be missing; then a GPU without a grant is not known to
     be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped
     because the source itself contradicts them. `hides_users`: the scheduler hides users from other users. `offers`:
     every device that the scheduler may give, held or not, as grants without a holder; None if unknown. `is_late`:

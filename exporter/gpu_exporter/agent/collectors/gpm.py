@@ -79,7 +79,7 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
     """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
 
     Values above 1 occur on real hardware (an SM activity of 1.29, NVIDIA/DCGM#152): they are clamped, and counted. A
-    value below 0 compares samples that do not belong together, and a value far above 1 is a sentinel: both are
+    value below 0 comes from samples that do not belong together, and a value far above 1 is a sentinel: both are
     discarded. A window in which the driver's cycle counter did not increase is discarded too: both of its samples are
     the same.
     """

@@ -11,6 +11,8 @@ from gpu_exporter.common.model.rows import UNKNOWN, Row
 from gpu_exporter.common.model.units import NO_PLACE, UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 
+WHY_MAX = 120  # characters of a row's WHY: one sentence; the status page's answer and `explain` have everything
+
 
 def list_rows(view: View) -> list[Row]:
     """Rows in the order of the GPUs, MIG instances below their board."""
@@ -98,9 +100,6 @@ def _row(
 ) -> Row:
     fresh = gpu.snapshot.up and not gpu.withheld
     state, why = _judge_row(gpu, view, allocation, state, not_free)
-    if not mig:
-        failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
-        why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))
     utilization = memory = power = temperature = held = idle = None
     if fresh and allocation is not None:
         utilization, memory = allocation.utilization, allocation.memory_used_bytes
@@ -121,7 +120,10 @@ def _row(
         stalled = allocation.stalled_run_s
         if state == allocation.verdict.state:  # the GPU answers
             cause, said, advice = describe_causes(allocation.causes)
-            why = "; ".join(filter(None, (why, said)))
+            why = said if allocation.causes.ranked else "; ".join(filter(None, (why, said)))
+    if not mig:
+        failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
+        why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))
     throttling = gpu.throttling if fresh and not mig else None
     age = (
         gpu.age_s if gpu.snapshot.up else None
@@ -138,13 +140,23 @@ def _row(
         held,
         idle,
         state,
-        why,
+        shorten(why),
         throttling,
         age,
         stalled,
         cause,
         advice,
     )
+
+
+def shorten(text: str, most: int = WHY_MAX) -> str:
+    """The text, without the parts after `; ` that do not fit."""
+    first, *parts = text.split("; ")
+    for part in parts:
+        if len(first) + len(part) + 2 > most:
+            break
+        first = f"{first}; {part}"
+    return first if len(first) <= most else f"{first[: most - 1].rsplit(' ', 1)[0]}…"
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:

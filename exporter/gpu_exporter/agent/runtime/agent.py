@@ -116,7 +116,7 @@ class Agent:
             try:
                 self.node.write_state()
             except OSError as exc:
-                log.warning("state could not be saved: %s", exc)
+                log.warning("cannot save the counters: %s; after a restart they continue from the last save", exc)
             self._state.release()
 
     def _list_gpus(self) -> dict[str, str]:

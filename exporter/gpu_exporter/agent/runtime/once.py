@@ -78,7 +78,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             while data := stream.recv(65536):
                 answer += data
                 if len(answer) > ANSWER_MAX or time.monotonic() > until:
-                    raise OSError(f"its answer is longer than {ANSWER_MAX // 2**20} MiB, or takes {ANSWER_S:g} s")
+                    raise OSError(f"its answer exceeds {ANSWER_MAX // 2**20} MiB or {ANSWER_S:g} s")
     except (FileNotFoundError, ConnectionRefusedError):  # no daemon runs here, or the daemon was killed
         return None
     except PermissionError as exc:

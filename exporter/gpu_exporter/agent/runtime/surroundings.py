@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostReader(Protocol):
-    """Reads what the holders do on their host, in `tasks`. `works`: their work, None if it is not read."""
+    """Its `tasks` read the holders' work on their host. `works`: that work, None if it is not read."""
 
     @property
     def works(self) -> HostWorks | None: ...

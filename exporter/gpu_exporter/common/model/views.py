@@ -52,7 +52,7 @@ class Spin(NamedTuple):
 
 
 class HourOfWork(NamedTuple):
-    """Means of a holder over stalls.inefficient_over, 0 to 1: utilization, SM activity, memory bandwidth."""
+    """Means of a holder over the last hour, 0 to 1: utilization, SM activity, memory bandwidth."""
 
     utilization: float
     sm: float

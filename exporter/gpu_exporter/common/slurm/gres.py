@@ -53,7 +53,7 @@ def add_devices(lists: Iterable[Gres]) -> int | None:
 def parse_gres(text: str) -> Gres:
     """Parses `gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)` and similar lists, of a job or of a node's GresUsed.
 
-    Raises ValueError for a list that is not understood.
+    Raises ValueError for a list that cannot be parsed.
     """
     if len(text) > MAX_GRES_TEXT:
         raise ValueError(f"the GRES list has {len(text)} characters; the limit is {MAX_GRES_TEXT}")

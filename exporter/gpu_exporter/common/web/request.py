@@ -53,7 +53,7 @@ def parse_head(head: bytes) -> Request:
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[0].isalpha():
-        raise BadRequest(400, "the request line is not that of HTTP/1.0 or HTTP/1.1")
+        raise BadRequest(400, "the request line is not valid HTTP/1.0 or HTTP/1.1")
     if CONTROL.search("".join(lines)) or not words[1].isprintable():
         raise BadRequest(400, "the request head contains a control character")
     headers: dict[str, str] = {}

@@ -131,4 +131,6 @@ def _check_tls(path: Path, tls: Mapping[str, str]) -> None:
         if (name := tls.get(key)) and name not in known:
             raise WebConfigError(f"{path}: {TLS}.{key}: {name!r} is not supported; known: {', '.join(known)}")
     if (strictness(tls) == 0) == bool(tls.get("client_ca_file")):
-        raise WebConfigError(f"{path}: {TLS}: client_ca_file and a client_auth_type that verifies must be set together")
+        raise WebConfigError(
+            f"{path}: {TLS}: set both or neither: client_ca_file, and a client_auth_type that verifies"
+        )

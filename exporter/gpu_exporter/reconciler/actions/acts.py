@@ -38,7 +38,7 @@ class ActionObserver(Protocol):
     def count_action(self, action: str, result: str) -> None:
         """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
 
-    def count_held(self, reason: str) -> None:
+    def count_not_acted(self, reason: str) -> None:
         """Count an underused group that was not acted on in this cycle, by reason."""
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:

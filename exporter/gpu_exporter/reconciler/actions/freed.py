@@ -23,7 +23,7 @@ class _Freed(NamedTuple):
 class FreedGpus:
     """Remembers GPUs that were taken back.
 
-    The demand metric falls late after a pod was scheduled, and never for a pod that cannot be scheduled.
+    The demand metric falls some time after a pod is scheduled, and never for an unschedulable pod.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.decision.target import Held, Target
+from gpu_exporter.reconciler.decision.target import Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
 
@@ -44,7 +44,7 @@ class Gates:
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
                 raise Refused(
-                    "not_warned", f"its owner has been warned for {since}, {format_duration(needed_s)} are needed"
+                    "not_warned", f"the owner was warned {since} ago; the policy requires {format_duration(needed_s)}"
                 )
         return {name: warnings[name] for name in proposal.names}
 
@@ -58,13 +58,13 @@ class Gates:
             if shortest_run(decision) < needed_s:
                 raise Refused("watched", f"{decision.title} has not been underused for {describe_duration(REGRET_S)}")
         if self._record.watches.is_open(proposal.decisions):
-            raise Refused("watched", "the outcome of the decision on it is not known yet")
+            raise Refused("watched", "the target's last decision has no known outcome yet")
         if self._settings.override:
             return None
         found: list[PolicyStanding] = []
         for account in sorted({account_of(decision) for decision in proposal.decisions}):
             answer = self._record.why_not(account, self._settings)
-            if isinstance(answer, Held):
+            if isinstance(answer, Skipped):
                 raise Refused(*answer)
             found.append(answer)
         return min(found)

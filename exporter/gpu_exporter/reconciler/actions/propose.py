@@ -15,7 +15,7 @@ from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.durations import format_duration
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import CLASSES_OF, Held, place
+from gpu_exporter.reconciler.decision.target import CLASSES_OF, Skipped, place
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 
@@ -61,7 +61,7 @@ class Spared(NamedTuple):
     """A group that is not acted on, with the reason."""
 
     title: str
-    held: Held
+    skipped: Skipped
     decisions: tuple[Decision, ...]
 
 
@@ -84,7 +84,7 @@ def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[P
     for key in sorted(groups, key=str):
         group = groups[key]
         answer = _propose(group, verbs)
-        if isinstance(answer, Held):
+        if isinstance(answer, Skipped):
             around = group[0].around
             target = around.target if around is not None else None
             title = place(target, group[0].name.namespace) if target is not None else group[0].title
@@ -99,7 +99,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
     answer = _allowed(decision, allowed_kinds(settings.kinds))
-    if isinstance(answer, Held):
+    if isinstance(answer, Skipped):
         return f"nothing is done to it: {answer.why}"
     target, possible = answer
     once = f"once its owner has been warned for {format_duration(settings.warned_for)} and all other conditions hold"
@@ -107,31 +107,31 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
     return f"{' or '.join(possible)} {target.title}, {once}{shadow}; docs/actions.md"
 
 
-def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Held:
+def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Skipped:
     """The proposal for the holders of one group, or why there is no proposal."""
     answers = [_allowed(decision, verbs) for decision in decisions]
-    if held := [answer for answer in answers if isinstance(answer, Held)]:
+    if held := [answer for answer in answers if isinstance(answer, Skipped)]:
         return held[0]
-    (target, possible), *more = [answer for answer in answers if not isinstance(answer, Held)]
+    (target, possible), *more = [answer for answer in answers if not isinstance(answer, Skipped)]
     if any(answer[1] != possible for answer in more):
-        return Held("class", "its members are of different classes")
+        return Skipped("class", "its members are of different classes")
     proposal = Proposal(target, decisions[0].name.namespace, possible, tuple(decisions))
     if others := proposal.members - proposal.names:
-        return Held("members", f"not all of its members are marked underused: {min(others)} is not")
+        return Skipped("members", f"not all of its members are marked underused: {min(others)} is not")
     return proposal
 
 
-def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Held:
+def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Skipped:
     """The target of a holder and the possible acts, without regard to other members of its group."""
     around = decision.around
     if around is None:
-        return Held("unknown", "its surroundings are not known")
+        return Skipped("unknown", "its surroundings are not known")
     if around.target is None:
-        return Held("kind", f"the reconciler never acts on {around.group or 'a pod without a controller'}")
+        return Skipped("kind", f"the reconciler never acts on {around.group or 'a pod without a controller'}")
     allowed = tuple(verb for verb in around.possible if verb in verbs)
     if not allowed:
-        return Held("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
+        return Skipped("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
     fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
     if not fitting:
-        return Held("class", f"its class is {around.kind}")
+        return Skipped("class", f"its class is {around.kind}")
     return around.target, fitting

@@ -38,7 +38,7 @@ from gpu_exporter.reconciler.decision.outcomes import (
     WatchStart,
 )
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.decision.target import Held
+from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.texts import TextPlace
@@ -142,7 +142,9 @@ class Record:
         now = self._clock.monotonic()
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
-            log.warning("the record of decisions is full, so it lost %s (%d now): see docs/limits.md", what, number)
+            log.warning(
+                "the record of decisions is full and dropped %s (%d this time): see docs/limits.md", what, number
+            )
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
@@ -180,34 +182,34 @@ class Record:
         """Drop an act whose target no longer exists, so that its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
-    def why_not(self, account: Account, settings: Actions) -> Held | PolicyStanding:
+    def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
         """Why the record of a policy, class and tenant allows no act yet; else the record."""
         if not self._is_loaded:
-            return Held("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
+            return Skipped("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
         since = self._clock.wall() - settings.shadow_for
         present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
         if present_s < PRESENT_MIN * settings.shadow_for:
-            return Held("shadow", f"a reconciler has run for {present_s / DAY_S:.1f} days of the last {span}")
+            return Skipped("shadow", f"a reconciler has run for {present_s / DAY_S:.1f} days of the last {span}")
         first = math.floor(since / DAY_S)
         tenants = self._tenants(account, first)
         what = f"of policy {account.policy} on class {account.kind} in {span}"
         own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
-            return Held("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
+            return Skipped("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
-            return Held("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
+            return Skipped("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
         if standing.decisions < settings.shadow_decisions:
             counted = f"only {standing.decisions:.0f} of the {settings.shadow_decisions} required decisions"
-            return Held("shadow", f"{counted} {what} are recorded")
+            return Skipped("shadow", f"{counted} {what} are recorded")
         if standing.regrets > settings.regret_max * standing.decisions:
             share = f"{standing.regrets:.1f} of {standing.decisions:.0f}"
-            return Held("regret", f"{share} decisions {what} were regretted")
+            return Skipped("regret", f"{share} decisions {what} were regretted")
         acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
         if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
-            return Held("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
+            return Skipped("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:

@@ -21,7 +21,7 @@ from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
 from gpu_exporter.reconciler.actor import Actor
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.decision.target import Held, Target, why_not
+from gpu_exporter.reconciler.decision.target import Skipped, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 
@@ -73,11 +73,11 @@ class ActionRunner:
     def _run(self, decisions: Collection[Decision]) -> None:
         proposals, spared = propose(decisions, self._verbs)
         for each in spared:
-            self._hold(each.title, each.held, each.decisions)
+            self._skip(each.title, each.skipped, each.decisions)
         try:
             freed = self._complete_all()
         except MarkError as exc:
-            self._hold_all(proposals, Held("journal", str(exc)))
+            self._skip_all(proposals, Skipped("journal", str(exc)))
             return
         if not proposals:
             return
@@ -86,23 +86,23 @@ class ActionRunner:
         try:
             proven = self._asker.ask(proposals)
         except Refused as exc:
-            self._hold_all(proposals, Held(exc.reason, str(exc)))
+            self._skip_all(proposals, Skipped(exc.reason, str(exc)))
             return
         freed.observe((proven.demand or {}).values())
-        # The targets that were read longest ago come first: some are held after each read.
+        # The targets that were read longest ago come first: some are skipped after each read.
         for proposal in sorted(proposals, key=lambda each: self._limits.last_read(each.title)):
             try:
                 self._asker.object_to_trouble()
                 guard(self._consider, proposal, proven, freed)
             except AnswerError as exc:
                 refused = self._asker.note_trouble(exc)
-                self._hold(proposal.title, Held(refused.reason, str(refused)), proposal.decisions)
+                self._skip(proposal.title, Skipped(refused.reason, str(refused)), proposal.decisions)
             except Refused as exc:
-                self._hold(proposal.title, Held(exc.reason, str(exc)), proposal.decisions)
+                self._skip(proposal.title, Skipped(exc.reason, str(exc)), proposal.decisions)
             except MarkError as exc:
                 if exc.result not in NOT_ITS_FAULT:
                     self._limits.note_failure(proposal.title)
-                self._hold(proposal.title, Held(exc.result, str(exc)), proposal.decisions)
+                self._skip(proposal.title, Skipped(exc.result, str(exc)), proposal.decisions)
                 if exc.result == "throttled":
                     return
 
@@ -199,14 +199,14 @@ class ActionRunner:
             marker.inspect(decision, wall)
         return fresh
 
-    def _hold_all(self, proposals: Sequence[Proposal], held: Held) -> None:
+    def _skip_all(self, proposals: Sequence[Proposal], skipped: Skipped) -> None:
         for proposal in proposals:
-            self._hold(proposal.title, held, proposal.decisions)
+            self._skip(proposal.title, skipped, proposal.decisions)
 
-    def _hold(self, title: str, held: Held, decisions: Sequence[Decision]) -> None:
-        self._observer.count_held(held.reason)
-        self._observer.note_spared(decisions, held.reason)
-        self._say(title, held.reason, f"nothing is done: {held.why}")
+    def _skip(self, title: str, skipped: Skipped, decisions: Sequence[Decision]) -> None:
+        self._observer.count_not_acted(skipped.reason)
+        self._observer.note_spared(decisions, skipped.reason)
+        self._say(title, skipped.reason, f"nothing is done: {skipped.why}")
 
     def _say(self, title: str, reason: str, text: str) -> bool:
         """Log once, not in every cycle; whether it was now."""

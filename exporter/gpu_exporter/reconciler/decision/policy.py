@@ -28,7 +28,7 @@ OBSTACLES = {  # by the exporter's reason for a missing idle run: its meaning an
     "no_answer": "the GPU does not answer",
     "no_sample": "its activity was not measured recently",
     "no_source": "its activity was never measured: it is new, or the hardware does not report it",
-    "other": "the state of its job is not understood",
+    "other": "the state of its job cannot be parsed",
     "shared": "it is shared, and the owners of its active processes are not known",
     "slurmd": "its pod runs slurmd, and the job that has this GPU is not known",
     "start_unknown": "the start time of its container is not known: mount /var/log/pods into the agent",

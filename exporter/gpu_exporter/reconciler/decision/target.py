@@ -27,7 +27,7 @@ CLASSES_OF: Mapping[str, tuple[str, ...]] = {
 CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least careful
 
 
-class Held(NamedTuple):
+class Skipped(NamedTuple):
     """An act is held. `reason`: one word, a label value. `why`: in words, with the remedy."""
 
     reason: str
@@ -75,7 +75,7 @@ class Target(NamedTuple):
     wish: str = ""
     kind: str = ""
     note: str = ""
-    obstacle: Held | None = None
+    obstacle: Skipped | None = None
     undo: str = ""
     live: Any = None
 
@@ -97,7 +97,7 @@ def place(reference: Reference, namespace: str) -> str:
 
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
-) -> Held | None:
+) -> Skipped | None:
     """Why no act on a target is allowed; None where every member that it would end is underused or has no GPU.
 
     `decisions`: on holders that are marked underused. `verbs`: those of ACTIONS that the site allows. `notes`: notes of
@@ -107,52 +107,54 @@ def why_not(
         return target.obstacle
     if target.note:
         if target.note in notes:
-            return Held("acted", f"it was acted on before ({target.note})")
-        return Held("noted", f"its note about an act ({target.note}) is not in the journal, so it counts as an opt-out")
+            return Skipped("acted", f"it was acted on before ({target.note})")
+        return Skipped(
+            "noted", f"its note about an act ({target.note}) is not in the journal, so it counts as an opt-out"
+        )
     if target.above:
-        return Held("above", f"{target.above}")
+        return Skipped("above", f"{target.above}")
     if target.verb not in verbs:
-        return Held("kind", f"actions.kinds does not list {target.verb}")
+        return Skipped("kind", f"actions.kinds does not list {target.verb}")
     return _membership(target) or _idleness(target, decisions) or _care(target, decisions)
 
 
-def _membership(target: Target) -> Held | None:
+def _membership(target: Target) -> Skipped | None:
     """Why the members of the target are not known completely, or not all present; None if they are."""
     if target.unread:
-        return Held("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
+        return Skipped("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
-        return Held("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
+        return Skipped("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
     if target.wants is None:
-        return Held("uncounted", "the number of members that it wants is not known")
+        return Skipped("uncounted", "the number of members that it wants is not known")
     there = Counter(part.role for part in target.ends)
     for role, wanted in sorted(target.wants.items()):
         if there[role] < wanted:
             which = f" of {role}" if role else ""
-            return Held("waiting", f"it waits for {wanted - there[role]} of {wanted} members{which}")
+            return Skipped("waiting", f"it waits for {wanted - there[role]} of {wanted} members{which}")
     if waiting := next((part for part in target.ends if part.waits), None):
-        return Held("waiting", f"{waiting.name} {waiting.waits}")
+        return Skipped("waiting", f"{waiting.name} {waiting.waits}")
     return None
 
 
-def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Held | None:
+def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
     """Why the members that hold GPUs now are not exactly the underused holders; None if they are."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
-        return Held("members", "it has no member that holds GPUs")
+        return Skipped("members", "it has no member that holds GPUs")
     if others := decisions.keys() - holders.keys():
-        return Held("changed", f"{min(others)} does not belong to it, or holds no GPU now")
+        return Skipped("changed", f"{min(others)} does not belong to it, or holds no GPU now")
     for name, part in sorted(holders.items()):
         decision = decisions.get(name)
         if decision is None or decision.stage != UNDERUSED:
-            return Held("members", f"not all of its members are marked underused: {name} is not")
+            return Skipped("members", f"not all of its members are marked underused: {name} is not")
         if decision.incarnation and decision.incarnation != part.incarnation:
-            return Held("replaced", f"{name} is not the pod or job run that the evidence is about")
+            return Skipped("replaced", f"{name} is not the pod or job run that the evidence is about")
         if part.units is not None and part.units != decision.held:  # for replicas too: an end cannot be undone
-            return Held("members", f"{name} was given {part.units} GPUs, but {decision.held} are seen")
+            return Skipped("members", f"{name} was given {part.units} GPUs, but {decision.held} are seen")
     return None
 
 
-def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Held | None:
+def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
     """Why its class or an owner's wish forbids the act; None if neither does.
 
     The class that its members show counts, unless its own label sets another class. Labels of members may only make the
@@ -163,9 +165,9 @@ def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Held | No
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Held("class", f"its class is {kind}")
+        return Skipped("class", f"its class is {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
-        return Held("exempt", wish)
+        return Skipped("exempt", wish)
     return None
 
 

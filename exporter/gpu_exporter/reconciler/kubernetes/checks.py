@@ -61,7 +61,7 @@ def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, reso
     if pod["spec"].get("resourceClaims"):  # these add GPUs, which the kubelet counts
         if decision.held is None or asked > decision.held:
             beside = f"the pod asks for {asked} GPUs in addition to its claims"
-            raise Refused("gpus", f"{beside}, the evidence is about {decision.held}")
+            raise Refused("gpus", f"{beside}, but the evidence is about {decision.held}")
     elif not decision.holds(asked):
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
         raise Refused("gpus", f"the pod asks for {asked} GPUs, but the evidence is about {decision.held}{hint}")
@@ -113,7 +113,7 @@ def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, r
             raise Refused("not_running", f"container {name} does not run")
         started = parse_timestamp(state["startedAt"])
         if started is None or not wall - started >= needed_s:
-            raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
+            raise Refused("restarted", f"container {name} started at {state['startedAt']}, after the idle time began")
 
 
 def gpus_asked(spec: Mapping[str, Any], resources: Resources) -> int | None:

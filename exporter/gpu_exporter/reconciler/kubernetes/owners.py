@@ -237,7 +237,7 @@ class OwnerLook:
             try:
                 wanted = pods_wanted(link.kind, found)
             except ValueError as exc:
-                return Chain(tuple(owners), Unread(link, MALFORMED, f"{link.title} is not understood: {exc}"))
+                return Chain(tuple(owners), Unread(link, MALFORMED, f"{link.title} cannot be parsed: {exc}"))
             owners.append(Owner(link, found["metadata"], wanted))
             link = controller_of(found["metadata"])
         return Chain(tuple(owners))

@@ -14,7 +14,7 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held, Part, Target
+from gpu_exporter.reconciler.decision.target import Part, Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget, Json, OddAnswer
@@ -124,7 +124,7 @@ class TargetReader:
         except MarkError as exc:
             if exc.result != "size":
                 raise
-            raise Refused("size", f"the pods of namespace {namespace} cannot be checked before an act: {exc}") from exc
+            raise Refused("size", f"the reconciler cannot check the pods of {namespace} before it acts: {exc}") from exc
         members, between, strangers, unread = self._sort(pods, look, link, shape, found)
         lever, obstacle = None, _obstacle(found, reference.title)
         if obstacle is None:
@@ -278,39 +278,41 @@ class TargetReader:
 
     def _lever(
         self, look: OwnerLook, link: Link, shape: Shape, found: Json, verbs: Sequence[str]
-    ) -> tuple[Lever | None, Held | None]:
+    ) -> tuple[Lever | None, Skipped | None]:
         """The object to patch, or why it cannot be patched."""
         place = look.place(link)
         if isinstance(place, Unread):
-            return None, Held("unread", place.why)
+            return None, Skipped("unread", place.why)
         own = Lever((*place, link.name), link.kind, found, shape.rest, True)
         if shape.verbs == (STOP,):
             return own, None
         is_queued = QUEUE in (found["metadata"].get("labels") or {})
         if is_queued and DEACTIVATE not in verbs:
-            return None, Held("kind", NOT_DEACTIVATED)
+            return None, Skipped("kind", NOT_DEACTIVATED)
         version = self._owners.kinds.preferred(KUEUE).rpartition("/")[2]
         if not version:
             if not is_queued:
                 return own, None
-            return None, Held("kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads")
+            return None, Skipped(
+                "kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads"
+            )
         try:
             workloads = self._workloads(version, place[2], link.uid)
         except OddAnswer as exc:
-            return None, Held("kueue", f"whether Kueue manages it is unknown: {exc}")
+            return None, Skipped("kueue", f"whether Kueue manages it is unknown: {exc}")
         except MarkError as exc:
             if exc.status != 403:
                 raise
-            return None, Held(
+            return None, Skipped(
                 "kueue", f"whether Kueue manages it is unknown: the reconciler needs `list` on {WORKLOADS}"
             )
         if not workloads and not is_queued:
             return own, None
         if DEACTIVATE not in verbs:  # Kueue can manage an object without the label too, and would resume it
-            return None, Held("kind", NOT_DEACTIVATED)
+            return None, Skipped("kind", NOT_DEACTIVATED)
         if len(workloads) != 1:
             which = "it is unknown which of them holds the quota"
-            return None, Held("kueue", f"Kueue has {len(workloads)} Workloads for it, and {which}")
+            return None, Skipped("kueue", f"Kueue has {len(workloads)} Workloads for it, and {which}")
         (workload,) = workloads
         name = str(workload["metadata"]["name"])
         lever = Lever((KUEUE, version, place[2], "workloads", name), "Workload", workload, ("spec", "active"), False)
@@ -374,17 +376,17 @@ def _above(found: Json, title: str) -> str:
     return "" if manager in MANAGERS else f"{title} is managed by {manager}"
 
 
-def _obstacle(live: Json, title: str) -> Held | None:
+def _obstacle(live: Json, title: str) -> Skipped | None:
     """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
-        return Held("terminating", f"{title} is being deleted")
+        return Skipped("terminating", f"{title} is being deleted")
     rests = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend") or spec.get("active") is False
     if rests or STOPPED in (metadata.get("annotations") or {}):
-        return Held("rests", f"{title} is suspended or stopped already")
+        return Skipped("rests", f"{title} is suspended or stopped already")
     ended = ("Complete", "Failed", "Completed", "Succeeded", "Finished")
     if any(each.get("type") in ended and each.get("status") == "True" for each in status.get("conditions") or ()):
-        return Held("ended", f"{title} has ended")
+        return Skipped("ended", f"{title} has ended")
     return None
 
 

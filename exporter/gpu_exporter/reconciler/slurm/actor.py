@@ -17,7 +17,7 @@ from gpu_exporter.common.outside import need_whole
 from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, UNCLEAR, Entry
 from gpu_exporter.reconciler.decision.policy import UNDERUSED
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Held, Part, Target
+from gpu_exporter.reconciler.decision.target import Part, Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import LiveJob
@@ -149,25 +149,25 @@ def _holds_gpus(job: LiveJob) -> bool:
     return bool(job.gpus) or job.asks
 
 
-def _unmarked(holding: Sequence[LiveJob]) -> Held | None:
+def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
     """Why the act is held: no component holds GPUs, or one that holds GPUs has no mark `underused`. Else None."""
     if not holding:
-        return Held("changed", "it holds no GPU now")
+        return Skipped("changed", "it holds no GPU now")
     for job in holding:
         if job.mark is None or job.mark.stage != UNDERUSED:
-            return Held("changed", f"{job.target} has no mark of stage underused now")
+            return Skipped("changed", f"{job.target} has no mark of stage underused now")
     return None
 
 
-def _obstacle(components: Sequence[LiveJob], verb: str) -> Held | None:
+def _obstacle(components: Sequence[LiveJob], verb: str) -> Skipped | None:
     first = components[0]
     if part := next((job for job in components if job.has_part), None):
         why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
-        return Held("part", f"job {part.target} {why}")
+        return Skipped("part", f"job {part.target} {why}")
     if unknown := next((job for job in components if job.asks and job.gpus is None), None):
-        return Held("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
+        return Skipped("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
-        return Held("requeued", f"it was already started again {first.restarts} times")
+        return Skipped("requeued", f"it was already started again {first.restarts} times")
     return None
 
 

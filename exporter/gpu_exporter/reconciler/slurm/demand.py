@@ -68,7 +68,7 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
                 demand[partition] += gpus
                 by_tenant[partition, account or user] += min(gpus, job_max)
     if odd and not understood:
-        raise ValueError(f"squeue printed a line that is not understood: {odd.strip()[:80]!r}")
+        raise ValueError(f"cannot parse a line of squeue: {odd.strip()[:80]!r}")
     counted: Counter[str] = Counter()
     for (partition, _), gpus in by_tenant.items():
         counted[partition] += min(gpus, tenant_max)

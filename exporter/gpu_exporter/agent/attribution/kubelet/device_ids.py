@@ -54,7 +54,7 @@ class DeviceIds:
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
     def grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
-        """The grant of a device of dynamic resource allocation, None if its name is not understood."""
+        """The grant of a device of dynamic resource allocation, None if its name cannot be parsed."""
         device_id = "".join(entry.device_ids[:1])
         match = self._vendor.claim_device.fullmatch(device_id)
         if match is None:
@@ -69,7 +69,7 @@ class DeviceIds:
         return Grant("minor", minor, holder, number=number, share=share, claim=claim)
 
     def grant(self, device_id: str, holder: Holder) -> Grant | None:
-        """The grant of a device id, None if the id is not understood."""
+        """The grant of a device id, None if the id cannot be parsed."""
         vendor = self._vendor
         share = "time_slice" if vendor.replica.search(device_id) else ""
         device = vendor.replica.sub("", device_id)

@@ -68,13 +68,13 @@ class PodResourcesReader:
         self._wants = wants
         self._device_of = device_of
         self.odd = 0
-        """How many pods, or devices, of the last answer were left out, because they are not understood or too many."""
+        """How many pods, or devices, of the last answer were left out, because they cannot be parsed or too many."""
         self.pods: frozenset[PodName] = frozenset()
         """Every pod of the last answer that was understood, including pods without devices."""
         self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """All entries of the answer. A pod that is not understood is left out. Raises ProtobufError."""
+        """All entries of the answer. A pod that cannot be parsed is left out. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, _Parsed] = {}
@@ -96,7 +96,7 @@ class PodResourcesReader:
         return entries
 
     def _read_field(self, payload: bytes) -> _Parsed | None:
-        """None for a field that is not understood, or has too many entries."""
+        """None for a field that cannot be parsed, or has too many entries."""
         try:
             pod, entries = self._parse(payload)
             found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))

@@ -101,7 +101,7 @@ class KubeletSource:
         uids = self._uids = self._logs.begin_poll(self._pods.pods, gone)
         grants, odd = self._grant(self._consumers.select(entries), uids)
         if self._pods.odd:
-            odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is reported as free")
+            odd.add(f"{self._pods.odd} pods in the kubelet's answer cannot be parsed, so no GPU is reported as free")
         # The kubelet's order varies, so the message names the first odd entry by name. The kubelet does not know which
         # devices are left for resource claims.
         return Answer(
@@ -111,7 +111,7 @@ class KubeletSource:
         )
 
     def _grant(self, entries: Sequence[ContainerDevices], uids: Mapping[PodName, str]) -> tuple[list[Grant], set[str]]:
-        """The grants of entries that hold their devices, and texts about ids that are not understood."""
+        """The grants of entries that hold their devices, and texts about ids that cannot be parsed."""
         grants: list[Grant] = []
         odd: set[str] = set()
         devices: dict[PodName, set[tuple[str, str]]] = {}
@@ -148,7 +148,7 @@ class KubeletSource:
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
-        """The offered GPUs. None before a device plugin has offered a GPU, or if an offered id is not understood."""
+        """The offered GPUs. None before a device plugin has offered a GPU, or if an offered id cannot be parsed."""
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
             return None
@@ -235,4 +235,4 @@ def _describe_odd(entry: ContainerDevices, device_id: str) -> str:
             f"{holder} has GPUs of a resource claim, but {named} is not a device of this node, so no GPU is reported "
             "as free"
         )
-    return f"device id {named} of {holder} is not understood, so no GPU is reported as free"
+    return f"device id {named} of {holder} cannot be parsed, so no GPU is reported as free"

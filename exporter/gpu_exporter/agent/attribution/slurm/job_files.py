@@ -84,7 +84,7 @@ class EndedJob(NamedTuple):
 
 
 class Filed(NamedTuple):
-    """The jobs by id. `problem`: a file that is not understood, so that some jobs may be missing."""
+    """The jobs by id. `problem`: a file that cannot be parsed, so that some jobs may be missing."""
 
     jobs: dict[str, JobFile]
     problem: str = ""
@@ -130,7 +130,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
     """The ended jobs that gpu-exporter's epilog keeps, if their file differs from its state in `known`; and the state
     of all files.
 
-    Empty if no epilog keeps files. A file that is not understood is left out. Raises SourceError if other users may
+    Empty if no epilog keeps files. A file that cannot be parsed is left out. Raises SourceError if other users may
     write to the directory.
     """
     try:
@@ -217,7 +217,7 @@ def _run(values: Mapping[str, str]) -> FiledRun | None:
 
 
 def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
-    """Raises ValueError for a file that is not understood."""
+    """Raises ValueError for a file that cannot be parsed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines and JOB.fullmatch(name) and need_whole(name) >= GPUS_MAX:
         raise ValueError("it is empty")  # of a GPU, it would mean that the GPU is free

@@ -93,14 +93,14 @@ def parse_squeue(text: str) -> list[Job]:
             )
         )
     if odd and not jobs:
-        raise SourceError(f"squeue printed a line that is not understood: {odd.strip()[:80]!r}")
+        raise SourceError(f"cannot parse a line of squeue: {odd.strip()[:80]!r}")
     return jobs
 
 
 def parse_listpids(text: str) -> dict[str, frozenset[int]]:
     """Processes by job id, of `scontrol listpids`: PID, JOBID, STEPID and two more columns that are not read.
 
-    The extern step counts without a process of its own (pid -1). A line that is not understood is left out. Raises
+    The extern step counts without a process of its own (pid -1). A line that cannot be parsed is left out. Raises
     SourceError where that is all of them.
     """
     pids: dict[str, set[int]] = {}
@@ -115,7 +115,7 @@ def parse_listpids(text: str) -> dict[str, frozenset[int]]:
         pid = whole(cells[0], WHOLE_MAX)  # None for -1
         pids.setdefault(cells[1], set()).update(() if pid is None else (pid,))
     if odd and not pids:
-        raise SourceError(f"scontrol listpids printed a line that is not understood: {odd.strip()[:80]!r}")
+        raise SourceError(f"cannot parse a line of scontrol listpids: {odd.strip()[:80]!r}")
     return {job: frozenset(numbers) for job, numbers in pids.items()}
 
 
@@ -144,7 +144,7 @@ class JobGpus(NamedTuple):
 def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
     """The GPUs on `node` of every running job of an answer of `squeue --json` or `scontrol show job --json`.
 
-    `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record is not understood is
+    `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record cannot be parsed is
     left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
     """
     try:
@@ -165,7 +165,7 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
 def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
     """By node, what a job has there: `gres_detail` has one entry for each of the `nodes`, in their order, or none.
 
-    Raises TypeError and ValueError for what is not understood.
+    Raises TypeError and ValueError for what cannot be parsed.
     """
     if not isinstance(names, str) or not isinstance(details, list):
         raise TypeError("nodes and gres_detail are not a text and a list")
@@ -278,7 +278,7 @@ def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
     """The GPUs that `scontrol -o show job -d ID` gives the job: for Slurm that is built without JSON.
 
     None where the text could have been shaped by the job's name or comment: its GPUs then have a holder without a name.
-    Believed is one record with one list of devices that has nothing else in it, in the place where Slurm prints it.
+    Accepts only a single record whose device list contains nothing else, at the place where Slurm prints it.
     """
     records = [record for record in _RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
     if len(records) != 1:

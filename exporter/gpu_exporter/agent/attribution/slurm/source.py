@@ -370,7 +370,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """The job that has this GPU according to the node's own record, without its name."""
+        """The job that has this GPU by the node's own record; the job's name is unknown."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,

@@ -25,7 +25,7 @@ GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
 
 class _SampleWindow:
-    """One subject: the last sample with its time, and a spare buffer."""
+    """The GPM buffers of one subject: its last sample with the time, and a spare."""
 
     def __init__(self) -> None:
         self.last = pynvml.nvmlGpmSampleAlloc()

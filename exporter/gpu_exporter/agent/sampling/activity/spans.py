@@ -41,8 +41,8 @@ RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
     """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
 
-    `witnesses` may be shared by all instances: GPM itself compares two moments. What they remember is the least traffic
-    over a link, and that of the quietest instance serves for all.
+    `witnesses` may be shared by all instances: GPM itself compares two moments. The witnesses store only the
+    least traffic over a link, and the value of the quietest instance is valid for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)

@@ -146,7 +146,7 @@ class Witness(Protocol):
     def is_moment(self) -> bool: ...
 
     def observe(self, moment: Moment) -> Observation:
-        """The observation for this cycle; called once in every cycle, in order."""
+        """Return this cycle's observation. Call it once in every cycle, in order of time."""
 
 
 class Engine:

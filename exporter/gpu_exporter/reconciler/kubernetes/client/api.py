@@ -167,7 +167,7 @@ class Api:
             except Odd as exc:
                 raise OddAnswer(exc.reason, f"API server: {exc}") from exc
             except Exception as exc:  # an object may contain anything
-                why = f"API server: its answer is not understood ({type(exc).__name__})"
+                why = f"API server: its answer cannot be parsed ({type(exc).__name__})"
                 raise OddAnswer(MALFORMED, why) from exc
 
     def send(self, function: Any, *arguments: Any, **options: Any) -> None:

@@ -84,7 +84,7 @@ def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str
     if isinstance(value, list):
         rows = [row for row in value if isinstance(row, dict)]
     if not isinstance(value, list) or len(rows) < len(value):
-        odd.append((MALFORMED, f"its {what} are not understood"))
+        odd.append((MALFORMED, f"its {what} cannot be parsed"))
     return rows
 
 
@@ -212,7 +212,7 @@ def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, 
         )
         for key in ("spec", "status"):
             if not isinstance(part := found.get(key) or {}, dict):
-                raise Odd(MALFORMED, f"its {key} is not understood")
+                raise Odd(MALFORMED, f"its {key} cannot be parsed")
             kept[key] = _without_pods(part, room)
     return kept
 

@@ -253,7 +253,7 @@ class Lease:
 
 
 class LeaseTexts:
-    """Texts in the annotations of a Lease without a holder: too long to be written with every renewal."""
+    """A second Lease that only stores long texts, so that renewals of the first one stay small."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api

@@ -269,7 +269,7 @@ def view_pod(pod: Json, resources: Resources) -> PodView:
         waits = _waits(metadata, spec, status)
         start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
     except NOT_UNDERSTOOD as exc:
-        odd = odd or (MALFORMED, f"its spec or status is not understood ({type(exc).__name__})")
+        odd = odd or (MALFORMED, f"its spec or status cannot be parsed ({type(exc).__name__})")
     return PodView(metadata, asked, waits, start, odd)
 
 

@@ -160,7 +160,7 @@ class ListReader(Generic[T]):
                 except (Odd, _Undecoded, NotJson):
                     raise
                 except Exception as exc:  # one odd object must not affect others
-                    raise Odd(MALFORMED, f"it is not understood ({type(exc).__name__})") from exc
+                    raise Odd(MALFORMED, f"it cannot be parsed ({type(exc).__name__})") from exc
             self._read_on()
 
     def _value(self) -> Any:

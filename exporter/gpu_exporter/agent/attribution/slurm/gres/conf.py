@@ -37,7 +37,7 @@ KEYS = frozenset(
 
 
 class GresConfError(ValueError):
-    """The file is not understood. The text contains file, line and the error."""
+    """The file cannot be parsed. The text contains file, line and the error."""
 
 
 class GresLine(NamedTuple):
@@ -146,7 +146,7 @@ def order_of(
     """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
 
     `minor_of`: the minor number of an existing device file, for links and a site's own names. Raises GresConfError for
-    a list or count that is not understood.
+    a list or count that cannot be parsed.
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
