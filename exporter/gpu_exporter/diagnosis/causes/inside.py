@@ -30,7 +30,7 @@ def describe_wait(pace: TrainingPace) -> str:
     rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
     unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
     workers = pace.facts.get("num_workers")
-    has = "" if workers is None else f"; its DataLoader has {workers} workers"
+    has = "" if workers is None else f"; its DataLoader has {workers} worker{'s' * (workers != 1)}"
     return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}{has}"
 
 

@@ -13,7 +13,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     against = "" if case.recent else "what it does on its host is not known"
     if works:
         against = f"it uses {cores:.1f} CPUs or moves data: it may prepare its work"
-    evidence = "the holder has no process on it" + (f", and uses {cores:.1f} CPUs" if case.recent else "")
+    evidence = "the holder has no process on the GPU" + (f", and uses {cores:.1f} CPUs" if case.recent else "")
     return Cause(
         "no_process",
         (LOW if is_new(case) else MEDIUM) if works else HIGH if case.recent else MEDIUM,
