@@ -288,7 +288,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         ),
         (
             ["explain", "--source.prometheus=http://p"],
-            "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID",
+            "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU",
         ),
         (["pause", "--for=1h"], "exactly one of --kubernetes.lease and --pause.file is needed"),
         (["pause", "--pause.file=/p", "--for=1h", "--end"], "--for begins or prolongs a pause, --end ends it"),

@@ -109,7 +109,7 @@ def programs(server: str, folder: Path) -> list[list[str]]:
         ["digest", f"--source.prometheus={server}"],
         ["reconcile", "--once", f"--source.prometheus={server}", "--log.level=debug"],
         ["reconcile", "--once", f"--source.exporter={server}", "--log.level=debug"],
-        ["explain", "--gpu=GPU-1", f"--source.prometheus={server}"],
+        ["explain", "GPU-1", f"--source.prometheus={server}"],
         ["top", "--once", f"--from={server}"],
         ["holders", *here, f"--attribution.slurm.collected={server}"],
         [

@@ -47,7 +47,7 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
         done = run_exporter(*command)
         assert (
             done.returncode == 2
-            and "name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID" in done.stderr
+            and "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU" in done.stderr
         )
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)

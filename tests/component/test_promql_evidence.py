@@ -425,7 +425,7 @@ def test_an_active_pause_is_reported_and_an_unreadable_pause_leaves_no_evidence(
 
 
 def test_explain_answers_for_a_gpu_and_a_time_in_the_past(prometheus: Prometheus) -> None:
-    command = ("explain", "--gpu=GPU-1", f"--source.prometheus={prometheus.url}", "--no-slurm", "--no-kubernetes")
+    command = ("explain", "GPU-1", f"--source.prometheus={prometheus.url}", "--no-slurm", "--no-kubernetes")
     done = run_exporter(*command)
     assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "job 1: underused"), done.stderr
     done = run_exporter(*command, "--at=1m")

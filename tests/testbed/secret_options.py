@@ -24,7 +24,7 @@ HARMLESS = frozenset((
     "--attribution.monitor", "--attribution.pod-uid", "--attribution.resource", "--attribution.slurm.gres-conf",
     "--attribution.slurm.job-files", "--attribution.slurm.node", "--attribution.static", "--audit.file",
     "--config.file", "--devices.replay", "--devices.scenario", "--directory", "--filter",
-    "--from.basic-auth.username", "--gpu", "--kubernetes.lease", "--output", "--path.cgroup", "--path.kmsg",
+    "--from.basic-auth.username", "--kubernetes.lease", "--output", "--path.cgroup", "--path.kmsg",
     "--path.procfs", "--path.sysfs", "--pause.file", "--reason", "--source.basic-auth.username", "--source.matcher",
     "--source.tls.ca", "--source.tls.cert", "--speed", "--state.directory", "--textfile.output", "--web.hosts",
     "--web.listen-address", "--web.telemetry-path", "FILE", "HOLDER", "UUID",

@@ -23,14 +23,13 @@ def build_parser() -> Parser:
     parser = Parser(
         "explain",
         "Explain the decision about one holder, with every number behind it. Writes nothing.",
-        usage="gpu-exporter explain HOLDER [FLAGS]\n       gpu-exporter explain --gpu UUID [FLAGS]",
+        usage="gpu-exporter explain HOLDER [FLAGS]",
     )
     parser.add_argument(
         "holder",
         metavar="HOLDER",
-        nargs="?",
-        default="",
-        help="NAMESPACE/POD or job/ID, also job/ARRAY_TASK and job/LEADER+OFFSET",
+        nargs="*",
+        help="NAMESPACE/POD, POD, job/ID (also job/ARRAY_TASK, job/LEADER+OFFSET), UUID of a GPU, or NODE:INDEX",
     )
     add_question(parser)
     parser.flag(
@@ -52,7 +51,6 @@ def build_parser() -> Parser:
 
 def add_question(parser: Parser) -> None:
     """The flags of the question, beside the holder."""
-    parser.flag("--gpu", default="", is_verb=True, metavar="UUID", help="the holders of this GPU or MIG instance")
     parser.flag(
         "--at",
         type=moment,
@@ -76,8 +74,9 @@ def run(given: list[str]) -> int:
     """Print the explanation; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    if bool(options.holder) == bool(options.gpu):
-        parser.error("name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID")
+    holder = " ".join(options.holder)
+    if not holder:
+        parser.error("name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU")
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at cannot be combined with --pause.file or --kubernetes.lease: only the latest pause is stored")
     config = read_config(parser, options.config_file)
@@ -89,7 +88,7 @@ def run(given: list[str]) -> int:
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)
-    question = ExplainRequest(options.holder, options.gpu, options.format, options.audit)
+    question = ExplainRequest(holder, options.format, options.audit)
     try:
         client = build_client(options, options.prometheus, *options.exporters)
         source = build_evidence(options, client, book, options.at)

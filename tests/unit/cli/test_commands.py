@@ -79,8 +79,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
         (("--log.levle=debug",), "unrecognized arguments: --log.levle; see"),
         (("--format=json",), "--output, --format and --check are for --once"),
-        (("explain",), "gpu-exporter explain: name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID"),
-        (("explain", "ml/a", "--gpu=GPU-1"), "gpu-exporter explain: name either a holder"),
+        (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
         (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply; see"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
@@ -98,7 +97,7 @@ def test_explain_accepts_its_holder_anywhere() -> None:
     flags = ["--source.prometheus", "http://p", "--audit.file", "audit.jsonl", "--no-slurm"]
     before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
     assert vars(before) == vars(after)
-    assert before.holder == "ml/train-0"
+    assert before.holder == ["ml/train-0"]
 
 
 def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
+from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
 from gpu_exporter.reconciler.evidence.records import (
     CauseTexts,
     Evidence,
@@ -22,7 +23,6 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderName,
     OtherActivity,
     UnitEvidence,
-    named_holder,
     title,
 )
 from gpu_exporter.reconciler.judge import Judge
@@ -51,8 +51,13 @@ class Source:
         found = (each for each in self.others if asked & {each.name.name, each.users_id})
         return Evidence(WALL, (*self.suspects, *found), 1, 5)
 
-    def find_holders(self, uuid: str) -> Collection[HolderName]:
-        return [each.name for each in (*self.suspects, *self.others) if uuid in {unit.uuid for unit in each.units}]
+    def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
+        labels = (
+            (each.name, {"pod": each.name.name, "uuid": unit.uuid, "node": unit.node, "gpu": unit.gpu})
+            for each in (*self.suspects, *self.others)
+            for unit in each.units
+        )
+        return sorted({(name, unit) for name, each in labels if (unit := unit_of(each, ""))})
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
         if self.unreadable:
@@ -230,9 +235,7 @@ def test_explain_finds_a_holder_by_any_of_its_names(asked: str, first: str, caps
     book = Book()
     book.refuse[A] = "daemonset"
     assert (
-        explain_once(
-            source, Rulebook(POLICY), ExplainRequest(asked, "", "table"), Preview({"kubernetes": lambda: book})
-        )
+        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({"kubernetes": lambda: book}))
         == 0
     )
     text = capsys.readouterr().out
@@ -240,7 +243,7 @@ def test_explain_finds_a_holder_by_any_of_its_names(asked: str, first: str, caps
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert (
-        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "json"), Preview({"kubernetes": lambda: book}))
+        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "json"), Preview({"kubernetes": lambda: book}))
         == 0
     )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
@@ -251,12 +254,12 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "table"), Preview({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "table"), Preview({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: it is unknown which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
@@ -264,10 +267,10 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
 
 def test_an_explanation_of_idle_gpus_says_how_many_such_gpus_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
     assert "  in short: 1 GPU: pods or jobs wait for 3 GPUs of its pool h100\n" in capsys.readouterr().out
     source.unreadable = True
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
     shown = capsys.readouterr()
     assert "gpu-exporter: it is unknown how many GPUs are waited for: Prometheus is slow\n" in shown.err
     assert "in short" not in shown.out
@@ -275,31 +278,36 @@ def test_an_explanation_of_idle_gpus_says_how_many_such_gpus_are_waited_for(caps
 
 def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        explain_once(
-            Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), ExplainRequest("job/9", "", "table"), Preview({})
-        )
+        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), ExplainRequest("job/9", "table"), Preview({}))
         == 2
     )
     assert capsys.readouterr().err == (
-        "gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; "
-        "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET\n"
+        f"gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; {FORMS}\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("text", "asked"),
     [
         ("ml/train-0", HolderName("kubernetes", "ml", "train-0")),
+        ("ml/train-0/main", HolderName("kubernetes", "ml", "train-0")),
         ("job/train-0", HolderName("kubernetes", "job", "train-0")),
         ("job/7", HolderName("slurm", "", "7")),
+        ("JOB/7", HolderName("slurm", "", "7")),
+        ("job 7", HolderName("slurm", "", "7")),
         ("job/3010_1", HolderName("slurm", "", "3010_1")),
         ("3011+1", HolderName("slurm", "", "3011+1")),
-        ("train-0", None),
-        ("", None),
+        ("train-0", Wanted(pod="train-0")),
+        ("GPU-c88f…", Wanted(uuid="GPU-c88f")),
+        ("GPU-C88F-1", Wanted(uuid="GPU-c88f-1")),
+        ("MIG-5e", Wanted(uuid="MIG-5e")),
+        ("gpu-17:4", Wanted(node="gpu-17", gpu="4")),
+        ("GPU-17:4", Wanted(node="GPU-17", gpu="4")),
+        (" ", None),
     ],
 )
-def test_a_holder_is_found_by_every_form_of_its_name(text: str, name: HolderName | None) -> None:
-    assert named_holder(text) == name
+def test_a_holder_is_found_by_every_form_that_a_program_prints(text: str, asked: HolderName | Wanted | None) -> None:
+    assert parse_asked(text) == asked
 
 
 def test_titles_of_holders_show_the_id_that_users_write_and_slurms_own_id() -> None:
@@ -309,12 +317,12 @@ def test_titles_of_holders_show_the_id_that_users_write_and_slurms_own_id() -> N
 def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-9", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-9", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/busy: active\n")
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-0", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-0", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/a: underused\n")
-    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-7", "table"), Preview({})) == 2
-    said = "gpu-exporter: GPU-7: no holder in the evidence, which has 5 allocations\n"
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-7", "table"), Preview({})) == 2
+    said = f"gpu-exporter: GPU-7: no such holder in the evidence, which has 5 allocations; {FORMS}\n"
     assert capsys.readouterr().err == said
 
 
@@ -328,13 +336,13 @@ def test_explain_for_a_past_time_shows_only_what_was_known_then(
     ]
     audit.write_text("".join(json.dumps({**line, **A._asdict()}) + "\n" for line in lines), "utf-8")
     source = Source(holder(A, (UNDERUSED,)))
-    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table", audit), WALL) == 0
+    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/a", "table", audit), WALL) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: the objects around the holder at that time are unknown\n"
     assert shown.out.startswith("ml/a: underused\n")
     assert "then" in shown.out
     assert "later" not in shown.out
-    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/x", "", "table", audit), WALL) == 2
+    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/x", "table", audit), WALL) == 2
     assert "no such holder in the evidence of 1970-01-12 13:46:40Z, which" in capsys.readouterr().err
 
 
@@ -354,3 +362,19 @@ def test_an_explanation_names_the_next_step_of_the_stage(stage: str, run: float,
     (decision,) = decide(Evidence(WALL, (holder(A, (run,)),)), POLICY)
     assert decision.stage == stage
     assert f"  next: {following}\n" in explain(decision, POLICY)
+
+
+def test_a_name_that_several_holders_have_is_answered_with_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod of this name in two namespaces, and the beginning of the UUIDs of two GPUs. None of them is chosen."""
+    one = holder(HolderName("kubernetes", "ml", "train"), (UNDERUSED,))
+    other = holder(HolderName("kubernetes", "dev", "train"), (UNDERUSED,))
+    other = other._replace(units=tuple(each._replace(uuid="GPU-1") for each in other.units))
+    for asked in ("train", "GPU-"):
+        assert explain_once(Source(one, other), Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "there are several, so name one: dev/train on GPU-1, ml/train on GPU-0" in shown.err
+    for asked in ("ml/train/main", "GPU-0", "n:0"):
+        only = Source(one) if ":" in asked else Source(one, other)
+        assert explain_once(only, Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 0
+        assert capsys.readouterr().out.startswith("ml/train: ")

@@ -98,7 +98,7 @@ class Decision(NamedTuple):
         return title(self.name, self.users_id)
 
     def is_named(self, text: str, asked: HolderName | None) -> bool:
-        """Whether `text` names this holder. `asked`: the parsed `text` (named_holder)."""
+        """Whether `text` names this holder. `asked`: the parsed `text` (parse_asked)."""
         if asked is not None and asked.scheduler == self.name.scheduler == "slurm":
             return asked.name in (self.name.name, self.users_id)
         return self.name == asked or text in (str(self.name), self.name.name)

@@ -116,17 +116,16 @@ class ExporterSource:
         evidence = self.read_evidence(names)
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
-    def find_holders(self, uuid: str) -> Collection[HolderName]:
+    def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
         """As ExplainingSource; every exporter is read in any case."""
-        return sorted(
-            {
-                holder_name(series.labels)
-                for page in self._read_pages().values()
-                if isinstance(page, _Page)
-                for series in page.allocations.values()
-                if uuid in (series.labels.get("uuid"), series.labels.get("mig_uuid")) and not is_hidden(series.info)
-            }
+        found = (
+            (series.labels, unit_of(series.labels, address.place))
+            for address, page in self._read_pages().items()
+            if isinstance(page, _Page)
+            for series in page.allocations.values()
+            if not is_hidden(series.info)
         )
+        return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource: empty, since the counters of an exporter have no past."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.address import Address
@@ -227,12 +227,12 @@ class PromQLSource:
                     holders[name].count(row.value)
         return tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
 
-    def find_holders(self, uuid: str) -> Collection[HolderName]:
-        """As ExplainingSource."""
+    def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
+        """As ExplainingSource: one series for each allocation is read."""
         self._until = time.monotonic() + EVIDENCE_S
-        chosen = (self.select("gpu_allocation_info", f'{label}="{quote(uuid)}"') for label in ("uuid", "mig_uuid"))
-        rows = self.query(" or ".join(chosen))
-        return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
+        rows = [row.labels for row in self.query(self.select("gpu_allocation_info")) if not is_hidden(row.labels)]
+        found = ((labels, unit_of(labels, labels.get("instance", ""))) for labels in rows)
+        return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
         """As ExplainingSource, by the recording rules of the fleet."""

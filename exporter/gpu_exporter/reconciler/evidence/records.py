@@ -16,7 +16,6 @@ EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since ma
 # Prometheus renames labels of the exporter to these when it keeps its own labels of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
 # Job ids as users write them: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
-USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 
 START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
@@ -193,8 +192,10 @@ CauseTexts: TypeAlias = Mapping[tuple[str, str], Sequence[PublishedCause]]
 class ExplainingSource(EvidenceSource, Protocol):
     """A source that can explain a single holder."""
 
-    def find_holders(self, uuid: str) -> Collection[HolderName]:
-        """The holders of the GPU or MIG instance with this UUID. Raises AnswerError."""
+    def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
+        """Holders with the UUID of their GPU or MIG instance. `unit_of`: this UUID by the labels of an allocation and
+        the host of its exporter, "" for an allocation that is not wanted. Raises AnswerError.
+        """
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """The witnesses that kept these GPUs from being idle; empty where the past is not known.
@@ -305,19 +306,6 @@ def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...
 def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
     """The values of each of FACTS in these rows, which are in the order of FACTS."""
     return MappingProxyType({fact: frozenset(row[i] for row in rows) for i, fact in enumerate(FACTS)})
-
-
-FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"
-
-
-def named_holder(text: str) -> HolderName | None:
-    """Parse the name of a holder: NAMESPACE/POD, job/ID or ID, with a job id in any of its forms. None if invalid."""
-    place, slash, name = text.strip().replace("job ", "job/", 1).partition("/")
-    if not slash:
-        place, name = "job", place
-    if place == "job" and USERS_JOB_ID.fullmatch(name):
-        return HolderName("slurm", "", name)
-    return HolderName("kubernetes", place, name) if slash else None
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:

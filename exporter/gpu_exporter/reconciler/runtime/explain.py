@@ -16,22 +16,23 @@ from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.records import FORMS, ExplainingSource, HolderName, OtherActivity, named_holder
+from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
+from gpu_exporter.reconciler.evidence.records import ExplainingSource, HolderName, OtherActivity
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time
 
 NO_ACTIONS = Actions()
+SHOWN_MAX = 8  # holders among which one has to be named
 
 
 class ExplainRequest(NamedTuple):
-    """The holder to explain, or the GPU or MIG instance (UUID) whose holders to explain. `form`: table or json.
-    `audit`: file with the history of marks, None for no history.
+    """`holder`: whom to explain, in one of FORMS. `form`: table or json. `audit`: file with the history of marks, None
+    for no history.
     """
 
     holder: str
-    gpu: str
     form: str
     audit: Path | None = None
 
@@ -56,10 +57,16 @@ def explain_once(
 
     `preview`: knows the live objects, None for a time in the past. `clock`: the time to explain.
     """
-    holder, gpu = question.holder, question.gpu
+    holder, asked = question.holder, parse_asked(question.holder)
     try:
-        asked = named_holder(holder) if not gpu else None
-        names = list(source.find_holders(gpu)) if gpu else [asked] if asked is not None else []
+        names = [asked] if isinstance(asked, HolderName) else []
+        if isinstance(asked, Wanted):
+            found = source.find_holders(asked.unit)
+            names = list(dict.fromkeys(name for name, _ in found))
+            if len(names if asked.pod else {unit for _, unit in found}) > 1:
+                several = ", ".join(f"{name} on {unit}" for name, unit in list(found)[:SHOWN_MAX])
+                complain(f"{holder}: there are several, so name one: {several}")
+                return Exit.USAGE
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except AnswerError as exc:
@@ -67,16 +74,15 @@ def explain_once(
         return Exit.NO_DATA
     for problem in problems:
         complain(f"the evidence is incomplete: {problem}")
-    if gpu:
-        chosen = [decision for decision in decisions if decision.name in names]
-    else:
+    if isinstance(asked, HolderName):
         chosen = [decision for decision in decisions if decision.is_named(holder, asked)]
-        names = names or [decision.name for decision in chosen]
+    else:
+        chosen = [decision for decision in decisions if decision.name in names]
     past = _read_past(question.audit, names, clock.wall())
     if not chosen and not (past and question.form != "json"):
         seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
-        complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
+        complain(f"{holder}: no such holder {has}; {FORMS}")
         return Exit.USAGE
     if not chosen:
         shown = one_line(", ".join(map(str, names)))
