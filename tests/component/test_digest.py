@@ -162,7 +162,7 @@ def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
     text = digest(prometheus).stdout
     # The window begins between two samples, and costs are counted by the minute, so a number may be lower by one.
     sentence = (
-        r"50[34] GPU-hours held, 16[78] of them idle \(33%\), which cost 28[78]; the period before: 50[34] held, 0 idle"
+        r"33% of the 50[34] GPU-hours held were idle \(16[78], cost 28[78]\); the period before: 0% of 50[34]"
     )
     assert re.search(sentence, text), text
     assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text

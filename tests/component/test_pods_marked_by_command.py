@@ -45,10 +45,7 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
         assert past in done.stdout
         assert run_exporter(*command, f"{bench.namespace}/absent").returncode == 2
         done = run_exporter(*command)
-        assert (
-            done.returncode == 2
-            and "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU" in done.stderr
-        )
+        assert done.returncode == 2 and "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU" in done.stderr
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr

@@ -158,7 +158,12 @@ class Parser(argparse.ArgumentParser):
         since it may be a secret.
         """
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        self.error(f"unrecognized arguments: {' '.join(flags or unknown)}")
+        import difflib  # needed only for an error
+
+        known = [flag for action in self._actions for flag in action.option_strings]
+        close = difflib.get_close_matches(flags[0], known, 1) if flags else []
+        meant = f"; did you mean {close[0]}?" if close else ""
+        self.error(f"unrecognized arguments: {' '.join(flags or unknown)}{meant}")
 
     def warn(self, message: str) -> None:
         """Report a request that will not be followed, and continue."""

@@ -77,10 +77,10 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("reconsile",), "gpu-exporter: 'reconsile' is not a command; did you mean reconcile?; see gpu-exporter --help\n"),
         (("help", "xyz"), "gpu-exporter: 'xyz' is not a command; the commands are holders, top, "),
         (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
-        (("--log.levle=debug",), "unrecognized arguments: --log.levle; see"),
+        (("--log.levle=debug",), "unrecognized arguments: --log.levle; did you mean --log.level?; see"),
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
-        (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply; see"),
+        (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
 )  # fmt: skip

@@ -49,8 +49,16 @@ def tenants(count: int) -> Rows:
 
 def test_each_part_of_the_period_counts_once() -> None:
     digest = Source(one).read(days=3)
-    assert [hours.held for _, hours in digest.days] == [1.0, 1.0, 1.0]
+    assert [hours and hours.held for _, hours in digest.days] == [1.0, 1.0, 1.0]
+    assert digest.before is not None
     assert (digest.total.held, digest.before.held) == (3.0, 3.0)
+
+
+def test_a_day_of_which_prometheus_knows_no_holder_has_no_hours() -> None:
+    """The first of two days, and the two days before: there was no exporter yet."""
+    digest = Source(lambda query: [] if "offset" in query else one(query)).read(days=2)
+    assert [hours and hours.held for _, hours in digest.days] == [None, 1.0]
+    assert (digest.total.held, digest.before) == (1.0, None)
 
 
 def test_an_answer_with_too_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ def build() -> Digest:
 
 def test_the_text_has_correct_sums_and_one_line_per_row() -> None:
     assert re.sub("  +", "  ", render_text(build())).splitlines() == [
-        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; 5 made no progress, which cost 2; the period before: "
-        "200 held, 20 idle (10%)",
+        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 35% of the 110 GPU-hours held were idle (39.0, cost 15.0); 5.0 made no "
+        "progress, cost 2.5; the period before: 10% of 200",
         "",
         "TENANT  HELD  USED  IDLE  STALLED  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
         "ml  100.0  55.0  30.0  5.0  10.0  30%  44%  12.0  15.00",
@@ -71,4 +71,16 @@ def test_json_has_all_values() -> None:
 
 
 def test_a_period_without_hours_causes_no_division_by_zero() -> None:
-    assert "0 GPU-hours held, 0 of them idle (-)" in render_text(Digest(0.0, 86400.0))
+    assert "UTC: no GPU-hours were held" in render_text(Digest(0.0, 86400.0))
+
+
+def test_a_day_without_data_is_no_day_of_zero_hours_and_the_sentence_agrees_with_the_table() -> None:
+    """Prometheus has existed for 40 minutes of three days."""
+    some = Hours(2.5, 2.5, 1.1, 1.28, cost=4.0, cost_idle=3.66)
+    tenant = TenantName("", "kubernetes", "ml", "", "")
+    digest = Digest(0.0, 3 * 86400.0, {tenant: some}, [(0.0, None), (86400.0, None), (2 * 86400.0, some)])
+    text = render_text(digest)
+    assert "51% of the 2.5 GPU-hours held were idle (1.3, cost 3.7). Data of 1 of 3 days\n" in text
+    assert re.search(r"^Thu 1970-01-01 00:00( +-){5}$", text, re.MULTILINE)
+    data = json.loads(render_json(digest))
+    assert (data["days"][0]["held_hours"], data["days"][2]["held_hours"], data["before"]) == (None, 2.5, None)

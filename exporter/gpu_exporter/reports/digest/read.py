@@ -105,7 +105,8 @@ class TenantCause(NamedTuple):
 
 @dataclass
 class Digest:
-    """`days`: start and hours per day, oldest first. `before`: hours of the previous period of the same length.
+    """`days`: start and hours per day, oldest first, None for a day of which Prometheus knows no holder. `before`: the
+    hours of the previous period of the same length, None if nothing is known of it.
 
     `missing`: values that are missing or may be wrong, each with its reason.
     """
@@ -113,8 +114,8 @@ class Digest:
     start: float
     end: float
     tenants: dict[TenantName, Hours] = field(default_factory=dict)
-    days: list[tuple[float, Hours]] = field(default_factory=list)
-    before: Hours = field(default_factory=Hours)
+    days: list[tuple[float, Hours | None]] = field(default_factory=list)
+    before: Hours | None = None
     holders: list[IdleHolder] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     oversized: list[Oversized] = field(default_factory=list)
@@ -170,13 +171,13 @@ class DigestReader:
             is_before = part.ago >= since_s
             queries = self._queries(part, not is_before, twice[part] if nodes[part, "twice"] else "")
             answers = {name: rows for (_, name), rows in self._ask_each(((part, each) for each in queries), end)}
-            day = Hours()
+            day: Hours | None = None
             for tenant, hours in _hours(answers).items():
-                day.add(hours)
+                day = _sum(day, hours)
                 if not is_before:
                     digest.tenants.setdefault(tenant, Hours()).add(hours)
             if is_before:
-                digest.before.add(day)
+                digest.before = _sum(digest.before, day)
             else:
                 digest.days.append((end - part.ago - part.span, day))
                 _add_holders(idle, answers.get("holders", []))
@@ -253,6 +254,15 @@ class DigestReader:
             raise AnswerError(f"{exc}: {REMEDY}; the query was {expression}") from exc
         except TooManyRows as exc:
             raise AnswerError(f"{self._address}: {exc}: {REMEDY}") from exc
+
+
+def _sum(one: Hours | None, other: Hours | None) -> Hours | None:
+    if one is None or other is None:
+        return one or other
+    total = Hours()
+    total.add(one)
+    total.add(other)
+    return total
 
 
 def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:

@@ -19,6 +19,8 @@ DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN")
 WORDS = {"OWNER", "CAUSE", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
+WHOLE_MIN = 99.5
+STALLED_MIN = 0.005  # share of the GPU-hours from which the sentence names them
 Table: TypeAlias = tuple[Sequence[str], Sequence[tuple[str, ...]]]
 STYLE = "border-collapse: collapse; font-family: sans-serif; font-size: 90%"
 CELL = "padding: 2px 10px; border-bottom: 1px solid #ddd; text-align: "
@@ -60,9 +62,12 @@ def render_json(digest: Digest) -> str:
                 "start": utc(digest.start).isoformat(),
                 "end": utc(digest.end).isoformat(),
                 "total": _fields(digest.total),
-                "before": _fields(digest.before),
+                "before": None if digest.before is None else _fields(digest.before),
                 "tenants": [{**tenant._asdict(), **_fields(hours)} for tenant, hours in _by_idle(digest)],
-                "days": [{"start": utc(begin).isoformat(), **_fields(day)} for begin, day in digest.days],
+                "days": [
+                    {"start": utc(begin).isoformat(), **(_fields(day) if day is not None else NO_DATA)}
+                    for begin, day in digest.days
+                ],
                 "holders": [
                     {**holder.name._asdict(), "title": holder.title, "owner": holder.owner, "idle_hours": holder.idle}
                     for holder in digest.holders
@@ -91,21 +96,26 @@ def render_json(digest: Digest) -> str:
 
 
 def headline(digest: Digest) -> str:
-    """The summary in one sentence."""
+    """The summary in one sentence, and how much of the period is known if that is not all."""
     total, before = digest.total, digest.before
     start, end = (utc(wall).strftime("%Y-%m-%d %H:%M") for wall in (digest.start, digest.end))
-    share = f"{total.idle / total.held:.0%}" if total.held else UNKNOWN
-    text = f"{start} to {end} UTC: {total.held:,.0f} GPU-hours held, {total.idle:,.0f} of them idle ({share})"
-    if total.cost_idle:
-        text += f", which cost {total.cost_idle:,.0f}"
-    if total.stalled >= 1.0:
-        text += f"; {total.stalled:,.0f} made no progress"
-        text += f", which cost {total.cost_stalled:,.0f}" if total.cost_stalled else ""
-    if before.held:
-        text += (
-            f"; the period before: {before.held:,.0f} held, {before.idle:,.0f} idle ({before.idle / before.held:.0%})"
-        )
-    return text
+    if not total.held:
+        return f"{start} to {end} UTC: no GPU-hours were held"
+    share, held = min(1.0, total.idle / total.held), _number(total.held)
+    text = f"{start} to {end} UTC: {share:.0%} of the {held} GPU-hours held were idle ({_number(total.idle)}"
+    text += f", cost {_number(total.cost_idle)})" if total.cost_idle else ")"
+    if total.stalled >= STALLED_MIN * total.held:
+        text += f"; {_number(total.stalled)} made no progress"
+        text += f", cost {_number(total.cost_stalled)}" if total.cost_stalled else ""
+    if before is not None and before.held:
+        text += f"; the period before: {min(1.0, before.idle / before.held):.0%} of {_number(before.held)}"
+    known = sum(day is not None for _, day in digest.days)
+    return text if known == len(digest.days) else f"{text}. Data of {known} of {len(digest.days)} days"
+
+
+def _number(value: float) -> str:
+    """Whole numbers from 100 on, else one decimal place, so that a sentence does not contradict its own share."""
+    return f"{value:,.0f}" if value >= WHOLE_MIN else f"{value:,.1f}"
 
 
 def _tables(digest: Digest) -> list[Table]:
@@ -120,7 +130,10 @@ def _tables(digest: Digest) -> list[Table]:
     if digest.oversized:
         tables.append((OVERSIZED_HEADER, [_cells_of(each) for each in digest.oversized[:TOP]]))
     if len(digest.days) > 1:
-        days = [(utc(begin).strftime("%a %Y-%m-%d %H:%M"), *_cells(day)[:5]) for begin, day in digest.days]
+        days = [
+            (utc(begin).strftime("%a %Y-%m-%d %H:%M"), *(_cells(day)[:5] if day is not None else (UNKNOWN,) * 5))
+            for begin, day in digest.days
+        ]
         tables.append((DAY_HEADER, days))
     return tables
 
@@ -141,8 +154,8 @@ def _cells(hours: Hours) -> tuple[str, ...]:
         f"{hours.idle:,.1f}",
         f"{hours.stalled:,.1f}",
         f"{hours.unknown:,.1f}",
-        f"{hours.idle / hours.held:.0%}" if hours.held else UNKNOWN,
-        f"{hours.busy / hours.known:.0%}" if hours.known else UNKNOWN,
+        f"{min(1.0, hours.idle / hours.held):.0%}" if hours.held else UNKNOWN,
+        f"{min(1.0, hours.busy / hours.known):.0%}" if hours.known else UNKNOWN,
         UNKNOWN if hours.energy_kwh is None else f"{hours.energy_kwh:,.1f}",
         f"{hours.cost_idle:,.2f}" if hours.cost else UNKNOWN,
     )
@@ -151,3 +164,6 @@ def _cells(hours: Hours) -> tuple[str, ...]:
 def _fields(hours: Hours) -> dict[str, float | None]:
     names = {name: f"{name}_hours" for name in ("held", "known", "busy", "idle", "stalled", "unpriced")}
     return {names.get(name, name): value for name, value in vars(hours).items()}
+
+
+NO_DATA = dict.fromkeys(_fields(Hours()))
