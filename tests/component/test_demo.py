@@ -47,4 +47,9 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     for state in ("healthy", "held_no_process", "held_idle", "bursty", "throttled", "low", "mig", "free"):
         assert state in end, state
     labelled = [line for line in end.splitlines() if line.endswith("utilization=underused")]
-    assert {line.split("  ")[0] for line in labelled} == {"job 48113", "nlp/notebook-ada", "serving/embedder-1"}
+    assert {line.split("  ")[0] for line in labelled} == {"job 48113"}
+    (server,) = [line for line in end.splitlines() if line.startswith("serving/embedder-1 ")]
+    assert (
+        " serving " in server and "it serves requests (Service embedder-1)" in server and server.rstrip().endswith("-")
+    )
+    assert any(line.startswith("nlp/notebook-ada") and "candidate" in line for line in end.splitlines())

@@ -161,9 +161,7 @@ def test_hours_under_an_enforced_namespace_are_refused(prometheus: Prometheus) -
 def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
     text = digest(prometheus).stdout
     # The window begins between two samples, and costs are counted by the minute, so a number may be lower by one.
-    sentence = (
-        r"33% of the 50[34] GPU-hours held were idle \(16[78], cost 28[78]\); the period before: 0% of 50[34]"
-    )
+    sentence = r"33% of the 50[34] GPU-hours held were idle \(16[78], cost 28[78]\); the period before: 0% of 50[34]"
     assert re.search(sentence, text), text
     assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text
     assert re.search(r"ml/train-0 +vision +7[12]\.\d +10% +4\.0 GiB +1g\.10gb", text), text

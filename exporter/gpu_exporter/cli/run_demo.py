@@ -27,16 +27,24 @@ from gpu_exporter.common.service import repeat, stop_on_signal
 from gpu_exporter.common.tasks import Task
 from gpu_exporter.common.web.server import HttpServer
 from gpu_exporter.reconciler.decision.policy import decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.settle import settle
+from gpu_exporter.reconciler.decision.surroundings import INTERACTIVE, SERVING, Surroundings
 from gpu_exporter.reconciler.dry_run import StageTracker
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.report import render_decisions
 
 SCENARIO = Path(__file__).resolve().parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 11 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
+AROUND = {  # as the API server of a cluster would show it
+    HolderName("kubernetes", "serving", "embedder-1"): Surroundings(kind=SERVING, kind_why="Service embedder-1"),
+    HolderName("kubernetes", "nlp", "notebook-ada"): Surroundings(kind=INTERACTIVE, kind_why="owner Notebook/ada"),
+}
 ALONE = (
-    "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks get a "
-    "mark only after four hours (docs/reconciler.md, Surroundings)."
+    "As in a cluster, embedder-1 serves requests and gets no mark. notebook-ada is a notebook, which becomes underused "
+    "only after four hours (docs/reconciler.md, Surroundings)."
 )
 FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has made no progress since second 300
 # As demo.yaml: a GPU whose job hangs, one that works at low power, one with an uncertain cause, the job that is fixed.
@@ -81,7 +89,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     server.start()
     page = f"http://127.0.0.1:{server.port}/"
     evidence = ExporterSource([parse_address(f"{page}metrics")], settings.policy.underused_after, clock)
-    tracker = StageTracker()
+    tracker, book = StageTracker(), Rulebook(settings.policy)
     stop = stop_on_signal()
     report = ""
     due = [
@@ -100,7 +108,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
             due.pop(0)
         elapsed = clock.elapsed_s / speed
         seen = evidence.read_evidence()
-        decisions = decide(seen, settings.policy)
+        decisions = settle(seen, decide(seen, settings.policy), AROUND, book)
         report = render_decisions(decisions, seen)
         shown = len(due) < SHOWS
         for line in tracker.changes(decisions) if shown else ():
