@@ -103,7 +103,7 @@ def test_a_recording_is_a_whole_node_and_is_replayed_alone(
     assert run_exporter("record", file, "--duration=500ms", environment=nvml_environment).returncode == 0
     done = run_exporter("--once", f"--devices.replay={file}", f"--devices.replay={file}")
     assert done.returncode == 2
-    assert "a file of `gpu-exporter record` contains all GPUs of a node: give only this file" in done.stderr
+    assert "a file of `gpu-exporter record` contains all GPUs of a node: give no other file" in done.stderr
     done = run_exporter("--once", *QUIET, "--state.directory=", "--format=table", f"--devices.replay={file}")
     wishes = [f"gpu-exporter: partial: gpu {index} asks for a reset" for index in range(3)]
     assert (done.returncode, done.stderr.splitlines()) == (4, wishes)

@@ -144,7 +144,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
         assert rest.read_config().cluster == commands.read_config().cluster == "lab"
         token.write_text(token.read_text().strip()[:-2])
         with pytest.raises(
-            SourceError, match=r"slurmrestd: http.*: HTTP status \d+.*; is the token valid\? write a new one"
+            SourceError, match=r"slurmrestd: http.*: HTTP status \d+.*; is the token valid\? write a new token"
         ):
             rest.read_nodes()
 

@@ -155,7 +155,7 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
         if any(is_recording(path) for path in paths):
             if len(paths) > 1:
                 parser.error(
-                    "--devices.replay: a file of `gpu-exporter record` contains all GPUs of a node: give only this file"
+                    "--devices.replay: a file of `gpu-exporter record` contains all GPUs of a node: give no other file"
                 )
             return NvmlBackend(RecordedLibrary(paths[0], clock), clock, name="replay")
     return ReplayBackend(paths, clock)

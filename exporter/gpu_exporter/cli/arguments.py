@@ -32,7 +32,7 @@ def positive_duration(text: str) -> float:
 
 
 def moment(text: str) -> float:
-    """Converts a time with its zone, or how long ago it was, to Unix seconds."""
+    """Converts a time with its zone, or an age such as 2h, to Unix seconds."""
     from datetime import datetime
 
     from gpu_exporter.common.clock import SYSTEM_CLOCK

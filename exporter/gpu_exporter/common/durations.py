@@ -13,7 +13,7 @@ def parse_duration(text: str) -> float:
     """Convert `500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is not a duration such as 90s, 10m or 2h")
+        raise ValueError(f"{text!r} is not a duration (examples: 90s, 10m, 2h)")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if seconds > LONGEST_S:  # operating systems accept no longer timeouts
         raise ValueError(f"{text[:40]!r} is longer than a year")

@@ -1,4 +1,4 @@
-"""HTTP requests with a limit on time and on size, for answers of any server."""
+"""Sends HTTP requests to any server, with limits on the time and the size of the answer."""
 
 from __future__ import annotations
 

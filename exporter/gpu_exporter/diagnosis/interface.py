@@ -1,4 +1,4 @@
-"""All that the agent knows of diagnosis: what it is given of the node, what it tells, and the records between them."""
+"""The parts of diagnosis that the agent uses: the input from the node, the results, and the shared records."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class HeldNow(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """What is judged: the node at one moment, and every allocation that is shown. `running_s`: seconds since every
-    source of holders had answered for the first time.
+    """The input of one judgement: the node at one moment, and every shown allocation. `running_s`: seconds since every
+    source of holders had answered at least once.
     """
 
     records: NodeRecords

@@ -59,7 +59,7 @@ class Actor(Protocol):
         """
 
     def rehearse(self, target: Target) -> None:
-        """Check without acting whether the act would have an effect, where the scheduler allows it. Raises Refused."""
+        """Check whether the act would have an effect, if the scheduler has a dry run. Do not act. Raises Refused."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
         """The journal entry of an act that is about to begin."""

@@ -198,7 +198,7 @@ class ReconcileCycle:
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """All marks, and the reason for each scheduler that cannot be read. Nothing is written to those."""
+        """All marks, and the error of each scheduler that cannot be read. Nothing is written to such a scheduler."""
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():

@@ -24,8 +24,8 @@ class Mark(NamedTuple):
     """A mark of the reconciler on a live pod or job.
 
     `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder no longer runs. `live`:
-    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: until when evidence supported the
-    mark, as written on the object (Unix seconds); None if it is missing there. `users_id`: as in HolderEvidence.
+    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: the last time at which evidence
+    supported the mark, as written on the object (Unix seconds); None if missing. `users_id`: as in HolderEvidence.
     """
 
     name: HolderName
@@ -98,7 +98,7 @@ class Marker(Surveyor, Protocol):
         """
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        """Read the live object and compare it, as `write` does, without writing. Raises Refused."""
+        """Read and compare the live object as `write` does, but write nothing. Raises Refused."""
 
     def label(self, decision: Decision) -> str:
         """The mark as `write` would set it, for people."""

@@ -124,8 +124,8 @@ def explain(
 
 
 def _say_in_short(decision: Decision, causes: CauseTexts, waiting: Mapping[str, float]) -> Iterator[str]:
-    """One sentence for the owner: how many GPUs, the evidence of the most certain causes, each once, and who waits for
-    such GPUs. Metrics have no texts: with them, the sentence has the names of the causes.
+    """One sentence for the owner: the number of GPUs, the evidence of the most certain causes, each once, and the
+    number of such GPUs that others wait for. Causes from metrics have no text, so the sentence contains their names.
     """
     known = [each for unit in decision.units for each in causes.get((unit.uuid, unit.mig)) or unit.causes]
     found = [cause for confidence in ("high", "medium") for cause in known if cause.confidence == confidence]

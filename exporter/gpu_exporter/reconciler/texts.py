@@ -43,7 +43,7 @@ class TextFiles:
         except OSError as exc:
             raise MarkError("error", f"{path}: {exc.strerror}") from exc
         if not text:  # after a power failure, a new file may be empty
-            raise MarkError("error", f"{path}: it is empty, so its content is lost; remove it to begin anew")
+            raise MarkError("error", f"{path}: the file is empty: its content is lost; remove the file to start again")
         return text
 
     def write_text(self, key: str, text: str) -> None:

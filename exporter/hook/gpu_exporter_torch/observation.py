@@ -220,7 +220,7 @@ class TrainingObservation:
         self._guard(self._ask, loader, now, is_first)
 
     def restart(self, now: int, *, is_over: bool = True) -> None:
-        """A framework has done something else between two batches. `is_over`: false if it goes on until the batch."""
+        """A framework did something else between two batches. `is_over`: false if that lasts until the next batch."""
         self._guard(self._restart, now, is_over)
 
     def get(self, loader: object, asked: int, now: int, batch: object, *, is_first: bool) -> None:

@@ -1,9 +1,9 @@
-"""Counts the steps of one training loop, and what they wait for. Pure: times are parameters, in ns of one clock.
+"""Counts the steps of one training loop, and measures their waits. Pure: times are parameters, in ns of one clock.
 
 A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
-optimizer's step. So the steps of an epoch follow each other without a gap, and what lies between two epochs (an
-evaluation, the start of new loaders) is not part of any step. The first batch of an epoch waits for new workers: this
-time is `start`, not `wait`.
+optimizer's step. So the steps of an epoch follow each other without a gap, and no step includes the time between two
+epochs (an evaluation, the start of new loaders). The first batch of an epoch waits for new workers: this time is
+`start`, not `wait`.
 """
 
 from __future__ import annotations

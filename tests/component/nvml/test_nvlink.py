@@ -87,7 +87,7 @@ def test_after_a_minute_the_sum_continues_without_the_silent_link(
         last = traffic
     assert links.errors() <= 1  # the next retry
     assert [r.getMessage() for r in caplog.records if "NVLink" in r.getMessage()] == [
-        "gpu 0: NVLink 5 has not answered field 204 for 60 s; the sum keeps its last count, the other links continue"
+        "gpu 0: NVLink 5 has not returned field 204 for 60 s; its last count stays in the sum; the other links still count"
     ]
     links.missing = {}
     rises = []

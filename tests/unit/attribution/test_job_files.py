@@ -63,9 +63,9 @@ def test_all_three_layouts_of_job_files_are_read(place: Path, files: Mapping[str
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("42", "gpus=3-1\nvisible=\n", "'3-1' is not a range of at most"),
+        ("42", "gpus=3-1\nvisible=\n", "'3-1' goes backwards, or the list exceeds"),
         ("42", "gpus=0;reboot\nvisible=\n", "is not a range of numbers"),
-        ("42", "gpus=0-999999\n", "is not a range of at most"),
+        ("42", "gpus=0-999999\n", "goes backwards, or the list exceeds"),
         ("readme.txt", "42\n", "neither the name of a GPU nor of a job"),
         ("0", "alice\n", "'alice' is not a job id"),
         ("0", "-3\n", "'-3' is not a job id"),
@@ -151,7 +151,7 @@ def test_a_missing_directory_raises_file_not_found(tmp_path: Path) -> None:
 
 def test_more_files_than_a_prolog_makes_are_refused(place: Path) -> None:
     put(place, {str(number): "gpus=0\n" for number in range(1, FILES_MAX + 2)})
-    with pytest.raises(SourceError, match="more than a prolog makes"):
+    with pytest.raises(SourceError, match="but a prolog writes at most"):
         read_job_files(place)
 
 

@@ -200,7 +200,7 @@ def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixt
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
         assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: every grant is resolved to a device again"]
+        assert log_of(3) == ["attribution slurm: every grant has a device again"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")
@@ -333,10 +333,10 @@ def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
         (["GPU-0"], "[0]: expected a mapping, not str"),
         ([{"uuid": "GPU-0"}], "[0]: needs uuid and exactly one of pod and job"),
         ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], "[0]: unknown key 'gpuu'"),
-        ([{"uuid": "GPU-0", "job": 1, "gpus": 0}], "[0]: gpus: 0 is not a number of GPUs"),
-        ([{"uuid": "GPU-0", "job": 1, "gpus": "4"}], "[0]: gpus: '4' is not a number of GPUs"),
+        ([{"uuid": "GPU-0", "job": 1, "gpus": 0}], "[0]: gpus: expected a whole number above 0, not 0"),
+        ([{"uuid": "GPU-0", "job": 1, "gpus": "4"}], "[0]: gpus: expected a whole number above 0, not '4'"),
         ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], "[0]: user: expected a string, not list"),
-        ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
+        ([{"uuid": "GPU-0", "pod": "train"}], "pod: expected namespace/pod/container, not 'train'"),
     ],
 )
 def test_the_error_of_a_static_file_names_the_fault(data: object, error: str) -> None:

@@ -128,20 +128,20 @@ def test_the_user_of_a_request_is_the_user_of_the_token(restd: Restd, token: Pat
 )
 def test_a_text_that_is_not_a_token_is_never_sent(restd: Restd, token: Path, text: str) -> None:
     token.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SourceError, match=r"/token: is not a Slurm token; write a new one with `scontrol token"):
+    with pytest.raises(SourceError, match=r"/token: cannot parse the Slurm token; write a new token with `scontrol token"):
         Rest(restd.address, token, 10_000).read_nodes()
     assert restd.asked == []
 
 
 def test_a_file_that_is_longer_than_any_token_is_not_sent(restd: Restd, token: Path) -> None:
     token.write_text(token_of({"sun": "slurm"}) + "x" * MAX_TOKEN)
-    with pytest.raises(SourceError, match=f"/token: it is longer than {MAX_TOKEN} bytes; write a new one"):
+    with pytest.raises(SourceError, match=f"/token: it is longer than {MAX_TOKEN} bytes; write a new token"):
         Rest(restd.address, token, 10_000).read_nodes()
     assert restd.asked == []
 
 
 def test_a_missing_token_file_is_an_error(restd: Restd, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"/none: No such file or directory; write a new one"):
+    with pytest.raises(SourceError, match=r"/none: No such file or directory; write a new token"):
         Rest(restd.address, tmp_path / "none", 10_000).read_nodes()
 
 

@@ -88,11 +88,11 @@ def test_the_published_schema_accepts_the_demo_and_every_kind_of_load() -> None:
         ),
         (
             {"gpus": [], "holders": [{"gpu": 0, "kind": "pod", "name": "a/b/c"}]},
-            "holders[0].gpu: 0 is not below 0, the number of GPUs",
+            "holders[0].gpu: no GPU 0: the scenario has 0 GPUs, numbered from 0",
         ),
         (
             {"gpus": [{"model": "H100"}], "holders": [{"gpu": 0, "kind": "pod", "name": "trainer"}]},
-            "holders[0].name: 'trainer' is not namespace/pod/container",
+            "holders[0].name: expected namespace/pod/container, not 'trainer'",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_text_that_is_no_answer_of_alertmanager_proves_nothing(text: str) -> N
     if text == "{}":
         assert parse_alerts(text, ()) == []
         return
-    with pytest.raises(AnswerError, match="not an answer of Alertmanager"):
+    with pytest.raises(AnswerError, match="cannot parse Alertmanager's answer"):
         parse_alerts(text, ())
 
 

@@ -133,7 +133,7 @@ def test_the_start_of_another_clusters_job_does_not_end_the_mark_of_a_job_here()
     (mark, *_) = marker.list_marks()
     unknown = JOB._replace(name=mark.name, stage="unknown", start_wall=WALL - 60)
     marker.check_alone(mark, unknown._replace(cluster="beta"), 7200.0, WALL)
-    with pytest.raises(Refused, match="started again since the evidence"):
+    with pytest.raises(Refused, match="restarted the job after the evidence"):
         marker.check_alone(mark, unknown, 7200.0, WALL)
 
 
@@ -253,7 +253,7 @@ def test_from_23_02_a_job_is_read_directly_before_each_renewal() -> None:
     marks = marker.list_marks()
     marker.renew(marks[0], JOB)
     marker.rows[1]["extra"] = "mine"  # changed by its owner between two renewals
-    with pytest.raises(Refused, match="changed since it was listed"):
+    with pytest.raises(Refused, match="text changed after the reconciler listed"):
         marker.renew(marks[1], JOB)
     assert marker.text(2) == "mine"
 

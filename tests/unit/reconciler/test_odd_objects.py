@@ -370,7 +370,7 @@ def test_large_pods_that_have_ended_do_not_make_their_namespace_unknown() -> Non
         ),
         (
             ['{"metadata": {"annotations": {"x": "' + HUGE + '"}, "name": "p0"}}'],
-            "namespace ml has a pod that is too large, and whose name cannot be read",
+            "cannot read the name of a pod in namespace ml: the pod is too large",
         ),
     ],
     ids=["too many", "without a name"],

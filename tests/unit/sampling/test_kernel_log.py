@@ -127,7 +127,7 @@ def test_an_xid_of_an_unknown_gpu_is_logged_once_and_not_counted(
     bench.look(SAME_S)
     assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})
     assert [r.getMessage().partition(": ")[2] for r in caplog.records] == [
-        "XID 62 at 0000:99:00 is not counted: no GPU is known there"
+        "XID 62 is not counted: 0000:99:00 is not a known GPU"
     ]
 
 
@@ -228,8 +228,8 @@ def test_an_unreadable_kernel_log_is_reported_once_with_a_remedy_and_retried(
     (record,) = caplog.records
     assert record.getMessage().startswith(f"cannot read {path} as uid ")
     assert record.getMessage().endswith(
-        ": No such file or directory; XIDs without an NVML event are not counted; grant CAP_SYSLOG, in a container "
-        "privileges and the device, or omit --collector.xid.kmsg"
+        ": No such file or directory; XIDs without an NVML event are not counted; grant CAP_SYSLOG (in a container: "
+        "run it privileged, with the device) or omit --collector.xid.kmsg"
     )
 
 

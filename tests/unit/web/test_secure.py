@@ -54,11 +54,11 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "set both or neither: client_ca_file, and a client_auth_type that verifies",
+            "set client_ca_file if client_auth_type verifies clients, and only then",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "set both or neither: client_ca_file, and a client_auth_type that verifies",
+            "set client_ca_file if client_auth_type verifies clients, and only then",
         ),
         (
             "basic_auth_users: {ada: plain}",

@@ -57,7 +57,7 @@ class Devices(NamedTuple):
 class HolderUpdate(NamedTuple):
     """The holders after one poll. `past`: allocations of holders that have ended since the last poll. `in_use`: units
     without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
-    the use of each holder's processes.
+    the use of each unit by the processes of its holder.
     """
 
     resolution: Resolution = Resolution([], [], [])

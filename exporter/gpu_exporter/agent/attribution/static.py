@@ -78,7 +78,7 @@ class StaticSource:
         if seen in (None, data):
             return data if data != self._parsed else None
         if self._parsed is None:
-            raise ValueError("it is being written, and is read again at the next poll")
+            raise ValueError("it is being written; the exporter reads it again at the next poll")
         return None
 
     def _read(self) -> tuple[bytes, float]:
@@ -93,7 +93,7 @@ def _whole(data: bytes) -> str:
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")
     if not text.endswith("\n") and text.rstrip()[-1] not in "]}":
-        raise ValueError("its last line is cut: end it with a line break")
+        raise ValueError("the last line is cut: end the file with a line break")
     return text
 
 
@@ -130,7 +130,7 @@ def parse_static(data: object) -> list[Grant]:
             raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")
         gpus = entry.get("gpus")
         if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
-            raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
+            raise ValueError(f"[{position}]: gpus: expected a whole number above 0, not {gpus!r}")
         grants.append(Grant("uuid", texts["uuid"], static_holder(texts, "static", "name")._replace(units=gpus)))
     # a pod is on one node; a job may be on several nodes
     pods = count_units([grant for grant in grants if grant.holder.pod])
@@ -153,7 +153,7 @@ def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
         )
     parts = texts["pod"].split("/")
     if len(parts) != 3 or not all(parts):
-        raise ValueError(f"pod {texts['pod']!r} is not namespace/pod/container")
+        raise ValueError(f"pod: expected namespace/pod/container, not {texts['pod']!r}")
     return Holder(
         HolderKey("kubernetes", texts["pod"]),
         namespace=parts[0],

@@ -1,4 +1,4 @@
-"""Traffic over PCIe, from the driver's counters: each call of nvmlDeviceGetPcieThroughput would block for 20 ms."""
+"""Reads PCIe traffic from the driver's counters, since a call of nvmlDeviceGetPcieThroughput blocks for 20 ms."""
 
 from __future__ import annotations
 

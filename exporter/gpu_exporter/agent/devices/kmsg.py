@@ -88,7 +88,7 @@ def slot_of(pci_bus_id: str) -> str:
 
 
 def parse_record(record: bytes) -> XidLine | None:
-    """The XID that one record of /dev/kmsg reports, None for every other record."""
+    """The XID in one record of /dev/kmsg; None if the record reports no XID."""
     report = parse_report(record)
     return None if report is None else report.line
 

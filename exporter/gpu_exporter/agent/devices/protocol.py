@@ -290,7 +290,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetRemappedRows")
 
     def read_retired_pages(self) -> Mapping[str, int]:
-        """Pages retired by cause (single_bit, double_bit), before Ampere."""
+        """The number of retired pages by cause (single_bit, double_bit), on GPUs before Ampere."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:

@@ -457,7 +457,7 @@ def _parse_training(reader: _ScenarioReader) -> TrainingLoop:
 def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
     index = int(reader.number("gpu"))
     if index >= len(gpus):
-        raise ScenarioError(f"{reader.place}.gpu: {index} is not below {len(gpus)}, the number of GPUs")
+        raise ScenarioError(f"{reader.place}.gpu: no GPU {index}: the scenario has {len(gpus)} GPUs, numbered from 0")
     gpu = gpus[index]
     instance = reader.take("mig", None)
     mig_uuid = ""
@@ -470,7 +470,7 @@ def _parse_holder(reader: _ScenarioReader, gpus: tuple[ScenarioGpu, ...]) -> Sce
     if kind not in ("pod", "job"):
         raise ScenarioError(f"{reader.place}.kind: {kind!r} is not one of pod, job")
     if kind == "pod" and name.count("/") != 2:
-        raise ScenarioError(f"{reader.place}.name: {name!r} is not namespace/pod/container")
+        raise ScenarioError(f"{reader.place}.name: expected namespace/pod/container, not {name!r}")
     holder = ScenarioHolder(
         unit=UnitId(gpu.uuid, mig_uuid),
         gpu=index,

@@ -169,7 +169,7 @@ class SimulatedDevice(Device):
         return "enabled" if self._gpu.has_mig(now) else "disabled"
 
     def _meet_faults(self, call: str) -> float:
-        """Apply the scenario's fault for `call` at this time; without a fault return the scenario's time."""
+        """Apply the scenario's fault for `call`, if there is one now. Returns the scenario's time."""
         now = self._stage.now()
         fault = self._gpu.fault(call, now)
         if fault is None:

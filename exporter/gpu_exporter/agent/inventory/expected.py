@@ -49,7 +49,7 @@ class ExpectedDevices:
         self._problem = ""  # of the file, as it was logged
 
     def load(self) -> None:
-        """Load the file; a later call applies what `forget` changed. An invalid file changes nothing, and is logged."""
+        """Load the file. A later call applies changes of `forget`. An invalid file is logged and changes nothing."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return

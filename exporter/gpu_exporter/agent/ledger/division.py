@@ -1,10 +1,10 @@
-"""How the activity and the energy of a shared GPU are divided among its holders.
+"""Divides the activity and the energy of a shared GPU among its holders.
 
 The driver's report about single processes does not count alone, because a process that the driver leaves out may be
 working. It counts only as far as it explains the activity of the whole GPU. For each period: the holders' shares are
 scaled down if their sum exceeds the GPU's own utilization. No share is used if the sum explains too little of that
-utilization. A holder is idle beside busy neighbours only if the neighbours explain all of it. Time in which the whole
-GPU was idle is idle for every holder, without any report about processes.
+utilization. A holder is idle beside busy neighbours only if the neighbours explain all of the utilization. While the
+whole GPU is idle, every holder is idle, without any report about processes.
 
 Pure: no clock, no lock, no file.
 """

@@ -288,8 +288,8 @@ class Ledger:
     ) -> Holding:
         """The record of a holder that was missing at the last poll: restored, or new.
 
-        `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of the holder's time are
-        dated.
+        `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its start and
+        its end are dated.
         """
         holder = entry.allocation.holder
         before = self.holdings.pop(holder_id, None)

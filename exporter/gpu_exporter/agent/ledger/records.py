@@ -45,8 +45,8 @@ class UnitRecord:
 
 
 class HolderPresence(Enum):
-    """PRESENT: shown by the last poll. LEAVING: gone since a moment ago, so late readings may be its own. ABSENT: gone
-    for longer, or from the state file and not shown since the start.
+    """PRESENT: the last poll shows the holder. LEAVING: it has just gone, so late readings may be its own. ABSENT: it
+    has been gone for longer, or it comes from the state file and no poll has shown it since the start.
     """
 
     PRESENT = "present"

@@ -166,7 +166,7 @@ class StateFile:
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """The totals, limited to the written values; 0 until the holder is written.
 
-        A Slurm job's held time is not limited: Slurm reports the start, so it cannot fall after a kill.
+        A Slurm job's held time is not limited: Slurm reports the start, so this time cannot fall after a kill.
         """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start

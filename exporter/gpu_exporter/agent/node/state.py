@@ -157,11 +157,11 @@ class NodeState:
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
     ) -> Resolution:
-        """Settle one poll of the attribution sources: their grants, and users of GPUs that no source names.
+        """Take the grants of one poll of the attribution sources, and find users of GPUs without a holder.
 
-        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown. `owners`: the owners of
-        the processes on each unit, as far as known. `expected`: how many GPUs should answer here. `offers`: all devices
-        that may be given. `ended`: holders that have ended since the last poll, `confirmed` at their end.
+        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown. `owners`: the known
+        owners of the processes on each unit. `expected`: how many GPUs should answer here. `offers`: the devices that a
+        scheduler may give. `ended`: grants of holders that have ended since the last poll, `confirmed` at their end.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:

@@ -73,7 +73,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """Why the state of an allocation is unknown at this moment, for people and in one word. It overrides the
+    """The reason why an allocation's state is unknown now, for people and in one word. The reason overrides the
     allocation's window.
     """
     allocation = record.allocation

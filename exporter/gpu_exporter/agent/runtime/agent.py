@@ -120,7 +120,7 @@ class Agent:
             self._state.release()
 
     def _list_gpus(self) -> dict[str, str]:
-        """UUID by PCI slot of every GPU whose name is known, lost GPUs included."""
+        """The known UUIDs of GPUs by PCI slot, lost GPUs included."""
         placed = self._runtime.place(self.devices.observe())
         identities = [each.snapshot.identity for each in placed.values()]
         named = (identity for identity in identities if identity.uuid and identity.pci_bus_id)

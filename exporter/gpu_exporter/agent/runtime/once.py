@@ -78,7 +78,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             while data := stream.recv(65536):
                 answer += data
                 if len(answer) > ANSWER_MAX or time.monotonic() > until:
-                    raise OSError(f"its answer exceeds {ANSWER_MAX // 2**20} MiB or {ANSWER_S:g} s")
+                    raise OSError(f"the answer is over {ANSWER_MAX // 2**20} MiB or took over {ANSWER_S:g} s")
     except (FileNotFoundError, ConnectionRefusedError):  # no daemon runs here, or the daemon was killed
         return None
     except PermissionError as exc:
@@ -170,8 +170,8 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """Print the matching lines for the user at the prompt. Returns the exit code. `gaps`: what is missing, if the view
-    is partial.
+    """Print the warnings, and the problem that `health` names, for the user at the prompt. Returns the exit code.
+    `gaps`: the missing parts of a partial view.
     """
     for warning in warnings:
         _say(f"warning: {warning}")

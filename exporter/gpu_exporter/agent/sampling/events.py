@@ -76,7 +76,7 @@ class NoGpuAnswers(Exception):
 
 
 class EventLoop(Worker):
-    """Registers, waits, counts, and registers again after an error. Ends within WAIT_S of a request to stop."""
+    """Registers for XID events, counts them, and registers again after an error. Stops within WAIT_S of a request."""
 
     def __init__(
         self,

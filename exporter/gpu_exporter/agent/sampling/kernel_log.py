@@ -124,7 +124,7 @@ class KernelLogLoop(Worker):
         if uuid is None:
             if address not in self._strangers and len(self._strangers) < STRANGERS_MAX:
                 self._strangers.add(address)
-                log.warning("%s: XID %d at %s is not counted: no GPU is known there", self._path, xid, address)
+                log.warning("%s: XID %d is not counted: %s is not a known GPU", self._path, xid, address)
             return
         event = XidEvent(uuid, xid, entry.report.severity)
         if self._book.count_line(event, entry.wall, since=entry.monotonic - SAME_S):
@@ -151,8 +151,8 @@ class KernelLogLoop(Worker):
     def _fail(self, exc: OSError, begin: float) -> None:
         if self.outcome is None or self.outcome.success:
             log.warning(
-                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG, in a "
-                "container privileges and the device, or omit --collector.xid.kmsg",
+                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG (in a "
+                "container: run it privileged, with the device) or omit --collector.xid.kmsg",
                 self._path,
                 os.getuid(),
                 exc.strerror,

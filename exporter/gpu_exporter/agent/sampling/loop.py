@@ -144,7 +144,7 @@ class DeviceLoop(Worker):
                 identity.index,
                 identity.uuid,
                 identity.pci_bus_id,
-                "answers again" if snapshot.up else f"{snapshot.error}; its series are withdrawn, other GPUs continue",
+                "answers again" if snapshot.up else f"{snapshot.error}; its series stop; other GPUs continue",
             )
 
     def _rest(self, wait_s: float) -> None:

@@ -129,5 +129,5 @@ def _number(value: Any) -> int:
 
 def _word(value: Any) -> str:
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"a name is a {type(value).__name__}, not a text")
+        raise TypeError(f"a name must be a string, not {type(value).__name__}")
     return value or ""

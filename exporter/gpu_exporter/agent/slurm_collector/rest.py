@@ -23,7 +23,7 @@ from gpu_exporter.common.files import read_named
 VERSIONS = range(48, 37, -1)  # 0.0.38 is of Slurm 22.05, 0.0.45 of 26.05; the newest served version is used
 NO_SUCH_PAGE = 404
 MAX_TOKEN = 16 * 1024
-HINT = "write a new one with `scontrol token username=slurm lifespan=SECONDS`"
+HINT = "write a new token with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
@@ -78,7 +78,7 @@ class Rest:
         except OSError as exc:
             raise SourceError(f"{self._token_file}: {exc.strerror}; {HINT}") from exc
         except (ValueError, binascii.Error, LookupError, TypeError) as exc:
-            raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}") from exc
+            raise SourceError(f"{self._token_file}: cannot parse the Slurm token; {HINT}") from exc
         if not token.isprintable() or not isinstance(user, str) or not user.isprintable():
-            raise SourceError(f"{self._token_file}: is not a Slurm token; {HINT}")
+            raise SourceError(f"{self._token_file}: cannot parse the Slurm token; {HINT}")
         return {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token}

@@ -1,4 +1,4 @@
-"""What the training loop of a holder says of itself. The job writes it, so it is a claim: it proves nothing alone."""
+"""The claims of a holder's training loop about itself. The job writes them, so alone they prove nothing."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _labels(metric: Any) -> dict[str, str]:
 
 
 def cluster_matchers(matcher: str) -> list[str]:
-    """Those of the site's matchers that are on `cluster`: recorded series keep this label, and not `job`."""
+    """The site's matchers for the label `cluster`. Recorded series keep this label, but not `job`."""
     return [each[0] for each in CLUSTER.finditer(matcher)]
 
 

@@ -66,7 +66,7 @@ def parse_gres(text: str) -> Gres:
         if not match and OTHER.fullmatch(item):
             continue
         if not match:
-            raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
+            raise ValueError(f"cannot parse the GRES {item[:80]!r}")
         name, count = match["name"], need_whole(match["count"] or 1)
         detail = match["detail"] or ""
         if name in ("shard", "mps"):

@@ -69,6 +69,6 @@ def _expand_ranges(text: str) -> list[str]:
             raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of numbers")
         first, last = need_wholes((match[1], match[2] or match[1]))
         if last < first or last - first >= MAX_NAMES - len(numbers):
-            raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of at most {MAX_NAMES} numbers")
+            raise ValueError(f"{text[:80]!r}: {part[:40]!r} goes backwards, or the list exceeds {MAX_NAMES} numbers")
         numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return numbers

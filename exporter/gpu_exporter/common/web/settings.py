@@ -131,6 +131,4 @@ def _check_tls(path: Path, tls: Mapping[str, str]) -> None:
         if (name := tls.get(key)) and name not in known:
             raise WebConfigError(f"{path}: {TLS}.{key}: {name!r} is not supported; known: {', '.join(known)}")
     if (strictness(tls) == 0) == bool(tls.get("client_ca_file")):
-        raise WebConfigError(
-            f"{path}: {TLS}: set both or neither: client_ca_file, and a client_auth_type that verifies"
-        )
+        raise WebConfigError(f"{path}: {TLS}: set client_ca_file if client_auth_type verifies clients, and only then")

@@ -85,7 +85,7 @@ class HostLoop:
             self._reader.join(END_S)
 
     def _keep_training(self, stop: threading.Event, node: HostNode) -> None:
-        """Start the thread that reads trainings, and another one if it is stuck in a job's folder."""
+        """Start the thread that reads trainings. If it is stuck in a job's folder, start a new thread."""
         training = self._training
         if training is None or not (self._reader is None or training.leave_behind()):
             return

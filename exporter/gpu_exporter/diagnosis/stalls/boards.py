@@ -97,7 +97,7 @@ class Boards:
             board.fault, board.fault_at = fault, at
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
-        """Take one reading of a GPU. The watched holder and its watch, None if no holder is watched.
+        """Take one reading of a GPU. Returns the watched holder and its watch, or None if no holder is watched.
 
         `without_process`: it is proven that no process has a context on the GPU.
         """

@@ -63,7 +63,7 @@ class Spread:
         return sum(length_s for _, _, length_s in self._values)
 
     def width(self) -> float:
-        """0 without values. Of fewer than 20 values no one is left out."""
+        """0 if there are no values. With fewer than 20 values, all of them count."""
         ordered = sorted(value for _, value, _ in self._values)
         if not ordered:
             return 0.0

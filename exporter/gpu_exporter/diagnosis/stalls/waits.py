@@ -1,8 +1,8 @@
-"""How long a holder's GPUs have waited before and then gone on: ranks wait in a collective for rollouts or a barrier.
+"""Learns how long a holder's GPUs wait before they go on: ranks wait in a collective for rollouts or a barrier.
 
-Such a wait looks like a hang until it ends. It teaches only if it ended by itself: the same processes live on, and
-every GPU of the holder here works for a minute in all afterwards. A restart, a smaller gang and a framework's own
-timeout teach nothing. After `stalls.waits_min` such waits, a run is named only if it is much longer than they were.
+Such a wait looks like a hang until it ends. It counts only if it ended by itself: the same processes still run, and
+every GPU of the holder here then works for one minute in total. A wait does not count if a restart, a smaller gang or a
+framework's own timeout ended it. After `stalls.waits_min` counted waits, only a much longer run is named.
 
 Pure: no clock, no lock, no file.
 """

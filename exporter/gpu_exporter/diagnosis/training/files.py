@@ -269,7 +269,7 @@ def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes
         if status.st_nlink != 1:
             raise ValueError(f"it has {status.st_nlink} links, so it may be another user's file")
         if owner is not None and status.st_uid != owner:
-            raise ValueError("it belongs to another user than the job")
+            raise ValueError("it does not belong to the job's user")
 
     with open_regular(name, is_of_job, directory=folder) as file:
         age_s = wall - os.fstat(file.fileno()).st_mtime

@@ -107,7 +107,7 @@ class Acts:
             waited_for=tuple(receipt.demand.items()),
         )
         if not self._note_begin(proposal, entry, receipt):
-            raise Refused("audit", "the audit log cannot be written, so nothing is done")
+            raise Refused("audit", "the reconciler cannot write the audit log")
         self._journal.begin(entry)
         self._entries = (*self._entries, entry)
         try:

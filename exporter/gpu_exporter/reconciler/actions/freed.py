@@ -31,9 +31,9 @@ class FreedGpus:
         self._freed: list[_Freed] = []
 
     def observe(self, demand: Iterable[Mapping[str, float]]) -> None:
-        """Forget freed GPUs that no longer count: the demand has fallen by as many, or FREED_S is over.
+        """Drop freed GPUs that no longer count: the demand has fallen by their number, or FREED_S is over.
 
-        `demand`: GPUs that are waited for, by pool, for each holder that was asked about.
+        `demand`: for each holder that was asked about, the GPUs that others wait for, by pool.
         """
         least: dict[str, float] = {}
         for pools in demand:

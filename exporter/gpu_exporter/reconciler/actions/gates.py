@@ -36,7 +36,7 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"no receiver of Alertmanager has an alert on {decision.title}")
+                raise Refused("not_warned", f"Alertmanager sends no alert on {decision.title} to a receiver")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
                 raise Refused("not_warned", f"the alert is older than {decision.title}: an earlier holder had its name")
@@ -56,7 +56,8 @@ class Gates:
         for decision in proposal.decisions:
             needed_s = (decision.windows.underused_s if decision.windows is not None else 0.0) + REGRET_S
             if shortest_run(decision) < needed_s:
-                raise Refused("watched", f"{decision.title} has not been underused for {describe_duration(REGRET_S)}")
+                since = describe_duration(REGRET_S)
+                raise Refused("watched", f"{decision.title} became underused less than {since} ago")
         if self._record.watches.is_open(proposal.decisions):
             raise Refused("watched", "the target's last decision has no known outcome yet")
         if self._settings.override:
@@ -112,7 +113,7 @@ class Gates:
                 raise Refused("beside", f"{part.name} has no GPU, and used {work.cpu:.2f} CPUs in the idle time")
             if work.io_bytes_per_s > self._settings.beside_io:
                 moved = f"{work.io_bytes_per_s / 1e6:.0f} MB/s"
-                raise Refused("beside", f"{part.name} has no GPU, and moved {moved} in the idle time")
+                raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
         """Raise Refused when the newest sample of any GPU is older than ACT_FRESH_S."""

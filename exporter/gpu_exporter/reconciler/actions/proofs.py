@@ -198,10 +198,10 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
         rows: list[Any] = load_json(text)
         alerts = [_parse_alert(row) for row in rows]
     except (ValueError, TypeError, RecursionError) as exc:
-        raise AnswerError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
+        raise AnswerError(f"cannot parse Alertmanager's answer of /api/v2/alerts ({type(exc).__name__})") from exc
     if rows and not any(alerts):
         raise AnswerError(
-            f"not an answer of Alertmanager's /api/v2/alerts (none of the {len(rows)} entries is a valid alert)"
+            f"cannot parse Alertmanager's answer of /api/v2/alerts (none of the {len(rows)} entries is a valid alert)"
         )
     return [alert for alert in alerts if alert is not None and alert.name in names]
 

@@ -143,7 +143,7 @@ class Record:
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
             log.warning(
-                "the record of decisions is full and dropped %s (%d this time): see docs/limits.md", what, number
+                "the record of decisions is full: %s were dropped (%d this time), see docs/limits.md", what, number
             )
         self._observer.count_dropped(what, number)
 
@@ -253,7 +253,7 @@ class Record:
                 self.count_dropped(TENANTS, len(folded))
 
     def _drop_act(self) -> None:
-        """Drop the oldest act: whether its owner resumes it is then not known."""
+        """Drop the oldest act. The record then cannot show whether the owner resumes its target."""
         del self._acts[next(iter(self._acts))]
         self.count_dropped(ACTS, 1)
 
@@ -355,7 +355,7 @@ class Record:
             self._clear()
             raise MarkError(
                 "error",
-                f"its format is unknown ({exc}); remove it (key {KEY}) to start a new one",
+                f"cannot parse it ({exc}); remove the record (key {KEY}) to start a new one",
             ) from exc
 
     def _fill(self, plain: Any) -> None:

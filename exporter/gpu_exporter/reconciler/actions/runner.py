@@ -125,7 +125,7 @@ class ActionRunner:
         standing = gates.object_to_record(proposal)
         demand = _require_demand(proposal, proven, freed)
         if actor is None:
-            raise Refused("kind", f"the reconciler has no actor for {proposal.first.name.scheduler}")
+            raise Refused("kind", f"the reconciler is not set up for {proposal.first.name.scheduler}")
         self._limits.object_to_reading()
         self._limits.note_reading(proposal.title)
         target, fresh = self._prove_target(proposal, actor)
@@ -158,7 +158,7 @@ class ActionRunner:
         if self._clock.monotonic() - began > READ_S:  # owners may have asked for something meanwhile
             now = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, self._clock.wall())
             if {part.incarnation for part in now.beside} != {part.incarnation for part in target.beside}:
-                raise Refused("changed", "its members without GPUs changed during the check")
+                raise Refused("changed", "its members that have no GPU changed during the check")
             target = now
             self._object_to_target(target, fresh)
         return target, fresh
@@ -220,10 +220,10 @@ class ActionRunner:
 
 
 def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Mapping[str, float]:
-    """GPUs that are waited for, by pool, in pools that all of its holders belong to. Raises Refused."""
+    """The GPUs that others wait for, by pool, in pools that all holders of the proposal belong to. Raises Refused."""
     if proven.demand is None:
         return {}
     wanted = freed.wanted([proven.demand.get(decision.name, {}) for decision in proposal.decisions])
     if not wanted:
-        raise Refused("no_demand", "no GPU of this kind is waited for, or enough were taken back for those who wait")
+        raise Refused("no_demand", "no one waits for a GPU of this kind, or the reconciler has already freed enough")
     return wanted

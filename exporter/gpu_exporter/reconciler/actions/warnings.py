@@ -25,7 +25,7 @@ class _Sight(NamedTuple):
 
 
 class SeenWarnings:
-    """Remembers from one cycle to the next which holders have a warned owner."""
+    """Keeps, from cycle to cycle, the holders whose owner was warned."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,1 +1,1 @@
-"""Decisions from evidence: pure, holder by holder, and `unknown` takes precedence over idle."""
+"""Decides on each holder from evidence. `unknown` takes precedence over idle. Pure."""

@@ -1,8 +1,8 @@
 """Brakes: conditions under which no new marks are set, because idle GPUs probably have a common cause elsewhere.
 
 While a brake is active, every decision that would leave a mark becomes `unknown`. So no new mark is set, and existing
-marks are withdrawn after `policy.unsupported_max` without support. Work on a GPU still ends a mark at once. GPUs that
-became idle together freeze one tenant, or one pool, or everything, depending on which of them most of the GPUs share.
+marks are withdrawn after `policy.unsupported_max` without support. Work on a GPU still ends a mark at once. If most of
+the GPUs that became idle together belong to one tenant or one pool, only this is frozen; otherwise, everything is.
 """
 
 from __future__ import annotations

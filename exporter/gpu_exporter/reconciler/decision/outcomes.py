@@ -115,8 +115,8 @@ class Watches:
         return not self.open.keys().isdisjoint(map(key_of, decisions))
 
     def give_up(self, holders: int) -> None:
-        """Watch at least so many holders less, with the outcome unknown. The tenant with the most holders loses the
-        newest of its watches first, so that no tenant can end the watches of others.
+        """Stop watching at least this many holders, and count their outcome as unknown. The tenant with the most
+        holders loses its newest watch first, so that no tenant can end the watches of others.
         """
         number = 0
         keys: defaultdict[str, list[Key]] = defaultdict(list)

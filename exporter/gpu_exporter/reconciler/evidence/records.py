@@ -101,7 +101,7 @@ class UnitEvidence(NamedTuple):
 
 
 class HostLimits(NamedTuple):
-    """Above these limits a holder works on its host: share of its CPUs, bytes per second of block devices."""
+    """A holder above one of these limits works on its host: share of its CPUs, bytes per second of block devices."""
 
     cpu_ratio: float
     io_bytes_per_s: float

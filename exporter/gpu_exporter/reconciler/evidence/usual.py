@@ -1,4 +1,4 @@
-"""How many GPUs become idle at about the same time on other days at the same hour: a usual number is no fault."""
+"""Reads how many GPUs become idle together at the same hour on other days: a usual number is no fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Usual:
                 days = self._read_days(hour)
             except AnswerError as exc:
                 self._failed[hour] = self._clock.monotonic()
-                log.warning("the number of GPUs that usually become idle at this hour is not known: %s", exc)
+                log.warning("cannot tell how many GPUs usually become idle at this hour: %s", exc)
                 return None
             if len(self._known) + len(self._failed) >= HOURS_MAX:
                 self._known.clear()

@@ -57,7 +57,7 @@ def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, reso
         raise Refused("foreign", f"{LABEL} has a value that the reconciler does not set")
     asked = gpus_asked(pod["spec"], resources)
     if asked is None:
-        raise Refused("gpus", f"the number of GPUs in the pod's spec is invalid: {odd_limit(pod['spec'], resources)}")
+        raise Refused("gpus", f"cannot parse the number of GPUs in the pod's spec: {odd_limit(pod['spec'], resources)}")
     if pod["spec"].get("resourceClaims"):  # these add GPUs, which the kubelet counts
         if decision.held is None or asked > decision.held:
             beside = f"the pod asks for {asked} GPUs in addition to its claims"

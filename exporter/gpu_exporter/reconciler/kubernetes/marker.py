@@ -151,10 +151,9 @@ class PodMarker:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
 
     def _list_pending(self) -> tuple[list[Mark], int]:
-        """Marks of pods that are pending again, e.g. after a restart of their node, and how many others have the label.
+        """List the marks of pods that are pending again, e.g. after a node restart. Count other pods with the label.
 
-        The list contains metadata only, and is cut off at its limits: there may be thousands of pods that have not
-        started.
+        The list contains metadata only, and stops at its limits: there may be thousands of pods that have not started.
         """
         marks, others = list[Mark](), 0
         most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
@@ -175,7 +174,7 @@ class PodMarker:
         except MarkError as exc:
             if not most.is_spent:
                 raise
-            log.warning("pods with the label %s that have not started: %s", LABEL, exc)
+            log.warning("cannot count all pods with the label %s that have not started: %s", LABEL, exc)
         return marks, others
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:

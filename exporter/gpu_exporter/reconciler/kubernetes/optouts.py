@@ -7,7 +7,7 @@ keeps the pod at `candidate`, since its owner wanted something.
 The API server records in managedFields when an annotation was set. Without a record, the time at which the object was
 created counts. Clients can write the record, so a time in the future is ignored.
 
-The label `class: serving` is a wish too if nothing sends requests to the pod, and it ends in the same way.
+If nothing sends requests to the pod, its label `class: serving` is a wish too, and ends after `policy.exempt_max`.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Link(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether its words are valid, so that such an object can exist."""
+        """Whether API version, kind and name are valid, and the UID is set, so that the object can exist."""
         group, slash, version = self.api_version.rpartition("/")
         is_version = VERSION.fullmatch(version) and (not slash or GROUP.fullmatch(group))
         return bool(is_version and WORD.fullmatch(self.kind) and object_name(self.name) and self.uid)

@@ -40,11 +40,11 @@ class Shape(NamedTuple):
     """The properties of one kind.
 
     `chains`: the possible kinds between a pod and the object, nearest first; () where the object itself controls pods.
-    `wants`: the pods that it keeps running now, by role, given the object and the objects between. `role`: the role of
-    a pod, given the labels of the pod and of its controller. `adopts`: whether the object would adopt a pod without a
-    controller that has these labels. `shares_name`: its controller uses an object between by its name, even if another
-    object owns it. `rest`: the path of the field that suspends or stops the object. `verbs`: the acts on it, of
-    ACTIONS.
+    `wants`: the pods that the object keeps running now, by role, given the object and the objects between. `role`: the
+    role of a pod, given the labels of the pod and of its controller. `adopts`: whether the object would adopt a pod
+    with these labels and no controller. `shares_name`: the object's controller uses an object between by name, even if
+    another object owns that one. `rest`: the path of the field that suspends or stops the object. `verbs`: the possible
+    acts on the object, from ACTIONS.
     """
 
     kind: Kind

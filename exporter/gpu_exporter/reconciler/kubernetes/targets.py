@@ -173,7 +173,7 @@ class TargetReader:
             owner, view = entry
             left -= weigh(entry)
             if left < 0:
-                raise MarkError("size", f"its pods need more than {VIEW_MAX // 2**20} MiB of memory")
+                raise MarkError("size", f"the pod list needs over {VIEW_MAX // 2**20} MiB of the reconciler's memory")
             if above := pods_above(view.metadata):
                 kept.dependents.append((view, above))
             is_near = owner is None or owner.uid == link.uid or (owner.group, owner.kind) in shape.between
@@ -338,7 +338,7 @@ class TargetReader:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """The pods that the garbage collector ends after the members, since they name a pod that ends as an owner."""
+    """The pods that the garbage collector ends after the members, since one of their owners is a pod that ends."""
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]

@@ -160,7 +160,7 @@ def remove_all(
             if not lease.wait(FIRST_LOOK_S):
                 complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
                 if not lease.wait(patience_s):
-                    hint = "; stop its holder first, or remove its --apply"
+                    hint = "; stop the holder first, or run it without --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
         for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
             print(one_line(line))  # noqa: T201

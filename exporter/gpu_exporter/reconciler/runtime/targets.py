@@ -1,4 +1,4 @@
-"""Builds, from the flags, where the reconciler reads evidence and where it reads and marks pods and jobs."""
+"""Builds, from the flags, the reconciler's source of evidence, and the markers that read and mark pods and jobs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def build_source(
     client: Client,
     at: float | None = None,
 ) -> ExplainingSource:
-    """The PromQL API if its address is given, otherwise the exporters. `at`: a past time (Unix seconds). Raises
-    ValueError.
+    """Build the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
+    (Unix seconds). Raises ValueError.
     """
     if (prometheus is not None) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
@@ -88,7 +88,7 @@ def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Mark
         except ModuleNotFoundError as exc:
             if targets.kubernetes or targets.kubeconfig:
                 hint = "pip install 'kubernetes>=36'"
-                raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
+                raise ValueError(f"the reconciler needs the kubernetes client for pods: {hint} ({exc})") from exc
         else:
             if targets.kubernetes or targets.kubeconfig or is_in_cluster():
                 makers["kubernetes"] = lambda: PodMarker(

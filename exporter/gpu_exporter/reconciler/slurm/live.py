@@ -120,7 +120,7 @@ def parse_jobs(
     if malformed:
         report(malformed)
     if malformed and not jobs:
-        raise ValueError(f"squeue --json printed {malformed} jobs, and all of them are malformed")
+        raise ValueError(f"cannot parse any of the {malformed} jobs that squeue --json printed")
     return jobs
 
 

@@ -181,7 +181,7 @@ class JobMarker:
         object_to_job(mark.live)
         marked = parse_timestamp(read_field(mark.live.text, "start"))
         if marked is not None and not abs(mark.live.start - marked) <= START_SLACK_S:
-            raise Refused("replaced", "the job was started again since it was marked")
+            raise Refused("replaced", "Slurm restarted the job after the reconciler marked it")
         if decision is not None and decision.start_wall is not None and decision.cluster == self.cluster:
             object_to_start(mark.live, decision.start_wall)
 
@@ -203,9 +203,9 @@ class JobMarker:
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:
-            raise Refused("replaced", "the job was started again since it was listed")
+            raise Refused("replaced", "Slurm restarted the job after the reconciler listed it")
         if job.text != mark.live.text:
-            raise Refused("foreign", "the text was changed since it was listed")
+            raise Refused("foreign", "the mark's text changed after the reconciler listed the job")
         object_to_texts(job)
         self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
@@ -327,4 +327,4 @@ def object_to_job(job: LiveJob) -> None:
 def object_to_start(job: LiveJob, start_wall: float) -> None:
     """Raise Refused when a live job has another start than the job in the evidence (`start_wall`, Unix seconds)."""
     if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
-        raise Refused("replaced", "the job was started again since the evidence was read")
+        raise Refused("replaced", "Slurm restarted the job after the evidence was read")

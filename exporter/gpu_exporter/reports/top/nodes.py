@@ -68,7 +68,7 @@ def name_of(address: Address) -> str:
 
 
 class NodeAnswer(NamedTuple):
-    """The result for one node: its rows, None without an answer, and its problem, "" for none."""
+    """The result for one node. `rows`: None if the node gave no answer. `problem`: "" if there is none."""
 
     rows: list[Row] | None
     problem: str = ""

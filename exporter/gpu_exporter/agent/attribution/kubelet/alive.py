@@ -56,7 +56,7 @@ class PodLives:
         return bool(uids) and (found is None or bool(found))
 
     def _proves(self, found: Set[str], listed: Set[str]) -> bool:
-        """Whether a look that found these cgroups would also have found the others."""
+        """Whether `found` proves that cgroups are visible: it has the own pod, and half of the living listed pods."""
         alive = listed - self._ended
         return self._own in found and 2 * len(found & alive) >= len(alive)
 

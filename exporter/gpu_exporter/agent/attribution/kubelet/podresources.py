@@ -90,7 +90,7 @@ class PodResourcesReader:
             # An answer of ALLOCATABLE has one field for each replica.
             entries += found.entries if found.pod else self._collapse(found.entries, offered)
             if len(entries) > ENTRIES_MAX:
-                raise ProtobufError(f"more than {ENTRIES_MAX} lists of devices")
+                raise ProtobufError(f"the answer has more than {ENTRIES_MAX} lists of devices")
         self._known = known
         self.pods = frozenset(found.pod for found in known.values() if found.pod)
         return entries

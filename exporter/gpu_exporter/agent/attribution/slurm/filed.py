@@ -66,10 +66,11 @@ class FiledJobs:
         }
 
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
-        """Jobs that only their files reported, whose files do not count now, and that slurmctld has not reported since.
+        """Find lost jobs: only their files reported them, these files do not count now, and slurmctld has not reported
+        them since.
 
-        A job whose file is gone has ended, except while it has a step or may have one, and except if the epilog has
-        left the file.
+        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job whose file
+        the epilog has left (`stale`) is lost too.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete

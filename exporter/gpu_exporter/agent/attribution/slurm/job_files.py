@@ -109,7 +109,7 @@ def read_job_files(directory: Path) -> Filed:
         _check_writers(os.fstat(handle), str(directory))
         names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the checked directory
         if len(names) > FILES_MAX:
-            raise SourceError(f"{directory}: {len(names)} files are more than a prolog makes ({FILES_MAX})")
+            raise SourceError(f"{directory}: {len(names)} files, but a prolog writes at most {FILES_MAX}")
         jobs: dict[str, JobFile] = {}
         problems: list[str] = []
         for name in names:
@@ -179,9 +179,7 @@ def read_trusted(path: Path, most: int) -> str:
 def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
     if status.st_uid not in (0, os.geteuid(), owner) or status.st_mode & OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
-        raise SourceError(
-            f"{name}: other users may write there (uid {status.st_uid}, mode {mode:04o}), so it is ignored"
-        )
+        raise SourceError(f"{name}: refused: other users may write there (uid {status.st_uid}, mode {mode:04o})")
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:

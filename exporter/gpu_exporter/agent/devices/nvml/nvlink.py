@@ -162,8 +162,8 @@ class NvlinkCounters:
             self._fields.refuse(field)
             self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
             log.warning(
-                "%s: NVLink %d has not answered field %d for %.0f s; the sum keeps its last count, the other "
-                "links continue",
+                "%s: NVLink %d has not returned field %d for %.0f s; its last count stays in the sum; the other "
+                "links still count",
                 self._label,
                 field[1],
                 field[0],

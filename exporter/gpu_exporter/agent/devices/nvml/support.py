@@ -41,8 +41,8 @@ class SupportMatrix:
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Note a failure of a question that was never answered. From the third failure on the question is paused, each
-        time twice as long.
+        """Note a failure of a question that was never answered. The third failure pauses the question, and each further
+        failure doubles the pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:
@@ -61,7 +61,7 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self, signs: Container[str]) -> str:
-        """The failure that shows that a GPU without any answer is mute, as text; "" if there is no such failure.
+        """If a GPU gives no answer: the text of the failure that proves it mute; "" if there is no such failure.
 
         It is a failure of a question that was answered before, or of a call that every GPU answers (`signs`). A missing
         permission comes last.

@@ -1,10 +1,10 @@
-"""Whether zeros of GPM are credible: other witnesses that show work contradict them.
+"""Decides whether zeros of GPM are credible: other witnesses that show work contradict them.
 
 If GPM reads 0 while utilization, power or another witness of the same board shows work, the window is withheld: its
 ratios are not published, and no time in it counts as idle. The instances of a board share its power. So their zeros do
-not count while the board works and no instance shows work. After CONFIRM such windows in a row the contradiction is
-counted and logged. A shorter one is normal when work begins or ends, since the witnesses are read at slightly different
-times. From then on GPM is withheld until it shows work again, or until it was opened again after REOPEN_S.
+not count while the board works and no instance shows work. After CONFIRM such windows in a row, the contradiction is
+counted and logged, and GPM is withheld until it shows work again, or until it is opened again after REOPEN_S. A shorter
+contradiction is normal when work begins or ends, since the witnesses are read at slightly different times.
 """
 
 from __future__ import annotations

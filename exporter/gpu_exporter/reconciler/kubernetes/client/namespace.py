@@ -142,9 +142,7 @@ class _NamespaceReader:
             why = f"namespace {self._name} has {len(large)} pods that are malformed or too large"
             raise MarkError("size", f"{why}; the reconciler reads the metadata of at most {LARGE_MAX} such pods")
         if self._left_out.get("", ("", ""))[0] == TOO_LARGE:
-            raise MarkError(
-                "size", f"namespace {self._name} has a pod that is too large, and whose name cannot be read"
-            )
+            raise MarkError("size", f"cannot read the name of a pod in namespace {self._name}: the pod is too large")
         for name in large:
             try:
                 metadata = self._api.read_metadata(self._name, name)

@@ -209,7 +209,7 @@ class ListReader(Generic[T]):
             self._skip_text()
             return
         if self._text[self._at] not in "{[":
-            raise NotJson("a value is neither object, list nor string")
+            raise NotJson("a value is not an object, a list or a string")
         depth = 0
         while True:
             match = BRACKETS.search(self._text, self._at)

@@ -111,7 +111,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """The text of a file. Its last change, of content or of attributes, is added to `dates`.
+    """Return the text of a file. Add the time of its last change, of content or attributes, to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """
