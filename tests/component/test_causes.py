@@ -26,7 +26,6 @@ SETTINGS = """
 sampling: {interval: 1s}
 attribution: {interval: 1s}
 diagnosis: {interval: 1s, window: 20s, hold: 1s}
-causes: {looks_min: 2}
 """
 # Twelve threads that work outside of the interpreter's lock, as OpenMP's do.
 CROWD = """

@@ -439,8 +439,6 @@ def test_explain_answers_for_a_gpu_and_a_time_in_the_past(prometheus: Prometheus
     assert (done.returncode, "has no zone: write 2026-01-01T00:00:00Z for UTC" in done.stderr) == (2, True)
     done = run_exporter("explain", "job/1", "--source.exporter=n1:9836", "--at=1h")
     assert (done.returncode, "--at needs --source.prometheus" in done.stderr) == (2, True)
-    done = run_exporter("reconcile", "--once", f"--source.prometheus={prometheus.url}", "--at=1h")
-    assert (done.returncode, "--at requires one of them" in done.stderr) == (2, True)
 
 
 def test_the_usual_number_of_idle_gpus_comes_from_earlier_days(prometheus: Prometheus) -> None:

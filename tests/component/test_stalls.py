@@ -29,7 +29,7 @@ SETTINGS = """
 sampling: {interval: 1s}
 attribution: {interval: 1s}
 diagnosis: {interval: 1s, window: 20s}
-stalls: {after: 20s, flat_over: 20s, work_min: 10s}
+stalls: {after: 20s, proven_after: 20s}
 """
 WORK = [(0, "rest"), (4, "train"), (20, "hang"), (70, "train")]
 # Each line from the test lets it work for so many seconds of processor time.
@@ -57,7 +57,9 @@ def test_a_job_that_hangs_is_named_and_its_seconds_are_stalled(
     (tmp_path / "holders.yaml").write_text(f"[{held}]")
     flags = (f"--config.file={tmp_path / 'settings.yaml'}", f"--attribution.static={tmp_path / 'holders.yaml'}")
     try:
-        running, url = processes.start_exporter(*QUIET, *flags, environment=nvml_environment)
+        running, url = processes.start_exporter(
+            *QUIET, *flags, environment=nvml_environment, program=(sys.executable, "-m", "tests.testbed.short_stalls")
+        )
 
         def value(name: str) -> float | None:
             lines = (line for line in look(url).text.splitlines() if line.startswith(f"{name}{{") and uuid in line)

@@ -164,14 +164,18 @@ class Processes:
         return running
 
     def start_exporter(
-        self, *flags: str | Path, environment: Mapping[str, str] | None = None, port: int | None = None
+        self,
+        *flags: str | Path,
+        environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+        program: Sequence[str] = (),
     ) -> tuple[Running, str]:
         """Start `gpu-exporter` on a free port and wait until it is ready; returns the program and its URL."""
         chosen = port or free_port()
         listen = f"--web.listen-address=127.0.0.1:{chosen}"
         default = [] if any(str(flag).startswith("--state.directory") for flag in flags) else ["--state.directory="]
         base = {key: value for key, value in os.environ.items() if not key.startswith("GPU_EXPORTER_")}
-        running = self.start([*GPU_EXPORTER, listen, *default, *flags], environment or base)
+        running = self.start([*(program or GPU_EXPORTER), listen, *default, *flags], environment or base)
         url = f"http://127.0.0.1:{chosen}"
 
         def is_ready() -> bool | None:

@@ -200,7 +200,7 @@ def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixt
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
         assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: every grant has a device again"]
+        assert log_of(3) == ["attribution slurm: no unresolved or doubtful device is left"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")

@@ -128,7 +128,9 @@ def test_the_user_of_a_request_is_the_user_of_the_token(restd: Restd, token: Pat
 )
 def test_a_text_that_is_not_a_token_is_never_sent(restd: Restd, token: Path, text: str) -> None:
     token.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SourceError, match=r"/token: cannot parse the Slurm token; write a new token with `scontrol token"):
+    with pytest.raises(
+        SourceError, match=r"/token: cannot parse the Slurm token; write a new token with `scontrol token"
+    ):
         Rest(restd.address, token, 10_000).read_nodes()
     assert restd.asked == []
 

@@ -368,12 +368,12 @@ def test_a_name_that_several_holders_have_is_answered_with_a_list(capsys: pytest
     """A pod of this name in two namespaces, and the beginning of the UUIDs of two GPUs. None of them is chosen."""
     one = holder(HolderName("kubernetes", "ml", "train"), (UNDERUSED,))
     other = holder(HolderName("kubernetes", "dev", "train"), (UNDERUSED,))
-    other = other._replace(units=tuple(each._replace(uuid="GPU-1") for each in other.units))
+    other = other._replace(units=tuple(each._replace(uuid="GPU-01") for each in other.units))
     for asked in ("train", "GPU-"):
         assert explain_once(Source(one, other), Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
-        assert "there are several, so name one: dev/train on GPU-1, ml/train on GPU-0" in shown.err
+        assert "there are several, so name one: dev/train on GPU-01, ml/train on GPU-0" in shown.err
     for asked in ("ml/train/main", "GPU-0", "n:0"):
         only = Source(one) if ":" in asked else Source(one, other)
         assert explain_once(only, Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 0

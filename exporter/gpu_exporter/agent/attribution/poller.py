@@ -217,7 +217,7 @@ class Poller:
                 if text:
                     log.warning("attribution %s: %s", name, text)
                 else:
-                    log.info("attribution %s: every grant has a device again", name)
+                    log.info("attribution %s: no unresolved or doubtful device is left", name)
             memory.unresolved = text
             memory.has_lost = len(texts) > len(doubts)
 

@@ -54,7 +54,8 @@ class XidBook:
         if key not in codes and len(codes) >= MAX_CODES:
             if event.uuid not in self._full:
                 self._full.add(event.uuid)
-                log.warning("XID %d of GPU %s is not counted: it had %d other codes", event.xid, event.uuid, MAX_CODES)
+                text = "XID %d of GPU %s is not counted: the GPU has reached the limit of %d different XIDs"
+                log.warning(text, event.xid, event.uuid, MAX_CODES)
             return False
         codes[key] = (codes.get(key, (0, 0.0))[0] + 1, wall)
         return True

@@ -108,7 +108,7 @@ class Stalls(NamedTuple):
     after: float = 900.0
     """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first ..."""
     proven_after: float = 300.0
-    """seconds; ... or of this length, if a member is proven to be unable to go on; less is refused ..."""
+    """seconds; ... or of this length, if a member is proven to be unable to go on; flat power needs 5 min ..."""
     waits_min: int = 3
     """... or after so many waits that ended by themselves (verifiers#182: 25 min in each round) ..."""
     wait_factor: int = 3

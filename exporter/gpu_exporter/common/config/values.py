@@ -63,7 +63,6 @@ MOST = {  # upper limits of numbers, with the reason
 }
 LEAST = {  # lower limits of durations in seconds, with the reason
     "sampling.interval": (0.2, "GPM compares two moments over 100 ms apart; otherwise every second cycle is unknown"),
-    "stalls.proven_after": (300.0, "whether power is flat is known only after five minutes"),
 }
 
 

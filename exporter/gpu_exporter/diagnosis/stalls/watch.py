@@ -126,7 +126,7 @@ class SpinWatch:
         return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes, self._sm)
 
     def resume(self, memory: SpinMemory, at: float) -> bool:
-        """Continue the run of an earlier process, if no more than `gap_max` has passed. Whether it goes on."""
+        """Continue the run that the agent saved before its restart. Returns false if more than `gap_max` has passed."""
         if at - memory.until > self._rules.gap_max:
             return False
         self._run = self._new_run(memory.begin)

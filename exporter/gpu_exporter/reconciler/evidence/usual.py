@@ -21,7 +21,7 @@ HOURS_MAX = 48  # hours that are remembered; a brake looks back for policy.freez
 
 
 class Usual:
-    """Reads the data of an hour once, since the days before that hour no longer change."""
+    """For each hour, reads the data of the days before it only once, because past days no longer change."""
 
     def __init__(self, read_days: Callable[[float], Sequence[float]], clock: Clock) -> None:
         """`read_days`: takes the start of an hour (Unix seconds). Returns for this hour on each known day of the DAYS

@@ -62,6 +62,7 @@ def explain_once(
         names = [asked] if isinstance(asked, HolderName) else []
         if isinstance(asked, Wanted):
             found = source.find_holders(asked.unit)
+            found = [each for each in found if each[1] == asked.uuid] or found  # a UUID may begin as another one
             names = list(dict.fromkeys(name for name, _ in found))
             if len(names if asked.pod else {unit for _, unit in found}) > 1:
                 several = ", ".join(f"{name} on {unit}" for name, unit in list(found)[:SHOWN_MAX])

@@ -150,7 +150,7 @@ def _holds_gpus(job: LiveJob) -> bool:
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
-    """Why the act is held: no component holds GPUs, or one that holds GPUs has no mark `underused`. Else None."""
+    """Why the act must not run: no component holds GPUs, or one that does has no mark `underused`. None if it may."""
     if not holding:
         return Skipped("changed", "it holds no GPU now")
     for job in holding:

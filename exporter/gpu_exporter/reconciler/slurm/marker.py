@@ -289,7 +289,8 @@ class JobMarker:
             if job.field != "AdminComment" or not DENIED.search(str(exc)):
                 raise
             if len(self.fields) == 1:
-                raise MarkError("error", f"{exc}; {NEEDS}, or choose another --slurm.field") from exc
+                remedy = "run the reconciler as one of these users, or choose another --slurm.field"
+                raise MarkError("error", f"{exc}; {NEEDS}: {remedy}") from exc
             self.fields.remove("AdminComment")
             self._denied.add("AdminComment")
             left = f"from the next cycle on marks are written to {self.fields[0]}, and AdminComment is not changed"

@@ -114,7 +114,7 @@ def headline(digest: Digest) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers from 100 on, else one decimal place, so that a sentence does not contradict its own share."""
+    """One decimal place below 100: a rounder number would contradict the percentage in the same sentence."""
     return f"{value:,.0f}" if value >= WHOLE_MIN else f"{value:,.1f}"
 
 
