@@ -175,7 +175,9 @@ class Loading(NamedTuple):
         """The seconds for each batch that the CPUs allow, as far as they can be filled; None if it is not known."""
         if self.cpu_s is None or not self.cpus:
             return None
-        own = self.work_s if self.loop_cpu_s is None else self.loop_cpu_s
+        own = self.work_s
+        if self.loop_cpu_s is not None:  # more than the time of the work is threads that wait for each other and spin
+            own = min(self.work_s, self.loop_cpu_s)
         return (self.cpu_s + own + (0.0 if self.workers else TAKE_S)) / (CPUS_FULL * self.cpus)
 
 
@@ -210,7 +212,8 @@ def propose_workers(loading: Loading) -> Workers | None:
             return None
     expected_s = max(least_s, loading.make_s / number)
     if loading.workers and expected_s * (1.0 + WAIT_MIN) > loading.batch_s:
-        return Workers(None, loading.batch_s, TAKING)
+        is_cpu = by_cpu_s is not None and by_cpu_s >= loading.work_s + take_s
+        return Workers(None, loading.batch_s, CPUS if is_cpu else TAKING)
     return Workers(number, expected_s)
 
 
