@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.stalls.rules import StallRules
+
+STALLS = StallRules()
 
 CORES = 0.9  # CPUs: one thread is the whole program of a notebook
 MORE = 1.2  # CPUs of the processes on GPUs, for each: more than a thread that only asks for work, over and over
 OTHERS = 0.5  # CPUs of the other processes
 
 
+def count_busy(case: CauseCase) -> int:
+    """The GPUs of the holder on this node with a utilization above 0."""
+    return sum((each.utilization or 0.0) > 0.0 for each in case.members)
+
+
+def works_on_cpus(case: CauseCase) -> bool:
+    """Whether its busy GPUs are fully busy, as in a wait, and it uses more CPUs than ranks that wait (see stalls)."""
+    cores = case.average(lambda each: each.cores)
+    if cores is None or any(0.0 < (each.utilization or 0.0) < STALLS.utilization_min for each in case.members):
+        return False
+    return cores > STALLS.cores_each * count_busy(case) + STALLS.cores_beside
+
+
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores)
     if cores is None:
         return need(case)
-    if cores < CORES or any((each.utilization or 0.0) > 0.0 for each in case.members):
+    busy = count_busy(case)
+    if busy and works_on_cpus(case):
+        return Cause(
+            "cpu_work",
+            LOW,
+            f"its processes use {cores:.1f} CPUs, while this GPU does nothing and {busy} of its other GPUs are busy",
+            against="whether those work, or wait for what the CPUs prepare, is not known",
+            advice="if rank 0 prepares data while the other ranks wait, prepare it once, in a job without GPUs",
+        )
+    if cores < CORES or busy:
         return None
     rank = case.average_processes(lambda each: each.rank_cores)
     ranks = max((each.ranks or 0 for each in case.seen), default=0)
@@ -33,7 +58,7 @@ RULE = Rule(
     title="computes on CPUs beside an idle GPU",
     states=frozenset(("held_idle",)),
     judge=judge,
-    needs="the CPUs that the holder uses, and that none of its GPUs on the node works",
+    needs="the CPUs that the holder uses, and that none of its GPUs on the node works, or that the CPUs do much more",
     against="always: it may prepare its next work. Low if only the processes on GPUs use a CPU each: servers may poll",
     remedy=(
         "Check that model and data are on this GPU, for example that `torch.cuda.is_available()` is true. Run what"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.cpu_work import works_on_cpus
 
 SPINS_S = 60.0  # a GPU in a run without progress of this length does not work, since any work ends the run
 
@@ -16,13 +17,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return None
     is_proven = case.processes == 0.0 and all((each.processes or 0.0) > 0.0 for each in used)
     against = ""
-    if case.processes is None:
+    is_late = case.processes is None and works_on_cpus(case)
+    if is_late:
+        against = "its processes use many CPUs: it may prepare what the other GPUs wait for"
+    elif case.processes is None:
         against = "processes on GPUs are not visible, so it may have one"
     elif case.processes:
         against = "it has a process, so its turn may come; programs also open a context on each GPU that they see"
     return Cause(
         "unused_gpu",
-        HIGH if is_proven else LOW if case.processes else MEDIUM,
+        HIGH if is_proven else LOW if case.processes or is_late else MEDIUM,
         f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
         + (" and has no process" if is_proven else ""),
         against=against,

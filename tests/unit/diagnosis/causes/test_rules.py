@@ -635,3 +635,18 @@ def test_every_rule_has_its_own_name_and_is_described() -> None:
     for rule in RULES:
         assert rule.states <= STATES
         assert rule.title and rule.needs and rule.against and rule.remedy
+
+
+def test_rank_0_that_prepares_data_on_the_cpus_is_no_gpu_that_nobody_needs() -> None:
+    """As in hiyouga/LlamaFactory#2424: three ranks are at 100 % in a barrier, GPU 0 is idle, processes are not visible."""
+    four = (
+        HeldGpu("GPU-0", "0", 0.0, None, 6000.0),
+        *(HeldGpu(f"GPU-{number}", str(number), 1.0, None, 0.0) for number in (1, 2, 3)),
+    )
+    about: dict[str, Any] = {"members": four, "processes": None}
+    busy = case("held_idle", processes=None, cores=31.0, cpus=32.0, quota=None, about=about)
+    assert found(busy)["unused_gpu"] == found(busy)["cpu_work"] == "low"
+    assert "31.0 CPUs, while this GPU does nothing and 3 of its other GPUs are busy" in the(busy, "cpu_work").evidence
+    calm = case("held_idle", processes=None, cores=4.0, cpus=32.0, quota=None, about=about)
+    assert found(calm)["unused_gpu"] == "medium"
+    assert "cpu_work" not in found(calm)
