@@ -87,7 +87,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             "daemon with --web.socket-mode=0666"
         ) from exc
     except OSError as exc:
-        raise DaemonUnreadable(f"{socket_path}: the daemon did not answer within {timeout_s:g} s: {exc}") from exc
+        raise DaemonUnreadable(f"{socket_path}: cannot read the daemon's answer ({timeout_s:g} s): {exc}") from exc
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         line = head.partition(b"\r\n")[0].decode("utf-8", "replace")
