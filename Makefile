@@ -53,6 +53,7 @@ quick: $(VENV)/dev
 	$(PYTEST) $(ALL_CORES) -m quick
 
 format: $(VENV)/dev ## format the code, and fix what ruff can fix
+	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
