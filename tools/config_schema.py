@@ -9,6 +9,7 @@ from typing import Any
 from gpu_exporter.common.config.defaults import DURATIONS, Policy, Settings
 from gpu_exporter.common.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
 from gpu_exporter.common.config.values import CHOICES, MAY_BE_ZERO, MOST, PATTERNS
+from gpu_exporter.diagnosis.causes.rules import RULES
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"
@@ -35,6 +36,9 @@ def settings_schema() -> dict[str, Any]:
 def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
     if choices := CHOICES.get(f"{section}.{key}"):
         return {"enum": list(choices)}
+    if (section, key) == ("diagnosis", "without"):  # as the commands refuse it: only causes that exist
+        name = "|".join(("stalls", *(rule.name for rule in RULES)))
+        return {"type": "string", "pattern": f"^(?:(?:{name})(?:, ?(?:{name}))*)?$"}
     if text := PATTERNS.get(f"{section}.{key}"):
         return {"type": "string", "pattern": f"^(?:{text[0]})$"}
     if f"{section}.{key}" in ("alerts.interval", "alerts.owners_interval"):

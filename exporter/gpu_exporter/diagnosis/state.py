@@ -112,7 +112,8 @@ def _is_inefficient(hour: HourOfWork, rules: StateRules) -> bool:
 
 
 def _describe_stall(spin: Spin) -> str:
-    text = f"no progress for {describe_duration(spin.run_s)} ({spin.confidence} confidence): {spin.evidence}"
+    which = "it hangs" if spin.confidence == "high" else "it waits or hangs"  # first: a row's WHY is cut at its end
+    text = f"no progress for {describe_duration(spin.run_s)}, {which} ({spin.confidence} confidence): {spin.evidence}"
     return f"{text}; against it: {spin.against}" if spin.against else text
 
 

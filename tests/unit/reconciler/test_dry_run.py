@@ -296,6 +296,7 @@ def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[s
         ("JOB/7", HolderName("slurm", "", "7")),
         ("job 7", HolderName("slurm", "", "7")),
         ("job/3010_1", HolderName("slurm", "", "3010_1")),
+        ("job 3010_1 [3013]", HolderName("slurm", "", "3010_1")),
         ("3011+1", HolderName("slurm", "", "3011+1")),
         ("train-0", Wanted(pod="train-0")),
         ("GPU-c88f…", Wanted(uuid="GPU-c88f")),

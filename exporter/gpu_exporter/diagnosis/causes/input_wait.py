@@ -1,4 +1,4 @@
-"""The training loop waits for its data, and nothing shows why. That is a fact, so it accuses nobody."""
+"""The training loop waits for its data, and nothing shows why. That is a fact, and blames no holder."""
 
 from __future__ import annotations
 

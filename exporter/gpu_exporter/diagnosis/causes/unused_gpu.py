@@ -40,7 +40,7 @@ RULE = Rule(
     states=IDLE,
     judge=judge,
     needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
-    against="that processes on GPUs are not visible, (medium), or that one has a context on it and may wait (low)",
+    against="that processes on GPUs are not visible (medium), or that one has a context on it and may wait (low)",
     remedy=(
         "Start one process for each GPU (`torchrun --nproc_per_node`), or ask for fewer GPUs. A variable "
         "such as CUDA_VISIBLE_DEVICES may be the reason; the exporter does not read it."

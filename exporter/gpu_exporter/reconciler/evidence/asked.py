@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpu_exporter.reconciler.evidence.records import HolderName
 
+BRACKETS = re.compile(r" \[\d+\]$")  # Slurm's own id, as in `job 3010_1 [3013]`
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 FORMS = (
@@ -45,7 +46,7 @@ class Wanted(NamedTuple):
 
 def parse_asked(text: str) -> HolderName | Wanted | None:
     """None if the text has none of FORMS."""
-    text = text.strip()
+    text = BRACKETS.sub("", text.strip())
     if text.startswith(OF_GPUS) and ":" not in text:
         return Wanted(uuid=text.rstrip("….").lower().replace(text[:4].lower(), text[:4], 1))
     place, slash, name = text.replace("job ", "job/", 1).partition("/")
