@@ -266,6 +266,10 @@ def loads(workers: int, batch_s: float, wait_s: float, **more: float) -> Loading
         (loads(0, 0.048, 0.040, cpu_s=0.040, cpus=4.0), Workers(4, 0.0495 / 3.4)),  # which are never quite full
         (loads(0, 0.048, 0.040, cpu_s=0.040, loop_cpu_s=0.0, cpus=4.0), Workers(5, 0.0415 / 3.4)),
         (loads(3, 0.014, 0.006, cpu_s=0.040, cpus=4.0), Workers(None, 0.014, CPUS)),
+        # The loop's threads spin while they wait for each other: they need no more than one CPU for its work.
+        (loads(0, 0.048, 0.040, cpu_s=0.040, loop_cpu_s=0.096, cpus=4.0), Workers(4, 0.0495 / 3.4)),
+        # Nearly as fast as the CPUs allow: they are the limit, and not the taking of batches.
+        (loads(8, 0.010, 0.002, cpu_s=0.0243, take_s=0.0005, cpus=4.0), Workers(None, 0.010, CPUS)),
         # Four workers that wait for a CPU half of their time: eight would wait too.
         (loads(4, 0.020, 0.012, cpu_s=0.038, delay_s=0.040, cpus=4.0), Workers(5, 0.046 / 3.4)),
         # The loop's own work to take a batch is no lack of workers.

@@ -650,3 +650,15 @@ def test_rank_0_that_prepares_data_on_the_cpus_is_no_gpu_that_nobody_needs() -> 
     calm = case("held_idle", processes=None, cores=4.0, cpus=32.0, quota=None, about=about)
     assert found(calm)["unused_gpu"] == "medium"
     assert "cpu_work" not in found(calm)
+
+
+@pytest.mark.parametrize(("allowed", "is_told"), [(1, True), (8, False)])
+def test_a_holder_whose_processes_are_bound_hears_that_a_library_may_do_it(allowed: int, is_told: bool) -> None:
+    """Slurm binds jobs too, so what binds it is not named. On eight of eight CPUs, nothing does."""
+    cores = 0.99 * allowed
+    loaders = {"loaders": 12, "named_loaders": 12, "loader_cores": 0.9 * cores, "rank_cores": 0.1}
+    seen = {**loaders, "cpus": allowed, "runnable": allowed + 1}
+    one = case(processes=seen, cpus=None, quota=None, cores=cores, host_cpus=8.0, host_busy=cores / 8)
+    cause = the(one, "cpu_bound_input")
+    assert ("its processes may run only on 1 of the host's 8" in cause.evidence) == is_told
+    assert ("if a library binds its processes, and not Slurm" in cause.advice) == is_told
