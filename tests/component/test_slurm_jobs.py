@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpu_exporter.agent.attribution.slurm.pace import Pace
@@ -220,20 +220,22 @@ def test_a_dead_slurmstepd_does_not_hide_other_jobs(jobs: Jobs) -> None:
     """The dead slurmstepd leaves its sockets in SlurmdSpoolDir, so `scontrol listpids` ends with status 1."""
     kept, dead = (jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(2))
     reader = StepReader("n0", lambda command: run_as(jobs.slurm)(command, 5.0), Procfs(Path("/proc")))
-    steps = reader.read()
+    steps = wait_for(lambda: found if len((found := reader.read()).pids) == 2 else None, "the first step of both jobs")
     assert (steps.pids.keys(), steps.unseen) == ({kept, dead}, "")
-    daemons = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if is_daemon_of(path, dead)]
-    for each in daemons:
-        os.kill(int(each.name), signal.SIGKILL)
+    daemons = daemons_of(steps.pids[dead])
     assert daemons
+    for pid in daemons:
+        os.kill(pid, signal.SIGKILL)
     steps = wait_for(lambda: found if (found := reader.read()).unseen else None, "a step that is not seen")
     assert "Unable to connect to slurmstepd" in steps.unseen
     # 24.11 then prints no step.
     assert steps.pids.keys() == (set() if jobs.release == "24.11" else {kept})
 
 
-def is_daemon_of(path: Path, job: str) -> bool:
-    """Whether that process is a slurmstepd of this job."""
-    with contextlib.suppress(OSError):
-        return path.read_bytes().startswith(f"slurmstepd: [{job}.".encode())
-    return False
+def daemons_of(pids: Collection[int]) -> set[int]:
+    """The slurmstepd above each of a job's processes.
+
+    Not those whose name has the job's number: a cluster of another test has the same numbers.
+    """
+    parents = {psutil.Process(pid).parent() for pid in pids}
+    return {each.pid for each in parents if each is not None and each.name() == "slurmstepd"}
