@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
@@ -28,16 +30,14 @@ def node(processes: Processes) -> Iterator[Node]:
         yield started
 
 
-def host_pid(inner: int) -> int | None:
-    """The pid in this namespace of a process whose pid in a child namespace is `inner`."""
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-        except OSError:  # the process has ended meanwhile
-            continue
-        pids = fields.get("NSpid", "").split()
-        if len(pids) > 1 and int(pids[1]) == inner:
-            return int(pids[0])
+def host_pid(node: Node, inner: int) -> int | None:
+    """The pid in this namespace of the node's process with that pid inside the node."""
+    for process in psutil.Process(node.sandbox.init_pid).children(recursive=True):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+            if fields["NSpid"].split()[1] == str(inner):
+                return process.pid
     return None
 
 
@@ -47,7 +47,7 @@ def containers(node: Node) -> dict[str, tuple[str, str, int]]:
     for line in node.ctr("tasks", "list").splitlines()[1:]:
         container, inner, _ = line.split()
         labels = json.loads(node.ctr("containers", "info", container))["Labels"]
-        if labels.get("io.kubernetes.container.name") == "train" and (pid := host_pid(int(inner))) is not None:
+        if labels.get("io.kubernetes.container.name") == "train" and (pid := host_pid(node, int(inner))) is not None:
             found[labels["io.kubernetes.pod.name"]] = (labels["io.kubernetes.pod.uid"], container, pid)
     return found
 
