@@ -6,6 +6,7 @@ import re
 
 from tests.workloads import score
 
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.diagnosis.causes.rules import RULES
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -19,7 +20,10 @@ def render_causes(page: str) -> str:
 
 def _table() -> str:
     lines = ["| cause | in words | looked for in the states |", "| --- | --- | --- |"]
-    lines += [f"| [{rule.name}](#{rule.name}) | {rule.title} | {', '.join(sorted(rule.states))} |" for rule in RULES]
+    lines += [
+        f"| [{rule.name}](#{rule.name}) | {CAUSES[rule.name].title} | {', '.join(sorted(rule.states))} |"
+        for rule in RULES
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -30,7 +34,10 @@ def _causes() -> str:
         lines = [f"### {rule.name}", "", (module.__doc__ or "").strip().replace("\n", " "), ""]
         lines.append(f"- Evidence: {rule.needs}.")
         lines.append(f"- Against it: {rule.against}.")
-        lines.append(f"- {rule.remedy}")
+        meaning = CAUSES[rule.name]
+        quantities = ", ".join(f"`{each}`" for each in meaning.quantities)
+        about = {"Numbers": quantities, "Owner": meaning.owner, "Site": meaning.site}
+        lines += [f"- {what}: {text}." for what, text in about.items() if text]
         sections.append("\n".join(lines))
     return "\n\n".join(sections) + "\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.common.model.causes import OF_TRAINING
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.common.plain import layout, one_line, utc
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
@@ -18,14 +18,22 @@ from gpu_exporter.reconciler.decision.policy import (
     Windows,
     windows_of,
 )
-from gpu_exporter.reconciler.evidence.records import CauseTexts, Evidence, HolderName, OtherActivity, PublishedCause
+from gpu_exporter.reconciler.evidence.records import (
+    Evidence,
+    HolderName,
+    OtherActivity,
+    PublishedCause,
+    UnitEvidence,
+    UseOfUnits,
+)
+from gpu_exporter.reconciler.evidence.use import complete
+from gpu_exporter.reconciler.headline import headline
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
 from gpu_exporter.reconciler.preview import Outlook
 
-NO_CAUSES: CauseTexts = {}
+NO_USE: UseOfUnits = {}
 NOBODY: Mapping[str, float] = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
-IN_SHORT_MAX = 2  # causes in one sentence
 
 
 def render_decisions(
@@ -70,21 +78,29 @@ def explain(
     other: OtherActivity | None = None,
     other_s: float = 0.0,
     action: str = "",
-    causes: CauseTexts = NO_CAUSES,
+    use: UseOfUnits = NO_USE,
     waiting: Mapping[str, float] = NOBODY,
 ) -> str:
-    """Explain the stage of one holder: every number that counted, and the limits of the policy.
+    """Explain one holder: in the first line what its GPUs do, why, and what to change; then its stage, every number
+    that counted, and the limits of the policy.
 
-    `action`: the act that may follow, by what_may_follow. `causes`: those with their texts. `other`: the witnesses
-    that kept its GPUs from being idle in the last `other_s` seconds. `waiting`: GPUs of its pools that are waited for.
+    `action`: the act that may follow, by what_may_follow. `use`: what its GPUs do. `other`: the witnesses that kept
+    its GPUs from being idle in the last `other_s` seconds. `waiting`: GPUs of its pools that are waited for.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
     windows = decision.windows or windows_of(policy)
+    known = {unit: [_for_server(cause, decision) for cause in _causes_of(unit, use)] for unit in decision.units}
+    known_of_it = headline(decision, use, [each for causes in known.values() for each in causes])
+    stage = f"stage {decision.stage}: {decision.reason}"
     lines = [
-        f"{decision.title}: {decision.stage}",
-        f"  because {decision.reason}",
-        *_say_in_short(decision, causes, waiting),
+        f"{decision.title}{f' of {decision.owner}' if decision.owner else ''}: {known_of_it or stage}",
+        *([f"  {stage}"] if known_of_it else []),
+        *(
+            f"  pods or jobs wait for {number:.0f} GPU{'s' * (number > 1)} of its pool {pool}"
+            for pool, number in sorted(waiting.items())
+            if number >= 1.0
+        ),
         f"  {named}: candidate after {format_duration(windows.candidate_s)}, underused after "
         f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
@@ -104,8 +120,7 @@ def explain(
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
             f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
-        known = causes.get((unit.uuid, unit.mig)) or unit.causes
-        lines += _explain_causes([_for_server(cause, decision) for cause in known], said)
+        lines += _explain_causes(known[unit], said)
         seen = (other or {}).get((unit.uuid, unit.mig), {})
         if seen:
             parts = [
@@ -123,28 +138,15 @@ def explain(
     return "".join(f"{one_line(line)}\n" for line in lines)
 
 
-def _say_in_short(decision: Decision, causes: CauseTexts, waiting: Mapping[str, float]) -> Iterator[str]:
-    """One sentence for the owner: the number of GPUs, the evidence of the most certain causes, each once, and the
-    number of such GPUs that others wait for. Causes from metrics have no text, so the sentence contains their names.
-    """
-    known = [each for unit in decision.units for each in causes.get((unit.uuid, unit.mig)) or unit.causes]
-    found = [cause for confidence in ("high", "medium") for cause in known if cause.confidence == confidence]
-    texts = list(dict.fromkeys(cause.evidence or f"cause {cause.name}" for cause in found))[:IN_SHORT_MAX]
-    texts += [
-        f"pods or jobs wait for {number:.0f} GPU{'s' * (number > 1)} of its pool {pool}"
-        for pool, number in sorted(waiting.items())
-        if number >= 1.0
-    ]
-    if texts:
-        number = len(decision.units)
-        owner = f" of {decision.owner}" if decision.owner else ""
-        yield f"  in short: {number} GPU{'s' * (number > 1)}{owner}: {'; '.join(texts)}"
+def _causes_of(unit: UnitEvidence, use: UseOfUnits) -> Sequence[PublishedCause]:
+    found = use.get((unit.uuid, unit.mig))
+    return found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
 
 
 def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
     """The cause as it applies to the holder: what makes a training faster is no advice for one that serves requests."""
-    around = decision.around
-    if around is None or around.kind != "serving" or cause.name not in OF_TRAINING:
+    around, meaning = decision.around, CAUSES.get(cause.name)
+    if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
         return cause
     against = f"it serves requests ({around.kind_why}), and the advice is for training"
     return cause._replace(against="; ".join(filter(None, (cause.against, against))), advice="", gain="")
@@ -159,7 +161,8 @@ def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause])
         )
         if not known:
             said.add(cause)
-            parts = {"against it": cause.against, "to change": cause.advice, "gain": cause.gain}
+            site = CAUSES[cause.name].site if cause.name in CAUSES else ""
+            parts = {"against it": cause.against, "to change": cause.advice, "for the site": site, "gain": cause.gain}
             yield from (f"      {name}: {text}" for name, text in parts.items() if text)
 
 

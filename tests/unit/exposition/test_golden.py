@@ -91,7 +91,7 @@ def test_promtool_reports_no_problem_in_the_metrics(view: View) -> None:
 
 
 def test_series_stay_within_their_budget(view: View) -> None:
-    """At most 64 per GPU, 24 per MIG instance, 24 per allocation. Each witness that was ever active adds one. A report of
+    """At most 64 per GPU, 24 per MIG instance, 24 per allocation and 6 for the numbers of its causes. Each witness that was ever active adds one. A report of
     a training (training.files) adds 13 to its allocation.
     """
     count: dict[str, int] = {}
@@ -102,6 +102,8 @@ def test_series_stay_within_their_budget(view: View) -> None:
             places = dict(zip(series.label_names, labels, strict=True))
             if series.family.name.startswith("gpu_training_"):
                 place = "training " + places["uuid"] + places["mig_uuid"]
+            elif series.family.name == "gpu_allocation_cause_value":
+                place = "causes " + places["uuid"] + places["mig_uuid"]
             elif series.family.name.startswith("gpu_allocation_"):
                 place = "allocation " + places["uuid"] + places["mig_uuid"]
             elif places.get("mig_uuid"):
@@ -109,7 +111,7 @@ def test_series_stay_within_their_budget(view: View) -> None:
             else:
                 place = "gpu " + places.get("uuid", "none")
             count[place] = count.get(place, 0) + 1
-    for kind, budget in (("gpu GPU", 64), ("mig", 24), ("allocation", 24), ("training", 13)):
+    for kind, budget in (("gpu GPU", 64), ("mig", 24), ("allocation", 24), ("causes", 6), ("training", 13)):
         numbers = [number for place, number in count.items() if place.startswith(kind)]
         assert numbers
         advise(f"series of one {kind}", max(numbers), budget, so="drop one")

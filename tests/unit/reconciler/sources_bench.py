@@ -76,6 +76,7 @@ class FakeApi:
         self.cluster = cluster
         self.blind = self.enforced = False
         self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the beginning of the query
+        self.series: list[tuple[dict[str, str], float]] = []  # of the state and the causes of a holder
         self.labels: dict[str, str] = {}  # added to every row
         self.values: dict[str, float | None] = {}  # instead of the usual ones
 
@@ -83,7 +84,9 @@ class FakeApi:
         assert address.path == "/api/v1/query"
         query = form["query"]
         self.queries.append(query)
-        if query.startswith("{") or ",__name__" in query:  # the query for all facts together
+        if "|cause_value)" in query:
+            rows = [{"metric": labels, "value": [NOW, str(value)]} for labels, value in self.series]
+        elif query.startswith("{") or ",__name__" in query:  # the query for all facts together
             rows = [
                 {**row, "metric": {**row["metric"], "__name__": f"gpu_allocation_{fact}"}}
                 for fact in FACTS
@@ -119,6 +122,7 @@ class FakeApi:
             "gpu_allocation_activity_unknown": None,
             "gpu_allocation_cause": None,
             "gpu_allocation_stalled_run_seconds": None,
+            "sum by (uuid, mig) (increase(": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
@@ -133,12 +137,16 @@ class FakeApi:
         return rows
 
 
-def read(api: FakeApi, *marked: HolderName) -> Evidence:
+def prometheus(api: FakeApi) -> PromQLSource:
     return PromQLSource(
         PromQLOptions(address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
         clock=ManualClock(wall=NOW),
         fetch=api,
-    ).read_evidence(marked)
+    )
+
+
+def read(api: FakeApi, *marked: HolderName) -> Evidence:
+    return prometheus(api).read_evidence(marked)
 
 
 def beside(**values: float) -> FakeApi:

@@ -17,12 +17,13 @@ from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
 from gpu_exporter.reconciler.evidence.records import (
-    CauseTexts,
     Evidence,
     HolderEvidence,
     HolderName,
     OtherActivity,
     UnitEvidence,
+    UnitUse,
+    UseOfUnits,
     title,
 )
 from gpu_exporter.reconciler.judge import Judge
@@ -64,8 +65,10 @@ class Source:
             raise AnswerError("Prometheus is slow")
         return {"h100": 3.0}
 
-    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
-        return {}
+    def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
+        if self.unreadable:
+            raise AnswerError("Prometheus is slow")
+        return {(unit.uuid, unit.mig): UnitUse("held_idle", 0.0, 0.0, "in the last 1h") for unit in units}
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         if self.unreadable:
@@ -239,8 +242,9 @@ def test_explain_finds_a_holder_by_any_of_its_names(asked: str, first: str, caps
         == 0
     )
     text = capsys.readouterr().out
-    assert text.startswith(first + "\n")
-    assert text.count("because") == 1
+    name, _, stage = first.rpartition(": ")
+    assert text.startswith(f"{name}: held_idle on its GPU, used 0% now and 0% in the last 1h; to change: release")
+    assert text.count(f"\n  stage {stage}: ") == text.count("stage") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert (
         explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "json"), Preview({"kubernetes": lambda: book}))
@@ -261,19 +265,23 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "table"), Preview({})) == 0
     shown = capsys.readouterr()
-    assert shown.err == "gpu-exporter: it is unknown which witnesses were active: Prometheus is slow\n"
-    assert shown.out == text.replace(said, "\n")
+    assert shown.err == "".join(
+        f"gpu-exporter: it is unknown {what}: Prometheus is slow\n"
+        for what in ("which witnesses were active", "what its GPUs do")
+    )
+    first, _, rest = text.replace(said, "\n").partition("\n  stage active: ")
+    assert shown.out == f"{first.partition(':')[0]}: stage active: {rest}"
 
 
 def test_an_explanation_of_idle_gpus_says_how_many_such_gpus_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
-    assert "  in short: 1 GPU: pods or jobs wait for 3 GPUs of its pool h100\n" in capsys.readouterr().out
+    assert "  pods or jobs wait for 3 GPUs of its pool h100\n" in capsys.readouterr().out
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
     shown = capsys.readouterr()
     assert "gpu-exporter: it is unknown how many GPUs are waited for: Prometheus is slow\n" in shown.err
-    assert "in short" not in shown.out
+    assert "wait for" not in shown.out
 
 
 def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,9 +327,9 @@ def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-9", "table"), Preview({})) == 0
-    assert capsys.readouterr().out.startswith("ml/busy: active\n")
+    assert "\n  stage active: " in capsys.readouterr().out
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-0", "table"), Preview({})) == 0
-    assert capsys.readouterr().out.startswith("ml/a: underused\n")
+    assert "\n  stage underused: " in capsys.readouterr().out
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-7", "table"), Preview({})) == 2
     said = f"gpu-exporter: GPU-7: no such holder in the evidence, which has 5 allocations; {FORMS}\n"
     assert capsys.readouterr().err == said
@@ -340,7 +348,7 @@ def test_explain_for_a_past_time_shows_only_what_was_known_then(
     assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/a", "table", audit), WALL) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: the objects around the holder at that time are unknown\n"
-    assert shown.out.startswith("ml/a: underused\n")
+    assert "\n  stage underused: " in shown.out
     assert "then" in shown.out
     assert "later" not in shown.out
     assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/x", "table", audit), WALL) == 2

@@ -262,7 +262,7 @@ def test_an_unknown_gpu_takes_precedence_over_a_gpu_whose_holder_cannot_run() ->
     twins = [halted, unit(idle_run_s=9000.0)]  # two targets for one GPU
     assert [judge(*order).stage for order in (twins, twins[::-1])] == ["not_running"] * 2
     text = explain(judge(halted), POLICY)
-    assert "ml/train-0: not_running\n  because the job is SUSPENDED\n" in text
+    assert ": stage not_running: the job is SUSPENDED\n" in text
     assert "  next: its idle time restarts at zero when it runs\n" in text
 
 

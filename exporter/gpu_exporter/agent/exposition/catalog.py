@@ -295,6 +295,12 @@ ALLOCATION_CAUSE = Family(
     "1 for each cause of the current state with medium or high confidence, at most two per allocation (docs/causes.md)",
     ("cause", "confidence"),
 )
+ALLOCATION_CAUSE_VALUE = Family(
+    "gpu_allocation_cause_value",
+    "gauge",
+    "Numbers of these causes, at most three for each, in base units that the quantity names (docs/causes.md)",
+    ("cause", "quantity"),
+)
 ALLOCATION_FAMILIES = (
     ALLOCATION_INFO,
     ALLOCATION_SHARE,
@@ -321,6 +327,7 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_HOST_IO,
     ALLOCATION_STATE,
     ALLOCATION_CAUSE,
+    ALLOCATION_CAUSE_VALUE,
     ALLOCATION_UNKNOWN,
 )
 

@@ -171,7 +171,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "host_io_bytes_per_second": view.host.io_bytes_per_s if view.host is not None else None,
         "state": view.verdict.state,
         "evidence": view.verdict.evidence,
-        "causes": [cause._asdict() for cause in view.causes.ranked],
+        "causes": [{**cause._asdict(), "values": dict(cause.values)} for cause in view.causes.ranked],
         "cause_needs": list(view.causes.needs),
         "training": describe_training(view.training),
     }

@@ -206,6 +206,8 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
     table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
     for cause in view.causes.published:
         table.add(catalog.ALLOCATION_CAUSE, names, place, 1.0, (cause.name, cause.confidence))
+        for quantity, value in cause.values:
+            table.add(catalog.ALLOCATION_CAUSE_VALUE, names, place, value, (cause.name, quantity))
     if view.training is not None:
         for family, value, more in list_training(view.training):
             table.add(family, names, place, value, more)

@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"
 ORDER = (HIGH, MEDIUM, LOW)
-OF_TRAINING = frozenset(  # causes whose advice is on loading samples, batches and checkpoints: a server has none
-    ("too_few_workers", "cpu_bound_input", "pinned_loaders", "small_file_io", "small_batch", "checkpointing")
-)
 PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see all causes
 
 
 class Cause(NamedTuple):
     """One cause. `confidence`: low, medium or high. All texts are for people: `evidence` has the numbers, `against`
-    what speaks against the cause, `advice` what to change, `gain` what others gained by it, with the source.
+    what speaks against the cause, `advice` what to change, `gain` what others gained by it, with the source. `values`:
+    the numbers of meanings.py, at most three, as `numbers` makes them.
     """
 
     name: str
@@ -23,6 +21,16 @@ class Cause(NamedTuple):
     against: str = ""
     advice: str = ""
     gain: str = ""
+    values: tuple[tuple[str, float], ...] = ()
+
+
+def numbers(**known: float | None) -> tuple[tuple[str, float], ...]:
+    """The known numbers of a cause by quantity, in base units, with three digits; a share in whole per cent."""
+    return tuple(
+        (name, round(value, 2) if name.endswith("_ratio") else float(f"{value:.3g}"))
+        for name, value in sorted(known.items())
+        if value is not None
+    )
 
 
 class Causes(NamedTuple):

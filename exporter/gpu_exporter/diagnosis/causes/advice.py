@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from gpu_exporter.common.report_rules import OWN_PART
 from gpu_exporter.diagnosis.causes.case import CauseCase
@@ -14,16 +15,24 @@ GAIN_MIN = 0.2
 ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
-def find_measured(case: CauseCase) -> str:
-    """The advice on `num_workers` by the loop's own measure of how long a batch takes to make; "" without one."""
+class Advice(NamedTuple):
+    """An advice as a sentence. `number`: the number of workers to set, None where it proposes something else."""
+
+    text: str
+    number: int | None = None
+
+
+def find_measured(case: CauseCase) -> Advice | None:
+    """The advice on `num_workers` by the loop's own measure of how long a batch takes to make; None without one."""
     pace = find_pace(case)
     to_try = None if pace is None else pace.facts.get("workers_to_try")
     if pace is None or to_try is None:
-        return ""
-    return f"set num_workers of the DataLoader to {to_try}{OWN_PART if pace.facts.get('iterable') else ''}"
+        return None
+    own_part = OWN_PART if pace.facts.get("iterable") else ""
+    return Advice(f"set num_workers of the DataLoader to {to_try}{own_part}", int(to_try))
 
 
-def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
+def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
     """The advice on `num_workers`: CPUs of the holder for each of its processes on a GPU, minus one for the process
     itself and minus its threads, and not more than fit into its memory. Where none is left, it asks for more CPUs.
 
@@ -35,7 +44,7 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
     cpus = None if found is None else found.advised
     ranks = int(max((each.ranks or 0 for each in case.seen), default=0)) or 1
     if cpus is None:
-        return "raise num_workers of the DataLoader"
+        return Advice("raise num_workers of the DataLoader")
     busy = case.average_processes(lambda each: each.rank_cores) or 1.0
     workers = math.floor(cpus / ranks) - max(1, math.ceil(busy - 0.5))
     have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
@@ -47,27 +56,35 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> str:
     if found is not None and cpus < found.usable - 0.5:
         each_has = each_has.replace(" CPUs", f" of {found.usable:.3g} CPUs", 1) + ": other holders may need the rest"
     if workers < 1:
-        return f"ask for more CPUs: with {each_has}, none remains for a loader"
-    text = f"set num_workers of the DataLoader to {workers} ({each_has})"
+        return Advice(f"ask for more CPUs: with {each_has}, none remains for a loader")
+    set_all = Advice(f"set num_workers of the DataLoader to {workers} ({each_has})", workers)
     newest = case.recent[-1]
     size = max((each.loader_bytes or 0.0 for each in case.seen), default=0.0)
     if newest.memory_limit is None or newest.memory_bytes is None or not size:
-        return text
+        return set_all
     used = newest.memory_bytes - (newest.memory_cache or 0.0)  # the kernel gives the page cache back
     fits = math.floor((newest.memory_limit - used) / size / ranks)
     if have + fits >= workers:
-        return text
+        return set_all
     if fits < 1:
-        return f"ask for more memory: one more loader needs {size / GIB:.1f} GiB"
-    return f"set num_workers of the DataLoader to {have + fits}: more do not fit, since each needs {size / GIB:.1f} GiB"
+        return Advice(f"ask for more memory: one more loader needs {size / GIB:.1f} GiB")
+    return Advice(
+        f"set num_workers of the DataLoader to {have + fits}: more do not fit, since each needs {size / GIB:.1f} GiB",
+        have + fits,
+    )
+
+
+def count_threads(case: CauseCase) -> int:
+    """How many threads each of its processes should have."""
+    found = find_cpus(case)
+    cpus = 1.0 if found is None else found.advised
+    processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
+    return max(1, math.floor(cpus / processes))
 
 
 def propose_threads(case: CauseCase) -> str:
     """The advice on the threads of each process."""
-    found = find_cpus(case)
-    cpus = 1.0 if found is None else found.advised
-    processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
-    return f"set OMP_NUM_THREADS={max(1, math.floor(cpus / processes))} (and the thread limit of other libraries)"
+    return f"set OMP_NUM_THREADS={count_threads(case)} (and the thread limit of other libraries)"
 
 
 def bound_gain(case: CauseCase) -> str:

@@ -143,15 +143,12 @@ def need(case: CauseCase) -> Needs:
 
 
 class Rule(NamedTuple):
-    """One cause. `title`: in a few words. `states`: in which it is looked for. `judge` returns the cause, what it
-    needs, or None. `needs`: the evidence, `against`: what lowers the confidence, `remedy`: what to change, for the
-    documentation.
+    """One cause. `states`: in which it is looked for. `judge` returns the cause, what it needs, or None. For the
+    documentation, `needs` is the evidence, and `against` is what lowers the confidence.
     """
 
     name: str
-    title: str
     states: frozenset[str]
     judge: Callable[[CauseCase], Cause | Needs | None]
     needs: str
     against: str
-    remedy: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.diagnosis.causes.inside import as_remedy, judge_phase
+from gpu_exporter.diagnosis.causes.inside import judge_phase
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -13,10 +13,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="checkpoint_share",
-    title="the loop waits for its checkpoints",
     states=WORKING,
     judge=judge,
     needs="the phase `checkpoint`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
-    remedy=as_remedy("checkpoint"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_cpus, find_short_of_cpu
@@ -47,18 +47,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=against if case.has_loaders else NAMELESS,
         advice=(ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs") + unbind,
         gain=GAIN if case.has_loaders else "",
+        values=numbers(used_cpus=loaders, cpus=max(cpus.entitled, cpus.used)),
     )
 
 
 RULE = Rule(
     name="cpu_bound_input",
-    title="the loaders use all CPUs",
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
     needs="the CPU time of the processes without a context, and the CPUs of the holder",
     against="that the process on the GPU computes much itself; loaders without a name",
-    remedy=(
-        "Make the samples cheaper: decode and transform them once in advance, or on the GPU (DALI). Or "
-        "ask for more CPUs. More workers would not help."
-    ),
 )

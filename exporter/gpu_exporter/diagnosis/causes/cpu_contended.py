@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.shortage import SITE, find_cpus, find_short_of_cpu
 
@@ -29,12 +29,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=against,
         advice="for the site: reserve CPUs for holders of GPUs (Kubernetes: requests.cpu as large as limits.cpu, static"
         " CPU manager; Slurm: ConstrainCores=yes); for the owner: request the CPUs, or start on another node",
+        values=numbers(used_cpus=cpus.used, cpus=cpus.entitled, other_cpus=cpus.others),
     )
 
 
 RULE = Rule(
     name="cpu_contended",
-    title="others use the CPUs of the host",
     states=WITH_PROCESS,
     judge=judge,
     needs=(
@@ -42,8 +42,4 @@ RULE = Rule(
         " threads that wait for a CPU (PSI, or the number of threads that want to run)"
     ),
     against="a kernel without PSI; a holder that gets more than half of its CPUs",
-    remedy=(
-        "For the site: reserve CPUs for holders of GPUs (Kubernetes: `requests.cpu` as large as `limits.cpu`, static"
-        " CPU manager; Slurm: `ConstrainCores=yes`). For the owner: request the CPUs, or start on another node."
-    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import Cause
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
-from gpu_exporter.diagnosis.causes.inside import as_remedy, judge_phase
+from gpu_exporter.diagnosis.causes.inside import judge_phase
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -13,10 +13,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="cpu_logging",
-    title="metrics or logs in each step",
     states=WORKING,
     judge=judge,
     needs="the phase `logging`, where the training loop places it (torch.md)",
     against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
-    remedy=as_remedy("logging"),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
-from gpu_exporter.diagnosis.causes.advice import propose_threads, propose_workers
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
+from gpu_exporter.diagnosis.causes.advice import count_threads, propose_threads, propose_workers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.shortage import NOBODY, OWN, find_cpus, find_short_of_cpu
 
@@ -51,23 +51,21 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             else ""
         ),
         against="; ".join(against),
-        advice=propose_workers(case) if by_loaders else propose_threads(case),
+        advice=propose_workers(case).text if by_loaders else propose_threads(case),
         gain="1.33 to 2 times faster, the GPU from 73 to 87 %, with 8 threads (torchtitan#4038)",
+        values=numbers(
+            runnable_threads=runnable, cpus=room, threads_to_set=None if by_loaders else count_threads(case)
+        ),
     )
 
 
 RULE = Rule(
     name="cpu_oversubscribed",
-    title="too many threads on few CPUs",
     states=WITH_PROCESS,
     judge=judge,
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
     against=(
         "a holder that does not use the CPUs it is entitled to: then low; more than 256 threads in the two busiest"
         " processes"
-    ),
-    remedy=(
-        "Set `OMP_NUM_THREADS` to the number of CPUs per process on a GPU, or use fewer workers. This is the "
-        "opposite of too_few_workers."
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
@@ -32,15 +32,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         else "the number of its threads is not known: too many would look alike",
         advice="ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
         gain=bound_gain(case),
+        values=numbers(cpus=quota, throttled_ratio=throttled),
     )
 
 
 RULE = Rule(
     name="cpu_quota",
-    title="the CPU quota runs out",
     states=WITH_PROCESS,
     judge=judge,
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
     against="a mean use far below the quota; threads that are not visible, since too many would look alike",
-    remedy="Ask for more CPUs (Kubernetes: `limits.cpu`; Slurm: `--cpus-per-task`).",
 )

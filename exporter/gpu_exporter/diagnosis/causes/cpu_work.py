@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.stalls.rules import StallRules
 
@@ -50,18 +50,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"its processes use {cores:.1f} CPUs, while its GPU does nothing",
         against="a server that polls for requests looks the same" if is_spin else "it may prepare its next work",
         advice="check that model and data are on this GPU; run what needs no GPU in a job without one",
+        values=numbers(used_cpus=cores),
     )
 
 
 RULE = Rule(
     name="cpu_work",
-    title="computes on CPUs beside an idle GPU",
     states=frozenset(("held_idle",)),
     judge=judge,
     needs="the CPUs that the holder uses, and that none of its GPUs on the node works, or that the CPUs do much more",
     against="always: it may prepare its next work. Low if only the processes on GPUs use a CPU each: servers may poll",
-    remedy=(
-        "Check that model and data are on this GPU, for example that `torch.cuda.is_available()` is true. Run what"
-        " needs no GPU, such as the preparation of data, in a job without one."
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, Cause
+from gpu_exporter.common.model.causes import HIGH, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_pace
 
@@ -16,15 +16,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH,
         f"its model is a DataParallel, and {len(case.members)} GPUs of this node belong to it",
         advice=f"DistributedDataParallel with one process for each GPU: torchrun --nproc_per_node={len(case.members)}",
+        values=numbers(gpus=float(len(case.members))),
     )
 
 
 RULE = Rule(
     name="data_parallel",
-    title="DataParallel",
     states=WORKING,
     judge=judge,
     needs="the type of the model, by the training loop's own report (`observe(model=...)`)",
     against="nothing: the type of the model is known",
-    remedy="Use DistributedDataParallel with one process for each GPU (`torchrun --nproc_per_node`).",
 )

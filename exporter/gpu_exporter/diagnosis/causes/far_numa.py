@@ -24,13 +24,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="far_numa",
-    title="CPUs far from the GPU",
     states=WORKING,
     judge=judge,
     needs="the CPUs on which the processes may run, and the CPUs near the GPU (NVML)",
     against="always: the cost depends on the amount of data that is copied to the GPU",
-    remedy=(
-        "Bind the job to CPUs near its GPUs (Slurm: `--gres-flags=enforce-binding`, with `Cores=` in gres.conf; "
-        "Kubernetes, for the site: static CPU manager and Topology Manager)."
-    ),
 )

@@ -21,10 +21,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="input_wait",
-    title="the loop waits for data",
     states=WORKING,
     judge=judge,
     needs="the training loop's own report (torch.md): the share of its steps in which it waits for data",
     against="always, so it is a fact of low confidence: a cause of slow input beside it takes its place",
-    remedy="The wait is of the rank that waits longest. For a DataLoader, the hook measures how many workers to try.",
 )

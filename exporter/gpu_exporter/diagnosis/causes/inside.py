@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.common.model.training import TrainingPace
-from gpu_exporter.common.report_rules import ADVICE, advise_phase, are_enough
+from gpu_exporter.common.report_rules import advise_phase, are_enough
 from gpu_exporter.diagnosis.causes.case import CauseCase
 
 OF_INPUT = frozenset(("cpu_quota", "cpu_bound_input", "pinned_loaders", "too_few_workers", "small_file_io"))
@@ -47,12 +47,8 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
         f"its loop spends {share:.0%} of its steps in the phase {phase}",
         advice=advice,
         gain=gain,
+        values=numbers(phase_ratio=share),
     )
-
-
-def as_remedy(phase: str) -> str:
-    """The advice on a phase, as a sentence."""
-    return f"{ADVICE[phase][0].upper()}{ADVICE[phase][1:]}."
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import MEDIUM, Cause
+from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
 
 QUIET = 0.5  # CPUs: a program that uses more does something else
@@ -21,15 +21,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{what}, and the holder uses {cores:.2f} CPUs",
         against="a batch job can be started from a terminal too",
         advice="end a session that is not in use; for development, a MIG instance or a shared GPU is enough",
+        values=numbers(used_cpus=cores),
     )
 
 
 RULE = Rule(
     name="interactive",
-    title="a person at a terminal or notebook",
     states=IDLE,
     judge=judge,
     needs="whether a process has a terminal or the name of a notebook server, and the CPUs in use",
     against="always: a batch job can be started from a terminal",
-    remedy=("End a session that is not in use. For development, a MIG instance or a shared GPU is enough."),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, Rule
 
 AROUND_S = 900.0  # the late rank may have stopped long before the collective in which the others wait
@@ -32,6 +32,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         advice="look at the rank on that GPU first: its last log line, its stack (py-spy dump), XIDs of the GPU"
         if late
         else "continue the stopped processes (kill -CONT, scontrol resume), or end the job",
+        values=numbers(waiting_gpus=float(len(spinning)), gpus=float(len(case.members)), run_seconds=run_s),
     )
 
 
@@ -43,7 +44,6 @@ def _is_late(gpu: HeldGpu, run_s: float) -> bool:
 
 RULE = Rule(
     name="late_rank",
-    title="the other ranks may wait for this one",
     states=frozenset(("stalled", "held_idle")),
     judge=judge,
     needs=(
@@ -51,5 +51,4 @@ RULE = Rule(
         " process that a signal stopped"
     ),
     against="see the evidence of the stall",
-    remedy=("Look at the rank on that GPU first: its last log line, its stack (`py-spy dump`), XIDs of the GPU."),
 )

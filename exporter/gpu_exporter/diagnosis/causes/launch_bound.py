@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
@@ -40,12 +40,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=UNKNOWN if rank is None else OTHER if not is_model else "the model may wait for its kernels",
         advice="raise batch_size" if is_compiled else COMPILE,
         gain=bound_gain(case),
+        values=numbers(wait_ratio=pace.wait, step_seconds=pace.step_s, busy_ratio=case.mean),
     )
 
 
 RULE = Rule(
     name="launch_bound",
-    title="many small kernels",
     states=WORKING,
     judge=judge,
     needs=(
@@ -55,9 +55,5 @@ RULE = Rule(
     against=(
         "other work of Python in the step, such as an evaluation or an optimizer on the CPU, looks the same: low,"
         " unless the placed phases forward, backward and optimizer fill the step"
-    ),
-    remedy=(
-        "Compile the model (`torch.compile`, with `mode='reduce-overhead'` for CUDA graphs), raise `batch_size`, and"
-        " read values such as the loss only every 50 steps."
     ),
 )

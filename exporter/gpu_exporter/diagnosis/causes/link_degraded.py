@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import MEDIUM, Cause
+from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 
 LINK = Needs("the PCIe link of the GPU while it works (collector pcie-link)")
@@ -20,20 +20,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="a job that copies little is not slowed by it",
         advice="for the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics; for the "
         "owner: start again on another GPU",
+        values=numbers(link_ratio=case.link),
     )
 
 
 RULE = Rule(
     name="link_degraded",
-    title="a slow PCIe link",
     states=WORKING,
     judge=judge,
     needs=(
         "generation and lanes of the PCIe link while the GPU works, and the most that are possible in this slot (NVML)"
     ),
     against="always: a job that copies little is not slowed by it",
-    remedy=(
-        "For the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics. For the owner: "
-        "start again on another GPU."
-    ),
 )

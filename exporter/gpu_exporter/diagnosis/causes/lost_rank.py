@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Rule
 
 
@@ -18,12 +18,16 @@ def judge(case: CauseCase) -> Cause | None:
         f"{proven[0].proof}; {len(spins)} of its {len(case.members)} GPUs here wait for"
         f" {describe_duration(max(spin.run_s for spin in proven))}",
         advice="continue its stopped processes (kill -CONT), or keep its log and stacks, and restart the job",
+        values=numbers(
+            waiting_gpus=float(len(spins)),
+            gpus=float(len(case.members)),
+            run_seconds=max(spin.run_s for spin in proven),
+        ),
     )
 
 
 RULE = Rule(
     name="lost_rank",
-    title="a member of the job cannot go on, and the others wait for it",
     states=IDLE | {"stalled"},
     judge=judge,
     needs=(
@@ -31,8 +35,4 @@ RULE = Rule(
         " when the others began to wait, or a GPU reported an XID or does not answer"
     ),
     against="see the evidence of the stall",
-    remedy=(
-        "Continue processes that a signal stopped (`kill -CONT`). Otherwise restart the job from its last checkpoint;"
-        " keep its log and the stacks of its ranks (`py-spy dump`) first."
-    ),
 )

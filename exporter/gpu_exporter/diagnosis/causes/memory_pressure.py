@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_memory, most_of_memory
 
@@ -80,12 +80,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         ", ".join(describe_memory(case)),
         against=against,
         advice="ask for more memory, or use fewer workers and a smaller prefetch_factor: each worker keeps samples",
+        values=numbers(waiting_ratio=some, memory_ratio=most_of_memory(case) or None),
     )
 
 
 RULE = Rule(
     name="memory_pressure",
-    title="too little host memory",
     states=WITH_PROCESS,
     judge=judge,
     needs=(
@@ -93,8 +93,4 @@ RULE = Rule(
         "wait and the limit is nearly reached; processes that the OOM killer ended"
     ),
     against="a kernel without PSI; tasks of which rarely all waited; an own limit that is not near: then low",
-    remedy=(
-        "Ask for more memory, or use fewer workers and a smaller `prefetch_factor`. Memory in use near the limit"
-        " alone is not memory pressure, because the page cache fills it too."
-    ),
 )

@@ -30,13 +30,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 RULE = Rule(
     name="no_mixed_precision",
-    title="32 bits without tensor cores",
     states=frozenset(("busy_inefficient",)),
     judge=judge,
     needs="the types of parameters and products of matrices, by the training loop's own report",
     against="that autocast is not seen in a plain loop. Lightning and the Trainer tell it",
-    remedy=(
-        "Use `torch.autocast` with bfloat16, or `torch.set_float32_matmul_precision('high')`. It shortens the work of"
-        " the GPU: a loop that waits for data gains nothing."
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 
@@ -20,15 +20,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         evidence,
         against=against,
         advice="end the job if its work is done; if it computes on CPUs, ask for a GPU only in the step that uses it",
+        values=numbers(used_cpus=cores if case.recent else None),
     )
 
 
 RULE = Rule(
     name="no_process",
-    title="nothing runs on the GPU",
     states=frozenset(("held_no_process",)),
     judge=judge,
     needs="that the driver lists no process on the GPU, which is proven once it has listed any process",
     against="work of the holder on its host: it may prepare; or a host that is not known",
-    remedy=("End the job if its work is done. If it computes on CPUs, ask for a GPU only in the step that uses it."),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.memory_pressure import describe_memory, is_waiting
 from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memory, most_of_memory
@@ -21,18 +21,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is not far below it",
         advice="for the site: find what fills the memory of the node, and give each holder a limit; for the owner:"
         " start on another node",
+        values=numbers(memory_ratio=share or None),
     )
 
 
 RULE = Rule(
     name="node_memory",
-    title="the node, or a slice above the holder, lacks memory",
     states=WITH_PROCESS,
     judge=judge,
     needs="tasks that waited for memory or were killed for it, as for memory_pressure; the own limit was not near",
     against="a holder without a memory limit, or not far below it: it may be the one that fills the node",
-    remedy=(
-        "For the site: find what fills the memory of the node, and give each holder a limit. For the owner: start on"
-        " another node."
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 
@@ -26,18 +26,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         advice="remove what binds them: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, or a library that sets it"
         " when it is imported; or set it anew in worker_init_fn (os.sched_setaffinity)",
         gain=bound_gain(case),
+        values=numbers(bound_cpus=float(cpus), cpus=most),
     )
 
 
 RULE = Rule(
     name="pinned_loaders",
-    title="loaders bound to few CPUs",
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
     needs="the CPUs on which the loaders may run (Cpus_allowed_list), and the CPU time that they use",
     against="processes without a loader's name: medium",
-    remedy=(
-        "Remove what binds them: `taskset`, `numactl`, `GOMP_CPU_AFFINITY`, `KMP_AFFINITY`, or a library that sets the"
-        " affinity when it is imported. Or set it anew in `worker_init_fn` (`os.sched_setaffinity`)."
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.shortage import find_short_of_cpu
 
@@ -38,12 +38,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{waits}; {remote} of its open files are on {', '.join(network)}, and it reads {rate / 1e6:.1f} MB/s",
         against="" if rate >= READS else "it reads little, so it may wait for something else",
         advice=advice,
+        values=numbers(read_bytes_per_second=rate),
     )
 
 
 RULE = Rule(
     name="remote_io",
-    title="waits for a network file system",
     states=WITH_PROCESS,
     judge=judge,
     needs=(
@@ -53,5 +53,4 @@ RULE = Rule(
         "open files that are not visible; few bytes that are read. While no process waits for I/O, the exporter does"
         " not name this cause"
     ),
-    remedy="Copy the data to a local disk when the job starts, or pack them into few large files.",
 )

@@ -1,73 +1,19 @@
-"""All causes, in the order in which they are judged: the first one of the highest confidence is what people see."""
+"""All causes, in the order of the table of meanings: the first one of the highest confidence is what people see.
+
+The rule of a cause is in the module with its name.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from gpu_exporter.common.model.causes import Cause, Causes
-from gpu_exporter.diagnosis.causes import (
-    checkpoint_share,
-    checkpointing,
-    cpu_bound_input,
-    cpu_contended,
-    cpu_logging,
-    cpu_oversubscribed,
-    cpu_quota,
-    cpu_work,
-    data_parallel,
-    far_numa,
-    input_wait,
-    interactive,
-    late_rank,
-    launch_bound,
-    link_degraded,
-    lost_rank,
-    memory_pressure,
-    no_mixed_precision,
-    no_process,
-    node_memory,
-    pinned_loaders,
-    remote_io,
-    shm_full,
-    small_batch,
-    small_file_io,
-    starting,
-    steps_elsewhere,
-    too_few_workers,
-    unused_gpu,
-)
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
+from gpu_exporter.diagnosis.causes.remote_io import FILES
 
-RULES: tuple[Rule, ...] = (
-    link_degraded.RULE,
-    lost_rank.RULE,
-    unused_gpu.RULE,
-    starting.RULE,
-    interactive.RULE,
-    no_process.RULE,
-    steps_elsewhere.RULE,
-    late_rank.RULE,
-    checkpointing.RULE,
-    node_memory.RULE,
-    cpu_contended.RULE,
-    memory_pressure.RULE,
-    shm_full.RULE,
-    cpu_oversubscribed.RULE,
-    cpu_quota.RULE,
-    remote_io.RULE,
-    small_file_io.RULE,
-    cpu_bound_input.RULE,
-    pinned_loaders.RULE,
-    too_few_workers.RULE,
-    input_wait.RULE,
-    far_numa.RULE,
-    data_parallel.RULE,
-    checkpoint_share.RULE,
-    cpu_logging.RULE,
-    launch_bound.RULE,
-    small_batch.RULE,
-    no_mixed_precision.RULE,
-    cpu_work.RULE,
-)
+RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for name in CAUSES)
 STATES = frozenset().union(*(rule.states for rule in RULES))
 INSIDE = "the training loop's own report (gpu_exporter_torch): waits, batch size, precision"
 INSIDE_RULES = frozenset(
@@ -115,9 +61,9 @@ def find_causes(case: CauseCase) -> Causes:
         elif isinstance(answer, Needs):
             needs[answer.text] = None
     if any(cause.name in OF_INPUT for cause in found):  # its evidence has the wait, and it says why
-        found = [cause for cause in found if cause.name != input_wait.RULE.name]
+        found = [cause for cause in found if cause.name != "input_wait"]
     if not found and case.state in WORKING and case.training is None:
         needs[INSIDE] = None
-    if remote_io.FILES.text in needs:  # last: a right that few sites give
-        needs[remote_io.FILES.text] = needs.pop(remote_io.FILES.text)
+    if FILES.text in needs:  # last: a right that few sites give
+        needs[FILES.text] = needs.pop(FILES.text)
     return Causes(tuple(found), tuple(needs))

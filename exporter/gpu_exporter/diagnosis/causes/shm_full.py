@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import MEDIUM, Cause
+from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
 
 MIB = 2**20
@@ -22,18 +22,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="shared memory outside of /dev/shm is counted too",
         advice="mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; "
         "Docker: --shm-size), or use fewer workers",
+        values=numbers(used_bytes=used, size_bytes=limit),
     )
 
 
 RULE = Rule(
     name="shm_full",
-    title="the shared memory is full",
     states=WITH_PROCESS,
     judge=judge,
     needs="shared memory of the cgroup, and the size of /dev/shm",
     against="always: shared memory outside of /dev/shm is counted too",
-    remedy=(
-        "Mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; Docker: "
-        "`--shm-size`), or use fewer workers."
-    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
@@ -23,15 +23,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="a larger batch changes the training: the learning rate must follow it",
         advice=f"raise batch_size from {batch} as far as the memory and the loss allow",
         gain=bound_gain(case),
+        values=numbers(batch_size=float(batch), memory_ratio=case.memory),
     )
 
 
 RULE = Rule(
     name="small_batch",
-    title="a small batch",
     states=WORKING,
     judge=judge,
     needs="`batch_size` and the wait for data by the training loop's own report, and the memory in use on the GPU",
     against="always: a larger batch changes the training. Low confidence where the loop has no time line of the GPU",
-    remedy="Raise `batch_size` as far as the memory and the loss allow, with the learning rate.",
 )

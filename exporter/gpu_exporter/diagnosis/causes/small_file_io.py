@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.remote_io import FILES
 
@@ -27,15 +27,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="" if waits else "no process was seen waiting: the reads may be from pipes or the page cache",
         advice="pack the samples into large files (WebDataset, Parquet), read them in order, and shuffle in a buffer",
         gain="up to 19 % more bandwidth by staging small files (tf-Darshan)",
+        values=numbers(reads_per_second=reads, read_bytes=size),
     )
 
 
 RULE = Rule(
     name="small_file_io",
-    title="many small reads",
     states=frozenset(("low", "bursty")),
     judge=judge,
     needs="the number and size of read calls (`causes.files`)",
     against="that no process was seen waiting: the reads may be from pipes or the page cache, so the confidence is low",
-    remedy="Pack the samples into large files (WebDataset, Parquet), read them in order, and shuffle in a buffer.",
 )

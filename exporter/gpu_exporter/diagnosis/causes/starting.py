@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
 
 LONG_S = 1200.0  # MaxInitializationTime of SageMaker Debugger
@@ -41,15 +41,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{moved / 1e6:.0f} MB/s",
         against="starts of jobs are rarely longer than 20 min" if long else "",
         advice="put packages into the image, and copy data to the node in a job without a GPU",
+        values=numbers(held_seconds=case.held_s, used_cpus=cores),
     )
 
 
 RULE = Rule(
     name="starting",
-    title="installs, loads or compiles",
     states=IDLE | {"unknown"},
     judge=judge,
     needs=("the start of the holder, that its GPU has never worked, and the CPUs, disks and network of its host"),
     against="more than 20 minutes",
-    remedy="Put packages into the image, and copy data to the node in a job without a GPU.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
 
@@ -24,18 +24,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{describe_duration(case.idle_run_s)}",
         against="" if is_trusted else "it is the job's claim alone",
         advice="check that model and batches are on this GPU, for example that torch.cuda.is_available() is true",
+        values=numbers(steps=float(pace.seen), idle_seconds=case.idle_run_s),
     )
 
 
 RULE = Rule(
     name="steps_elsewhere",
-    title="the loop makes steps, but not on this GPU",
     states=IDLE,
     judge=judge,
     needs="the training loop's own report (torch.md): steps in the last minutes; and a GPU that has done nothing since",
     against="that the steps are the job's claim alone; `causes.steps: delay` trusts the claim",
-    remedy=(
-        "Check that model and batches are on this GPU, for example that `torch.cuda.is_available()` is true. If the job"
-        " trains on CPUs, ask for no GPU."
-    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.common.report_rules import bound_gain as bound_share
 from gpu_exporter.diagnosis.causes.advice import bound_gain, find_measured, propose_workers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
@@ -38,7 +38,7 @@ def _is_out_of_cpus(case: CauseCase) -> bool:
 def _judge_measured(case: CauseCase) -> Cause | None:
     """The loop has measured how long its workers need for a batch, and that more of them would keep up."""
     pace, advice = find_pace(case), find_measured(case)
-    if pace is None or not advice or pace.wait is None or pace.wait < case.rules.wait_min:
+    if pace is None or advice is None or pace.wait is None or pace.wait < case.rules.wait_min:
         return None
     is_long = pace.wait >= case.rules.wait_high
     return Cause(
@@ -46,8 +46,9 @@ def _judge_measured(case: CauseCase) -> Cause | None:
         LOW if not is_long else HIGH if pace.is_gpu else MEDIUM,
         describe_wait(pace) + (f"; {pace.late}" if pace.late else ""),
         "" if pace.is_gpu else "the loop has no time line of the GPU",
-        advice,
+        advice.text,
         gain=bound_share(pace.wait),
+        values=numbers(workers_to_try=advice.number),
     )
 
 
@@ -82,13 +83,15 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         what = f"no loader, the process on the GPU uses {rank:.0%} of a CPU and reads {moved / 1e6:.0f} MB/s"
     else:
         return None
+    advice = propose_workers(case, adds=True)
     return Cause(
         "too_few_workers",
         confidence,
         f"{what}; {free:.1f} of {cpus.usable:.3g} CPUs are free",
         against,
-        propose_workers(case, adds=True),
+        advice.text,
         gain=bound_gain(case),
+        values=numbers(free_cpus=free, workers_to_try=advice.number),
     )
 
 
@@ -109,14 +112,14 @@ def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
         LOW,
         f"its {number} loaders mostly wait, while {moved / 1e6:.0f} MB/s arrive",
         "loaders that wait for the loop look the same, and what arrives may be gradients",
-        find_measured(case)
-        or f"set num_workers of the DataLoader to {2 * math.ceil(number / ranks)}: loaders that wait need no CPU",
+        measured.text
+        if (measured := find_measured(case)) is not None
+        else f"set num_workers of the DataLoader to {2 * math.ceil(number / ranks)}: loaders that wait need no CPU",
     )
 
 
 RULE = Rule(
     name="too_few_workers",
-    title="too few loaders",
     states=frozenset(("low", "bursty")),
     judge=judge,
     needs="the CPU time of each process, and CPUs that are free",
@@ -124,9 +127,5 @@ RULE = Rule(
         "processes without the name of a loader (torch 2.5), and loaders that wait while data arrive: low, unless the"
         " loop reports that it waits. Without any: a loop that starts many small kernels looks the same, so the"
         " confidence is low unless the process reads data"
-    ),
-    remedy=(
-        "Raise `num_workers`: the CPUs of the holder for each process on a GPU, minus one and minus its "
-        "threads, as many as fit into memory. If none is left, ask for more CPUs."
     ),
 )

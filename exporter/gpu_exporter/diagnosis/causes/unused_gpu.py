@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause
+from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.cpu_work import works_on_cpus
 
@@ -31,18 +31,14 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         + (" and has no process" if is_proven else ""),
         against=against,
         advice="start one process for each GPU that the job holds (torchrun --nproc_per_node), or ask for fewer GPUs",
+        values=numbers(used_gpus=float(len(used)), gpus=float(len(case.members))),
     )
 
 
 RULE = Rule(
     name="unused_gpu",
-    title="fewer GPUs used than held",
     states=IDLE,
     judge=judge,
     needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
     against="that processes on GPUs are not visible (medium), or that one has a context on it and may wait (low)",
-    remedy=(
-        "Start one process for each GPU (`torchrun --nproc_per_node`), or ask for fewer GPUs. A variable "
-        "such as CUDA_VISIBLE_DEVICES may be the reason; the exporter does not read it."
-    ),
 )

@@ -23,26 +23,27 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
-from gpu_exporter.reconciler.evidence.causes import STATUS, parse_causes
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
     CAUSES_MAX,
     EVIDENCE_S,
     HOST_KEEP_S,
     MORE_CAREFUL,
-    CauseTexts,
     Evidence,
     Gathered,
     HolderName,
     OtherActivity,
     PublishedCause,
     UnitEvidence,
+    UnitUse,
+    UseOfUnits,
     cause_of,
     holder_name,
     is_hidden,
     obstacle_of,
     refuse_renamed,
 )
+from gpu_exporter.reconciler.evidence.use import STATUS, parse_use
 
 MAX_EXPORTERS = 200
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
@@ -135,20 +136,20 @@ class ExporterSource:
         """As ExplainingSource: empty, since exporters do not know who waits."""
         return {}
 
-    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
-        """As ExplainingSource, from the status of the exporters of these units. One without a status has no texts."""
+    def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
+        """As ExplainingSource, from the status of the exporters of these units. Who does not answer is left out."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]
 
-        def read(address: Address) -> CauseTexts:
+        def read(address: Address) -> UseOfUnits:
             with contextlib.suppress(AnswerError):
-                return parse_causes(self._fetch(address.at(STATUS)), name, uuids)
+                return parse_use(self._fetch(address.at(STATUS)), name, uuids)
             return {}
 
-        found: dict[tuple[str, str], Sequence[PublishedCause]] = {}
+        found: dict[tuple[str, str], UnitUse] = {}
         with contextlib.suppress(NoThread):
-            for texts in run_ahead(read, addresses, FETCHES, "causes"):
-                found |= texts
+            for use in run_ahead(read, addresses, FETCHES, "use"):
+                found |= use
         return found
 
     def _read_pages(self) -> dict[Address, _Page | AnswerError]:

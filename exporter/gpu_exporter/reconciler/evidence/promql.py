@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.durations import format_duration
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
@@ -33,7 +34,6 @@ from gpu_exporter.reconciler.evidence.records import (
     EVIDENCE_S,
     HOST_KEEP_S,
     MORE_CAREFUL,
-    CauseTexts,
     Evidence,
     Gathered,
     HolderEvidence,
@@ -42,6 +42,7 @@ from gpu_exporter.reconciler.evidence.records import (
     OtherActivity,
     PublishedCause,
     UnitEvidence,
+    UseOfUnits,
     cause_of,
     holder_name,
     is_hidden,
@@ -49,6 +50,7 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_renamed,
     refuse_several,
 )
+from gpu_exporter.reconciler.evidence.use import SERIES, collect_use
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
@@ -249,9 +251,19 @@ class PromQLSource:
                 found[one_line(row.labels.get("pool", ""), REASON_MAX)] = row.value
         return found
 
-    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
-        """As ExplainingSource: empty, since the texts are no metrics."""
-        return {}
+    def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
+        """As ExplainingSource, with the texts of the table of meanings. `units` does not matter."""
+        self._until = time.monotonic() + EVIDENCE_S
+        rows: list[VectorRow] = []
+        busy: list[VectorRow] = []
+        observed: list[VectorRow] = []
+        for of_it in restrict([name]):
+            matchers = of_it if name.scheduler == "slurm" else f'{of_it},namespace="{quote(name.namespace)}"'
+            rows += self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(SERIES)})"', matchers))
+            for counter, found in (("busy_seconds_total", busy), ("observed_seconds_total", observed)):
+                grown = f"increase({self.select(PREFIX + counter, matchers)}[{self._candidate_after_s:g}s])"
+                found += self.query(f"sum by (uuid, mig) ({grown})")
+        return collect_use(rows, busy, observed, f"in the last {format_duration(self._candidate_after_s)}")
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource; for at most EXPLAINED_MAX GPUs."""

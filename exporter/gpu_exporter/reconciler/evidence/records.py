@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -54,7 +54,7 @@ class HolderName(NamedTuple):
 
 
 class PublishedCause(NamedTuple):
-    """A cause of low utilization. `confidence`: medium or high. The texts are empty where only metrics are read."""
+    """A cause of low utilization. `confidence`: low, medium or high; low only from an exporter's own page."""
 
     name: str
     confidence: str
@@ -62,6 +62,22 @@ class PublishedCause(NamedTuple):
     against: str = ""
     advice: str = ""
     gain: str = ""
+
+
+class UnitUse(NamedTuple):
+    """What one GPU or MIG instance of a holder does, for people. `state`: of the diagnosis, "" where it is not known.
+
+    `now`: utilization (0 to 1). `mean`: the same over the time that is named in `over`. None where not known.
+    """
+
+    state: str = ""
+    now: float | None = None
+    mean: float | None = None
+    over: str = ""
+    causes: tuple[PublishedCause, ...] = ()
+
+
+UseOfUnits: TypeAlias = Mapping[tuple[str, str], UnitUse]  # by UUID of the GPU, and index of the MIG instance
 
 
 class UnitEvidence(NamedTuple):
@@ -185,7 +201,6 @@ class EvidenceSource(Protocol):
         """The present evidence on these holders only, without other queries. Raises AnswerError."""
 
 
-CauseTexts: TypeAlias = Mapping[tuple[str, str], Sequence[PublishedCause]]
 """By UUID of the GPU, and place of the MIG instance, "" for the GPU itself."""
 
 
@@ -209,8 +224,11 @@ class ExplainingSource(EvidenceSource, Protocol):
         Raises AnswerError.
         """
 
-    def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
-        """The causes of a holder on these units with their texts; empty where only metrics are read."""
+    def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
+        """What these units of a holder do, with the causes of their states. Units without an answer are missing.
+
+        Raises AnswerError.
+        """
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:

@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
-from gpu_exporter.reconciler.evidence.records import ExplainingSource, HolderName, OtherActivity
+from gpu_exporter.reconciler.evidence.records import ExplainingSource, HolderName, OtherActivity, UseOfUnits
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.preview import Preview
@@ -99,9 +99,9 @@ def explain_once(
     for decision in chosen:
         other = _other_activity(source, decision)
         outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
-        causes, waiting = source.read_causes(decision.name, decision.units), _read_waiting(source, decision)
+        use, waiting = _read_use(source, decision), _read_waiting(source, decision)
         sys.stdout.write(
-            explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, causes, waiting)
+            explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, use, waiting)
         )
     sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
@@ -121,6 +121,14 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
         return source.read_other_activity({unit.uuid for unit in decision.units})
     except AnswerError as exc:
         complain(f"it is unknown which witnesses were active: {exc}")
+        return {}
+
+
+def _read_use(source: ExplainingSource, decision: Decision) -> UseOfUnits:
+    try:
+        return source.read_use(decision.name, decision.units)
+    except AnswerError as exc:
+        complain(f"it is unknown what its GPUs do: {exc}")
         return {}
 
 

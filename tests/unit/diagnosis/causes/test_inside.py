@@ -255,4 +255,4 @@ def test_every_text_is_one_line() -> None:
     for one in (inside(0.61), inside(phases={"logging": 0.4}), inside(facts={"batch_size": 4}, about={"memory": 0.1})):
         for cause in find_causes(one).found:
             assert isinstance(cause, Cause)
-            assert "\n" not in "".join(cause)
+            assert "\n" not in "".join(map(str, cause))

@@ -634,7 +634,7 @@ def test_every_rule_has_its_own_name_and_is_described() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule.states <= STATES
-        assert rule.title and rule.needs and rule.against and rule.remedy
+        assert rule.needs and rule.against
 
 
 def test_rank_0_that_prepares_data_on_the_cpus_is_no_gpu_that_nobody_needs() -> None:

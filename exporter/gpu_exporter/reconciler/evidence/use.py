@@ -1,0 +1,116 @@
+"""What the GPUs of a holder do, and why: from the status of an exporter (docs/status.schema.json), or from series."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from gpu_exporter.common.model.meanings import advise_owner, describe_cause
+from gpu_exporter.common.outside import load_json, real
+from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.promql.vector import VectorRow
+from gpu_exporter.reconciler.evidence.records import (
+    OBSTACLE,
+    HolderName,
+    PublishedCause,
+    UnitUse,
+    UseOfUnits,
+    cause_of,
+    holder_name,
+)
+
+STATUS = "/api/v1/status"
+STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
+TEXT_MAX = 400  # characters
+CAUSES_MAX = 32  # of one allocation: there are fewer rules
+PREFIX = "gpu_allocation_"
+SERIES = ("state", "utilization_ratio", "cause", "cause_value")
+
+
+def parse_use(text: str, name: HolderName, uuids: Collection[str]) -> UseOfUnits:
+    """What a holder does on these GPUs and their MIG instances; empty where the text is no such status."""
+    found: dict[tuple[str, str], UnitUse] = {}
+    if len(text) > STATUS_MAX:  # several are parsed at a time, and parsed JSON takes many times its text
+        return {}
+    try:
+        allocations = list(load_json(text)["allocations"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    for allocation in allocations:
+        try:
+            unit = str(allocation["uuid"]), str(allocation["mig"])
+            if unit[0] in uuids and holder_name(allocation) == name:
+                found[unit] = _use(allocation)
+        except (LookupError, TypeError, AttributeError):  # one odd allocation costs itself
+            continue
+    return found
+
+
+def _use(values: Mapping[str, Any]) -> UnitUse:
+    busy, observed = real(values.get("busy_seconds")), real(values.get("observed_seconds"))
+    return UnitUse(
+        state=_state(values.get("state")),
+        now=_share(values.get("utilization_ratio")),
+        mean=_share(busy / observed) if busy is not None and observed else None,
+        over="since it started",
+        causes=tuple(_cause(each) for each in values.get("causes", [])[:CAUSES_MAX]),
+    )
+
+
+def _cause(values: Mapping[str, Any]) -> PublishedCause:
+    texts = {name: one_line(str(values.get(name, "")), TEXT_MAX) for name in PublishedCause._fields}
+    return PublishedCause(**texts)
+
+
+def collect_use(
+    rows: Iterable[VectorRow], busy: Iterable[VectorRow], observed: Iterable[VectorRow], over: str
+) -> UseOfUnits:
+    """The same from the series of SERIES, by unit, and from the growth of busy and observed time, summed by unit.
+
+    Two targets of one unit add their causes; a unit has no state while they contradict each other.
+    """
+    states: dict[tuple[str, str], set[str]] = defaultdict(set)
+    now: dict[tuple[str, str], float | None] = {}
+    causes: dict[tuple[str, str], dict[PublishedCause, None]] = defaultdict(dict)
+    values: dict[tuple[tuple[str, str], str], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        unit = _unit(row.labels)
+        series = row.labels.get("__name__", "").removeprefix(PREFIX)
+        if series == "state":
+            states[unit].add(_state(row.labels.get("state")))
+        elif series == "utilization_ratio":
+            now[unit] = _share(row.value)
+        elif series == "cause" and len(causes[unit]) < CAUSES_MAX:
+            causes[unit].update(dict.fromkeys(cause_of(row.labels)))
+        elif series == "cause_value" and OBSTACLE.fullmatch(row.labels.get("quantity", "")):
+            values[unit, row.labels.get("cause", "")][row.labels["quantity"]] = row.value
+    grown = [{_unit(row.labels): row.value for row in each} for each in (busy, observed)]
+    return {
+        unit: UnitUse(
+            state=min(states[unit]) if len(states[unit]) == 1 else "",
+            now=now.get(unit),
+            mean=_share(grown[0][unit] / grown[1][unit]) if unit in grown[0] and grown[1].get(unit) else None,
+            over=over,
+            causes=tuple(complete(cause, values.get((unit, cause.name), {})) for cause in causes[unit]),
+        )
+        for unit in {*states, *now, *causes, *grown[1]}
+    }
+
+
+def complete(cause: PublishedCause, values: Mapping[str, float]) -> PublishedCause:
+    """A cause of which only its name is known, with the texts of the table of meanings and its numbers."""
+    return cause._replace(evidence=describe_cause(cause.name, values), advice=advise_owner(cause.name, values))
+
+
+def _unit(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels.get("uuid", ""), labels.get("mig", "")
+
+
+def _state(value: object) -> str:
+    return value if isinstance(value, str) and OBSTACLE.fullmatch(value) else ""
+
+
+def _share(value: object) -> float | None:
+    number = real(value)
+    return number if number is not None and 0.0 <= number <= 1.0 + 1e-6 else None

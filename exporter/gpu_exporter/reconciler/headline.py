@@ -1,0 +1,61 @@
+"""One line on a holder for its owner: what its GPUs do, why, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from gpu_exporter.common.model.causes import HIGH, MEDIUM
+from gpu_exporter.common.model.meanings import STATES
+from gpu_exporter.common.plain import shorten
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitUse, UseOfUnits
+
+PART_MAX = 160  # characters of the evidence and of the advice, each
+
+
+def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCause]) -> str:
+    """The state of its GPUs, their utilization, the most certain cause and its advice, without those that are unknown;
+    "" if nothing is known.
+    """
+    seen = [use[unit.uuid, unit.mig] for unit in decision.units if (unit.uuid, unit.mig) in use]
+    if not any(each.state for each in seen) and not causes:
+        return ""
+    parts = [f"{_states(seen, len(decision.units))}{_utilization(seen, len(decision.units))}"]
+    certain = [each for wanted in (HIGH, MEDIUM) for each in causes if each.confidence == wanted]
+    if certain:
+        parts.append(shorten(certain[0].evidence or certain[0].name, PART_MAX))
+    if advice := next((each.advice for each in certain if each.advice), ""):
+        parts.append(f"to change: {shorten(advice, PART_MAX)}")
+    elif not certain and (owner := _advise_by_state(decision, seen)):
+        parts.append(f"to change: {owner}")
+    return "; ".join(parts)
+
+
+def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
+    """Where no cause is known; nothing for a server, which may wait for requests."""
+    states = {each.state for each in seen}
+    if len(states) != 1 or (decision.around is not None and decision.around.kind == "serving"):
+        return ""
+    (state,) = states
+    return STATES[state].owner if state in STATES else ""
+
+
+def _states(seen: Sequence[UnitUse], units: int) -> str:
+    counted = Counter(each.state for each in seen if each.state)
+    counted["state not known"] = units - sum(counted.values())
+    found = [(state, number) for state, number in counted.most_common() if number]
+    if len(found) == 1:
+        return f"{found[0][0]} on its {'GPU' if units == 1 else f'{units} GPUs'}"
+    return ", ".join(f"{state} on {number} of {units} GPUs" for state, number in found)
+
+
+def _utilization(seen: Sequence[UnitUse], units: int) -> str:
+    """The means over its GPUs, as far as every one is known."""
+    now, means = [each.now for each in seen], [each.mean for each in seen]
+    parts = []
+    if len(seen) == units and None not in now:
+        parts.append(f"{sum(filter(None, now)) / units:.0%} now")
+    if len(seen) == units and None not in means:
+        parts.append(f"{sum(filter(None, means)) / units:.0%} {seen[0].over}")
+    return f", used {' and '.join(parts)}" if parts else ""

@@ -1,0 +1,206 @@
+"""What the GPUs of a holder do, and why, as the reconciler reads and explains it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, prometheus, read
+
+from gpu_exporter.common.address import Address
+from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.model.meanings import CAUSES
+from gpu_exporter.common.promql.vector import VectorRow
+from gpu_exporter.reconciler.decision.policy import decide, merge_units
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
+from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence, UnitUse, UseOfUnits
+from gpu_exporter.reconciler.evidence.use import CAUSES_MAX, STATUS_MAX, TEXT_MAX, collect_use, parse_use
+from gpu_exporter.reconciler.report import explain
+
+QUOTA = {
+    "name": "cpu_quota",
+    "confidence": "high",
+    "evidence": "its quota ran out",
+    "against": "a hint",
+    "advice": "ask for more CPUs",
+    "gain": "",
+}
+JOB = HolderName("slurm", "", "42")
+HELD = {"uuid": "GPU-0", "mig": "", "scheduler": "slurm", "job_id": "42"}
+LOW = {"state": "low", "utilization_ratio": 0.31, "busy_seconds": 2250.0, "observed_seconds": 9000.0}
+STATUS = {"allocations": [7, {**HELD, "job_id": "43", "causes": []}, {**HELD, **LOW, "causes": [QUOTA]}]}
+
+
+def with_cause(text: str, cause: str = "cpu_quota", confidence: str = "high") -> str:
+    return f'{text}gpu_allocation_cause{{{PLACE},cause="{cause}",confidence="{confidence}"}} 1\n'
+
+
+def source(text: str, status: str = json.dumps(STATUS)) -> ExporterSource:
+    def fetch(address: Address) -> str:
+        return status if address.path == "/api/v1/status" else text
+
+    return ExporterSource([parse_exporter("n1:9836")], 7200.0, ManualClock(wall=NOW), fetch)
+
+
+def of(cause: PublishedCause) -> UseOfUnits:
+    return {("GPU-0", ""): UnitUse("low", causes=(cause,))}
+
+
+def causes_of(text: str) -> tuple[PublishedCause, ...]:
+    (holder,) = source(text).read_evidence().holders
+    return holder.units[0].causes
+
+
+def test_both_sources_read_the_published_causes() -> None:
+    text = page(8000.0, 9000.0, 8900.0)
+    assert causes_of(text) == ()
+    assert causes_of(with_cause(text)) == (PublishedCause("cpu_quota", "high"),)
+    api = FakeApi()
+    api.more["gpu_allocation_cause"] = [({"cause": "starting", "confidence": "medium"}, 1.0)]
+    (holder,) = read(api).holders
+    assert holder.units[0].causes == (PublishedCause("starting", "medium"),)
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence"), [("x" * 41, "high"), ("Bad Name", "high"), ("", "high"), ("cpu_quota", "certain")]
+)
+def test_a_malformed_cause_is_left_out(cause: str, confidence: str) -> None:
+    assert causes_of(with_cause(page(8000.0, 9000.0, 8900.0), cause, confidence)) == ()
+
+
+def test_many_causes_of_one_allocation_are_bounded() -> None:
+    text = page(8000.0, 9000.0, 8900.0)
+    for number in range(100):
+        text = with_cause(text, f"cause_{'x' * (number % 30)}")
+    assert len(causes_of(text)) == 8
+
+
+def test_two_targets_of_one_gpu_add_their_causes_once() -> None:
+    unit = UnitEvidence("n1", "0", "GPU-0", "", 0.0, 0.0, 0.0, 1.0, 3, causes=(PublishedCause("starting", "high"),))
+    (merged,) = merge_units([unit, unit, unit._replace(causes=(PublishedCause("shm_full", "medium"),))])
+    assert [cause.name for cause in merged.causes] == ["starting", "shm_full"]
+
+
+def test_the_explanation_has_the_numbers_and_what_speaks_against_them() -> None:
+    evidence = source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence()
+    (decision,) = decide(evidence, Policy())
+    use = source("").read_use(JOB, decision.units)
+    assert source("").read_use(JOB, [decision.units[0]._replace(node="elsewhere:1")]) == {}
+    first, *lines = explain(decision, Policy(), use=use).splitlines()
+    assert first == (
+        "job 42 of ada/phys: low on its GPU, used 31% now and 25% since it started; its quota ran out; "
+        "to change: ask for more CPUs"
+    )
+    at = lines.index("    cause: cpu_quota, confidence high: its quota ran out")
+    assert lines[at + 1 : at + 3] == ["      against it: a hint", "      to change: ask for more CPUs"]
+
+
+def test_prometheus_alone_gives_the_sentence_with_its_numbers() -> None:
+    api = FakeApi()
+    one = {"node": "n1", "instance": "n1", "gpu": "0", "uuid": "GPU-0", "scheduler": "slurm", "job_id": "42"}
+    cause = {**one, "cause": "cpu_oversubscribed"}
+    api.series = [
+        ({**one, "__name__": "gpu_allocation_state", "state": "low"}, 1.0),
+        ({**one, "__name__": "gpu_allocation_utilization_ratio"}, 0.31),
+        ({**cause, "__name__": "gpu_allocation_cause", "confidence": "high"}, 1.0),
+        *(
+            ({**cause, "__name__": "gpu_allocation_cause_value", "quantity": quantity}, value)
+            for quantity, value in {"cpus": 4.0, "runnable_threads": 96.0, "threads_to_set": 4.0}.items()
+        ),
+    ]
+    api.more["sum by (uuid, mig) (increase(gpu_allocation_busy"] = [({"uuid": "GPU-0", "mig": ""}, 900.0)]
+    api.more["sum by (uuid, mig) (increase(gpu_allocation_observed"] = [({"uuid": "GPU-0", "mig": ""}, 3600.0)]
+    (decision,) = decide(read(api), Policy())
+    use = prometheus(api).read_use(JOB, decision.units)
+    assert explain(decision, Policy(), use=use).splitlines()[0] == (
+        "job 42 of ada/phys: low on its GPU, used 31% now and 25% in the last 1h; 96 threads are runnable on 4 CPUs; "
+        "to change: set OMP_NUM_THREADS=4"
+    )
+    api.series = api.series[:3]  # an exporter of an older version: the cause without its numbers
+    use = prometheus(api).read_use(JOB, decision.units)
+    assert "too many threads on few CPUs; to change: set OMP_NUM_THREADS to" in explain(decision, Policy(), use=use)
+
+
+def test_gpus_that_differ_are_counted_and_an_unknown_one_is_no_idle_one() -> None:
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    units = tuple(decision.units[0]._replace(uuid=f"GPU-{number}", causes=()) for number in range(4))
+    idle = UnitUse("held_idle", 0.0, 0.0, "in the last 1h")
+    many = decision._replace(units=units, owner="")
+    use = {("GPU-0", ""): idle, ("GPU-1", ""): idle, ("GPU-2", ""): UnitUse("healthy", 0.9, 0.9)}
+    said = "job 42: held_idle on 2 of 4 GPUs, healthy on 1 of 4 GPUs, state not known on 1 of 4 GPUs"
+    assert explain(many, Policy(), use=use).splitlines()[0] == said
+    whole = dict.fromkeys([(unit.uuid, "") for unit in units], idle)
+    assert explain(many, Policy(), use=whole).splitlines()[0] == (
+        "job 42: held_idle on its 4 GPUs, used 0% now and 0% in the last 1h; "
+        "to change: release the GPU, or start its work"
+    )
+    server = many._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))
+    assert "to change" not in explain(server, Policy(), use=whole)
+
+
+def test_two_targets_that_contradict_each_other_give_no_state() -> None:
+    rows = [
+        VectorRow({"__name__": "gpu_allocation_state", "uuid": "GPU-0", "state": state}, 1.0)
+        for state in ("low", "held_idle")
+    ]
+    assert collect_use(rows, [], [], "")["GPU-0", ""].state == ""
+    assert collect_use(rows[:1], [], [], "")["GPU-0", ""].state == "low"
+
+
+@pytest.mark.parametrize("name", sorted(name for name, meaning in CAUSES.items() if meaning.is_training))
+def test_who_serves_requests_gets_no_advice_for_training(name: str) -> None:
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    texts = of(PublishedCause(name, "high", "it is so", "", "set num_workers", "at most 2 times"))
+    serving = decision._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))
+    assert "to change: set num_workers" in explain(decision, Policy(), use=texts)
+    text = explain(serving, Policy(), use=texts)
+    assert "to change" not in text
+    assert "against it: it serves requests (the Service chat selects its pod), and the advice is for training" in text
+    other = of(PublishedCause(**QUOTA))
+    assert "to change: ask for more CPUs" in explain(serving, Policy(), use=other)
+
+
+def test_what_is_the_same_for_all_gpus_is_printed_once() -> None:
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    unit = decision.units[0]
+    twice = decision._replace(units=(unit, unit._replace(uuid="GPU-1", gpu="1")))
+    cause = PublishedCause(**QUOTA)
+    text = explain(twice, Policy(), use={**of(cause), ("GPU-1", ""): of(cause)["GPU-0", ""]})
+    assert text.count("  to change: ask for more CPUs") == 1
+    assert text.count("cause: cpu_quota, confidence high: as above") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"allocations": 7}',
+        '{"allocations": [7]}',
+        '{"allocations": [{"uuid": "GPU-0", "mig": "", "causes": 7}]}',
+        '{"allocations": [{"uuid": "GPU-0", "mig": "", "causes": ["x"]}]}',
+        '{"allocations": [{"uuid": "GPU-0"}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_malformed_status_has_no_causes(text: str) -> None:
+    assert parse_use(text, JOB, {"GPU-0"}) == {}
+
+
+def test_a_status_that_is_too_long_has_no_causes() -> None:
+    status = json.dumps(STATUS)
+    assert parse_use(status, JOB, {"GPU-0"})
+    assert parse_use(status + " " * STATUS_MAX, JOB, {"GPU-0"}) == {}
+
+
+def test_texts_of_a_status_are_one_short_line() -> None:
+    evil = {**QUOTA, "evidence": "a\n\x1b[31mb" + "x" * 10_000}
+    status = {"allocations": [{**HELD, "causes": [evil] * 100}]}
+    found = parse_use(json.dumps(status), JOB, {"GPU-0"})["GPU-0", ""].causes
+    assert len(found) == CAUSES_MAX
+    assert len(found[0].evidence) <= TEXT_MAX
+    assert "\n" not in found[0].evidence
+    assert "\x1b" not in found[0].evidence
