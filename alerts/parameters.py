@@ -17,7 +17,6 @@ DASHBOARD = (
     "{{ else }}fleet?orgId=1{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
     "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}{{ end }}"
 )
-CAUSES = RUNBOOK.replace("alerts/runbook.md", "docs/causes.md")
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
 KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
@@ -33,63 +32,90 @@ WHO = (
 )
 
 
-# The causes of a holder's low utilization, at most three, in the one query of an annotation.
-CAUSE_QUERY = (
-    'label_replace(topk(3, count by (cause, confidence) (allocation:gpu_cause:info{%[1]s})), "what", "cause", "", "")'
+# A number as in common/model/meanings.py, without a space: the templates find it by its name.
+NUMBER = (
+    "{{ if match `_ratio$` .Labels.quantity }}{{ humanizePercentage .Value }}"
+    "{{ else if match `_seconds$` .Labels.quantity }}{{ humanizeDuration .Value | reReplaceAll ` ` `` }}"
+    "{{ else if match `_bytes$` .Labels.quantity }}{{ humanize1024 .Value }}B"
+    "{{ else if match `_bytes_per_second$` .Labels.quantity }}{{ humanize .Value }}B/s"
+    "{{ else if ge .Value 1000.0 }}{{ humanize .Value }}{{ else }}{{ printf `%.3g` .Value }}{{ end }}"
 )
-CAUSE_ADD = (
-    "{{ $cause := printf `%s (%s confidence)` .Labels.cause .Labels.confidence }}"
-    "{{ $causes = printf `%s%s%s` $causes (or (and $causes `, `) ``) $cause }}"
+# Such as `cpu_quota (high confidence) cpus=4 throttled_ratio=40%`. Alertmanager's meanings.tmpl makes a sentence of it.
+CAUSE = (
+    f"{WHO}{{{{ range sortByLabel `quantity` (query "
+    "(printf `holder:gpu_cause:count{%[1]s} or holder:gpu_cause_value:one{%[1]s}` $who)) }}"
+    "{{ if .Labels.confidence }}{{ .Labels.cause }} ({{ .Labels.confidence }} confidence)"
+    f"{{{{ else }}}} {{{{ .Labels.quantity }}}}={NUMBER}{{{{ end }}}}{{{{ end }}}}"
 )
-CAUSE_TEXT = f"{{{{ with $causes }}}} Likely cause: {{{{ . }}}}. Advice: {CAUSES}.{{{{ end }}}}"
+# Stages of the reconciler, empty without one: only then can a wish keep the GPUs.
+STAGE = (
+    f"{WHO}{{{{ range (query (printf "
+    "`group by (stage) (gpu_reconciler_allocation_stage{${reconciler},%s})` $who)) }}{{ .Labels.stage }} {{ end }}"
+)
+# A GPU of .Labels, as its node's nvidia-smi numbers it; by its UUID where only another exporter reports it.
+PLACE = (
+    "{{ $gpu := printf `%s on %s` (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
+    "{{ if .Labels.gpu }}{{ $gpu = printf `GPU %s of %s` .Labels.gpu .Labels.node }}"
+    "{{ with .Labels.mig }}{{ $gpu = printf `MIG %s of %s` . $gpu }}{{ end }}{{ end }}"
+)
+
+
+def placed(recording: str) -> str:
+    """PromQL: a holder's GPUs in `recording`, with the labels gpu and mig where the exporter reports them."""
+    by = "on (node, uuid, mig_uuid)"
+    return (
+        f"label_replace(allocation:gpu_place:info{{%[1]s}} and {by} {recording}{{%[1]s}}, `what`, `gpu`, ``, ``) "
+        f"or {by} {recording}{{%[1]s}}"
+    ).replace("`", '"')
 
 
 def gpus_text(recording: str, hours: str) -> str:
-    """Template of an annotation: a holder's GPUs in `recording`, their `hours` if not empty, and their memory use.
+    """Template of an annotation: a holder's GPUs in `recording`, their `hours` and cost if not empty, and their memory.
 
     Names and figures cannot be labels: they change, and each change would be a new alert. So each pending or firing
     alert runs one query (docs/scale.md shows the cost). The query has no matchers for labels that the holder lacks,
     because a matcher for an empty label reads every value of that label. At most ten GPUs are named.
     """
-    parts = [f"{recording}{{%[1]s}}"]
+    parts = [placed(recording)]
     if hours:
         parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
+        priced = f"{recording}{{%[1]s}} * on (cluster, node) group_left () node:gpu_price_per_hour:max"
+        parts.append(f'label_replace(sum({priced}) / 3600, "what", "cost", "", "")')
     peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
-    parts += [f'label_replace({peak}, "what", "peak", "", "")', CAUSE_QUERY]
+    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
     return (
         f"{WHO}"
-        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}{{ $causes := `` }}"
-        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
+        "{{ $gpus := `` }}{{ $hours := `` }}{{ $cost := `` }}{{ $peak := `` }}{{ $named := `` }}"
+        f"{{{{ range sortByLabel `node` (sortByLabel `gpu` (query (printf `{' or '.join(parts)}` $who))) }}}}"
         "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
+        "{{ else if eq .Labels.what `cost` }}{{ $cost = printf `%.2f` .Value }}"
         "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
-        f"{{{{ else if eq .Labels.what `cause` }}}}{CAUSE_ADD}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
-        "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
-        "{{ $gpus = printf `%s%s on %s` $gpus (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
+        f"{{{{ else if lt (len $named) 10 }}}}{PLACE}"
+        "{{ $gpus = printf `%s%s%s` $gpus (or (and $gpus `, `) ``) $gpu }}"
         "{{ $named = printf `%s.` $named }}"
-        "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
-        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
+        "{{ end }}{{ end }}{{ with $gpus }}{{ . }}."
+        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}"
+        "{{ with $cost }}, at the site's price {{ . }}{{ end }}.{{ end }}"
         "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
-        f"{CAUSE_TEXT}"
     )
 
 
 def stalled_text() -> str:
     """As gpus_text: the GPUs of a stalled holder, those at rest first, at most ten of each kind."""
+    members = "allocation:gpu_stalled_member:info"
+    late = placed(f"{members}X").replace("X{%[1]s}", '{part="late",%[1]s}').replace('"gpu"', '"late"')
+    spin = placed(f"{members}X").replace("X{%[1]s}", '{part!="late",%[1]s}')
     return (
         f"{WHO}{{{{ $late := `` }}}}{{{{ $lates := `` }}}}{{{{ $spin := `` }}}}{{{{ $spins := `` }}}}"
-        "{{ $causes := `` }}{{ range sortByLabel `uuid` (query (printf "
-        f"`allocation:gpu_stalled_member:info{{%[1]s}} or {CAUSE_QUERY}` $who)) }}}}"
-        f"{{{{ if eq .Labels.what `cause` }}}}{CAUSE_ADD}{{{{ else }}}}"
-        "{{ $gpu := printf `%s on %s` .Labels.uuid .Labels.node }}"
-        "{{ if and (eq .Labels.part `late`) (lt (len $lates) 10) }}"
+        f"{{{{ range sortByLabel `node` (sortByLabel `gpu` (query (printf `{late} or {spin}` $who))) }}}}{PLACE}"
+        "{{ if and (or (eq .Labels.part `late`) (eq .Labels.what `late`)) (lt (len $lates) 10) }}"
         "{{ $late = printf `%s%s%s` $late (or (and $late `, `) ``) $gpu }}{{ $lates = printf `%s.` $lates }}"
-        "{{ else if and (ne .Labels.part `late`) (lt (len $spins) 10) }}"
+        "{{ else if and (ne .Labels.part `late`) (ne .Labels.what `late`) (lt (len $spins) 10) }}"
         "{{ $spin = printf `%s%s%s` $spin (or (and $spin `, `) ``) $gpu }}{{ $spins = printf `%s.` $spins }}"
-        "{{ end }}{{ end }}{{ end }}"
+        "{{ end }}{{ end }}"
         "{{ with $late }}At 0 %: {{ . }}: the others may wait for it. {{ end }}"
         "{{ with $spin }}Stalled: {{ . }}.{{ end }}"
-        f"{CAUSE_TEXT}"
     )
 
 
@@ -104,6 +130,8 @@ FIXED = {
     "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
     "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
     "stalled_gpus": stalled_text(),
+    "cause": CAUSE,
+    "stage": STAGE,
     "holder_name": "{{ if $labels.job_id }}Job {{ $labels.job_id }}{{ else }}"
     "Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
     # The holder's name as its owner knows it.

@@ -20,7 +20,8 @@ HEADER = """\
 # Generated from alertmanager.yaml by tools/alertmanager_config.py: do not edit. For sites whose Alertmanager belongs to
 # the Prometheus operator. Change the addresses of operations and of your pager.
 #
-#   kubectl -n monitoring create configmap gpu-exporter-templates --from-file=gpu-exporter.tmpl --from-file=owners.tmpl
+#   kubectl -n monitoring create configmap gpu-exporter-templates \\
+#     --from-file=gpu-exporter.tmpl --from-file=meanings.tmpl --from-file=owners.tmpl
 #   kubectl -n monitoring apply -f alertmanagerconfig.yaml
 #
 # An AlertmanagerConfig has no place for templates and the mail server. By default it gets only the alerts of its own
@@ -32,6 +33,7 @@ HEADER = """\
 #       global: {smtp: {smartHost: {host: mail.example.org, port: "25"}, from: gpu-exporter@example.org}}
 #       templates:
 #         - configMap: {name: gpu-exporter-templates, key: gpu-exporter.tmpl}
+#         - configMap: {name: gpu-exporter-templates, key: meanings.tmpl}
 #         - configMap: {name: gpu-exporter-templates, key: owners.tmpl}
 #
 # If the Alertmanager has another configuration already, select this object with alertmanagerConfigSelector instead, set

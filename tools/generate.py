@@ -51,9 +51,9 @@ def build_grafana_alerts() -> Mapping[Path, str]:
 
 
 def build_alertmanager_config() -> Mapping[Path, str]:
-    from tools.alertmanager_config import build_page
+    from tools import alertmanager_config, meanings
 
-    return build_page()
+    return {**alertmanager_config.build_page(), **meanings.build_page()}
 
 
 def build_dashboards() -> Mapping[Path, str]:

@@ -68,7 +68,9 @@ def test_kills_at_random_moments_add_nothing_to_the_counters(
         running.process.wait()
         running, _ = processes.start_exporter(*flags, environment=nvml_environment, port=port)
     ended = time.time()
-    wait_for(lambda: prometheus.query(f"timestamp(up == 1) > {ended}"), "a scrape after the last start")
+    # With the holders: before the first poll, their tenants have the hours of the state file, and none since.
+    after = f"timestamp(gpu_allocation_held_seconds_total) > {ended}"
+    wait_for(lambda: len(prometheus.query(after)) == len(LOADS), "a scrape of all holders after the last start")
     feeder.stop()
     kubelet.stop()
     span = int(time.time() - began) + 5

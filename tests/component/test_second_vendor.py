@@ -270,7 +270,7 @@ def test_an_idle_part_of_a_board_gets_hours_an_alert_a_line_on_the_dashboard_and
     holds, said = run([case], tmp_path, build(tmp_path / "rules", {}))
     assert holds, said
     text = alerts_at(END, "GpuHolderIdle", day.world, tmp_path)
-    assert "Pod ml/half holds a GPU and has not used it" in text and "GPUs: acme:0001.0 on n1." in text
+    assert "Pod ml/half holds a GPU and has not used it" in text and "GPU 1 of n1." in text
 
     # Label: by the reconciler, once the vendor is in the table.
     clock = ManualClock(wall=day.node.clock.wall())

@@ -85,12 +85,35 @@ def test_an_owner_sees_the_gpus_their_idle_hours_and_their_memory(tmp_path: Path
     second.hold(0, IDLE, units=13)
     second.hold(0, IDLE, mig="2/0", pod="other-0")
     text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
-    one, many = sorted(re.findall(r'gpus="(GPUs: [^"]*)"', text), key=len)
-    assert one == "GPUs: MIG-GPU-n2-0-2/0 on n2. Idle GPU-hours so far: 1.5."
-    named = ", ".join(f"{'MIG-GPU-n1-3-1/0' if i == 3 else f'GPU-n1-{i}'} on n1" for i in (0, 1, 10, 11, *range(2, 8)))
+    one, many = sorted(re.findall(r'gpus="((?:MIG|GPU) [^"]*)"', text), key=len)
+    assert one == "MIG 2/0 of GPU 0 of n2. Idle GPU-hours so far: 1.5."
+    named = ", ".join(f"{'MIG 1/0 of ' if i == 3 else ''}GPU {i} of n1" for i in (0, 1, 10, 11, *range(2, 8)))
     assert many == (
-        f"GPUs: {named} and others. Idle GPU-hours so far: 19.5. Highest memory use on one GPU in the last 6h: 12GiB."
+        f"{named} and others. Idle GPU-hours so far: 19.5. Highest memory use on one GPU in the last 6h: 12GiB."
     )
+
+
+def test_an_owner_sees_the_cause_that_most_gpus_have_with_the_numbers_of_one_of_them(tmp_path: Path) -> None:
+    """The numbers belong to one sentence: those of two GPUs are never mixed."""
+    world = World(100)
+    node = Node(world, gpus=4)
+    for index, (threads, cpus) in enumerate(((96.0, 4.0), (64.0, 2.0), (96.0, 4.0))):
+        of = "cpu_oversubscribed"
+        numbers = {
+            (of, "runnable_threads"): threads,
+            (of, "cpus"): cpus,
+            (of, "busy_ratio"): 0.4,
+            (of, "a_bytes"): 2**31,
+        }
+        node.hold(index, IDLE, units=4, causes={of: "high", "shm_full": "medium"}, numbers=numbers)
+    node.hold(3, IDLE, units=4, causes={"no_process": "high"}, numbers={("no_process", "used_cpus"): 0.02})
+    text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
+    (cause,) = re.findall(r'cause="([^"]*)"', text)
+    assert cause in (
+        f"cpu_oversubscribed (high confidence) a_bytes=2GiB busy_ratio=40% cpus={cpus} runnable_threads={threads}"
+        for cpus, threads in ((4, 96), (2, 64))
+    )
+    assert re.findall(r'stage="([^"]*)"', text) == [""] or "stage=" not in text, "no reconciler runs here"
 
 
 def test_an_owner_sees_since_when_all_gpus_are_idle(tmp_path: Path) -> None:

@@ -157,12 +157,13 @@ class Node:
         stalled: Values | None = None,
         host: tuple[float, float] | None = None,
         causes: Mapping[str, str] | None = None,
+        numbers: Mapping[tuple[str, str], float] | None = None,
         **holder: str,
     ) -> None:
         """Let a pod (namespace, pod) or a job (job_id) hold a GPU from minute `start` to `end`.
 
         `begun`: Unix seconds of its start, by default of minute `start`. `counts`: whether counters grow in a minute.
-        `causes`: confidence by cause. `stalled`: length of its stall in seconds. `host`: share of its CPUs, and bytes per second of its disks.
+        `causes`: confidence by cause. `numbers`: of causes, by cause and quantity. `stalled`: length of its stall in seconds. `host`: share of its CPUs, and bytes per second of its disks.
         `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
         """
         scheduler = "slurm" if "job_id" in holder else "kubernetes"
@@ -211,6 +212,9 @@ class Node:
             self.put("gpu_allocation_host_io_bytes_per_second", labels, while_held(host[1]))
         for cause, confidence in (causes or {}).items():
             self.put("gpu_allocation_cause", {**labels, "cause": cause, "confidence": confidence}, while_held(1))
+        for (cause, quantity), value in (numbers or {}).items():
+            labelled = {**labels, "cause": cause, "quantity": quantity}
+            self.put("gpu_allocation_cause_value", labelled, while_held(value))
         self.put("gpu_allocation_share_ratio", labels, while_held(share))
         self.put("gpu_allocation_info", {**labels, **(info or {})}, while_held(1))
         self.put("gpu_allocated", place if not mig else {"gpu": place["gpu"], "uuid": place["uuid"]}, while_held(1))

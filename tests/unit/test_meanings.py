@@ -50,7 +50,7 @@ def test_each_text_fits_into_a_line_and_is_one_clause(meaning: Meaning) -> None:
             "held by nobody",
             "not known",
             "not on the bus",
-        "divided into MIG instances",
+            "divided into MIG instances",
         )
     )
 

@@ -93,13 +93,13 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "lost_rank": Meaning(
         "a member of the job cannot go on, and the others wait for it",
-        "a rank cannot go on; {waiting_gpus} of its {gpus} GPUs here have waited for {run_seconds}",
+        "a rank cannot go on; {waiting_gpus} of its {gpus} GPUs on the node have waited for {run_seconds}",
         "continue stopped processes (kill -CONT), or keep log and stacks, and restart the job",
         site="look at XIDs and at the kernel log of the node",
     ),
     "unused_gpu": Meaning(
         "fewer GPUs used than held",
-        "{used_gpus} of its {gpus} GPUs here work, this one is idle",
+        "only {used_gpus} of its {gpus} GPUs on this node work",
         "start one process for each GPU (torchrun --nproc_per_node), or ask for fewer GPUs",
     ),
     "starting": Meaning(
@@ -124,7 +124,7 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "late_rank": Meaning(
         "the other ranks may wait for this one",
-        "no progress for {run_seconds} on {waiting_gpus} of its {gpus} GPUs here",
+        "no progress for {run_seconds} on {waiting_gpus} of its {gpus} GPUs on the node",
         "look at the rank at 0 % first: its last log line, its stack (py-spy dump), its XIDs",
     ),
     "checkpointing": Meaning(
