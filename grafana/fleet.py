@@ -9,6 +9,7 @@ from grafana.panels import (
     GPU_HOURS,
     IDLE,
     IDLE_LONG,
+    MEANT,
     NEUTRAL,
     NO_DATA,
     OUTSIDE,
@@ -47,7 +48,15 @@ HOLDER_COLUMNS = {  # by the names that Grafana gives them
     "Value #for": "Idle for",
     "Value #since": "Held since",
     "state": "State",
+    "cause": "Why",
     "stage": "Mark",
+}
+REASON_COLUMNS = {
+    "cause": "Why",
+    "Value #gpus": "GPUs now",
+    "Value #hours": "GPU-hours",
+    "owner": "What to change",
+    "site": "For the site",
 }
 HOLDER_HIDDEN = ("Time", "scheduler")
 HOLDER_WIDTHS = {
@@ -179,6 +188,18 @@ def build(settings: Settings) -> models.Dashboard:
             text += f" The first {used_within} of each idle time are not included."
         board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), width, 8)
     text = (
+        "Causes of low use of GPUs that are held, as far as their hosts show them, and what to change. GPU-hours: of "
+        "the range. A GPU with two causes counts in both. Empty if no cause of medium or high confidence is known."
+    )
+    table = panels.rows(
+        23, "Why GPUs are not used, and what to change", text, queries.reasons(), REASON_COLUMNS, ("Time",), "GPU-hours"
+    )
+    for column, texts in MEANT.items():
+        table.override_by_name(column, panels.in_words(texts))
+    table.override_by_name("GPU-hours", [value("decimals", 1), value("custom.width", 110)])
+    table.override_by_name("GPUs now", [value("decimals", 1), value("custom.width", 110)])
+    board.put(table, 24, 8)
+    text = (
         f"Pods and jobs by the time for which all of their GPUs have been idle, the first {PEERS}. Idle GPUs: number "
         f"of GPUs that have been idle for {used_within} or more. State: state of most of its GPUs. Mark: stage that "
         "the reconciler reports. Click on a pod or job to open its dashboard."
@@ -190,6 +211,7 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
     table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
     table.override_by_name("GPUs", [value("decimals", 1)])
+    table.override_by_name("Why", panels.in_words(MEANT["Why"]))
     for name, url in (("Pod", POD_URL), ("Job", JOB_URL)):
         table.override_by_name(name, panels.link("This holder's GPUs", url))
     for name, width in HOLDER_WIDTHS.items():

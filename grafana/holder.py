@@ -7,6 +7,7 @@ from grafana.panels import (
     GOOD,
     IDLE,
     IDLE_LONG,
+    MEANT,
     NEUTRAL,
     OUTSIDE,
     STALLED,
@@ -20,6 +21,8 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.model.meanings import CAUSES
+from gpu_exporter.common.model.meanings import STATES as MEANINGS
 from gpu_exporter.common.report_rules import PHASES
 from grafana import panels
 
@@ -37,6 +40,25 @@ CAUSE_COLORS = {
     **dict.fromkeys(("starting", "interactive", "steps_elsewhere", "cpu_work"), FREE),
     **dict.fromkeys(("data_parallel", "launch_bound", "small_batch", "no_mixed_precision"), GOOD),
 }
+REASON_COLUMNS = {
+    "node": "Node",
+    "gpu": "GPU",
+    "mig": "MIG",
+    "cause": "Why",
+    "owner": "What to change",
+    "site": "For the site",
+    "confidence": "Confidence",
+}
+REASON_HIDDEN = ("Time", "cluster", "Value", "Value #why")
+NUMBER_COLUMNS = {
+    "node": "Node",
+    "gpu": "GPU",
+    "cause": "Why",
+    "quantity": "Number",
+    "Value": "Value",
+    "Value #number": "Value",
+}
+NUMBER_HIDDEN = ("Time", "cluster", "mig")
 UNIT_COLUMNS = {
     "node": "Node",
     "gpu": "GPU",
@@ -106,6 +128,23 @@ def build(settings: Settings) -> models.Dashboard:
         ), 4, 4,
     )  # fmt: skip
     text = (
+        "Why its GPUs are not used well now, as far as its host shows it, and what to change. Empty if no cause of "
+        "medium or high confidence is known: `gpu-exporter explain` names what would have to be known."
+    )
+    table = panels.rows(
+        23, "Why, and what to change", text, queries.reasons(), REASON_COLUMNS, REASON_HIDDEN, "Confidence"
+    )
+    for column, texts in MEANT.items():
+        table.override_by_name(column, panels.in_words(texts))
+    for column, width in {"Node": 110, "GPU": 60, "MIG": 60, "Confidence": 100}.items():
+        table.override_by_name(column, [value("custom.width", width)])
+    board.put(table, 17, 6)
+    text = "The numbers behind these causes, in base units (docs/causes.md)."
+    table = panels.rows(24, "Numbers", text, queries.numbers(), NUMBER_COLUMNS, NUMBER_HIDDEN, "Why")
+    table.override_by_name("Why", panels.in_words(MEANT["Why"]))
+    table.override_by_name("Value", [value("decimals", 2)])
+    board.put(table, 7, 6)
+    text = (
         f"One row for each GPU or MIG instance of the holder. Utilization: mean over the last {window}. Idle for: "
         "length of the current idle run. Both show unknown where there is no proof."
     )
@@ -118,10 +157,13 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Model", [value("custom.width", 230)])
     table.override_by_name("Node", panels.link("This node", NODE_URL))
     board.put(table, 24, 7)
-    states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}
+    states = {float(number): (MEANINGS[state].title, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
-    causes = {float(number): (cause, CAUSE_COLORS.get(cause, NEUTRAL)) for cause, number in CAUSE_NUMBERS.items()}
+    causes = {
+        float(number): (CAUSES[cause].title, CAUSE_COLORS.get(cause, NEUTRAL))
+        for cause, number in CAUSE_NUMBERS.items()
+    }
     text = "Why it was in that state, as far as its host showed it (docs/causes.md). A gap is time without a cause."
     board.put(panels.timeline(17, "Cause", text, queries.causes(), UNIT_LEGEND, causes), 24, 5)
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}

@@ -25,6 +25,8 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from gpu_exporter.common.model.meanings import CAUSES, sentence
+
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would show 120 hours as 5 days
 # Colours that colour-blind people can distinguish: Okabe and Ito, https://jfly.uni-koeln.de/color/ (2008).
@@ -44,6 +46,12 @@ STATES = {  # of a holder, with their colours in a timeline
     "low": OUTSIDE,
     "busy_inefficient": OUTSIDE,
     "healthy": USED,
+}
+
+MEANT = {  # columns that have a cause as text, and what they print for it
+    "Why": {name: sentence(each.title) for name, each in CAUSES.items()},
+    "What to change": {name: sentence(each.owner) or "-" for name, each in CAUSES.items()},
+    "For the site": {name: sentence(each.site) or "-" for name, each in CAUSES.items()},
 }
 
 
@@ -278,6 +286,15 @@ def rows(
     for name, expression in targets.items():
         panel.with_target(instant(name, expression, in_table=True))
     return panel
+
+
+def in_words(texts: Mapping[str, str]) -> list[models.DynamicConfigValue]:
+    """Text in place of a code, in a column of a table; long texts take several lines."""
+    named = {code: models.ValueMappingResult(text=text) for code, text in texts.items()}
+    return [
+        value("mappings", [models.ValueMap(named)]),
+        value("custom.cellOptions", {"type": "auto", "wrapText": True}),
+    ]
 
 
 def timeline(

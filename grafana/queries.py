@@ -13,7 +13,7 @@ from alerts.parameters import HOLDER, KEY, TARGET
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.diagnosis.causes.rules import RULES
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.reports.digest import oversized
 
 CLUSTER = 'cluster=~"$cluster"'
@@ -27,7 +27,7 @@ MINE = f'job=~"$job", {NAMED}'
 WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # with the indexes, for people
-CAUSE_NUMBERS = {rule.name: number for number, rule in enumerate(RULES, start=1)}
+CAUSE_NUMBERS = {name: number for number, name in enumerate(CAUSES, start=1)}
 PARTS = "used|stalled|idle_short|idle_long|unknown"
 TENANTS = "namespace, account, user"
 PEERS = 100  # number of holders or tenants in a table
@@ -110,7 +110,7 @@ class Fleet:
 
     def holders(self) -> dict[str, str]:
         """Holders with the longest idle time, by column of the table: start, number of GPUs, number of idle GPUs, idle
-        time, state of most GPUs, and mark.
+        time, state of most GPUs, mark, and cause.
         """
         idle_run = f'allocation:gpu_idle_run_seconds:known{{{CLUSTER}, namespace=~"$namespace"}}'
         owner = f"allocation:owner:info{{{TENANT}}}"
@@ -125,12 +125,15 @@ class Fleet:
         marked = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         states = f"count by ({HOLDER}, state) (gpu_allocation_state{{{CLUSTER}}})"  # the state of most of its GPUs
         does = f"clamp(topk by ({HOLDER}) (1, {states}), 1, 1) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
+        why = f"clamp(topk by ({HOLDER}) (1, max by ({HOLDER}, cause) (holder:gpu_cause:count{{{CLUSTER}}})), 1, 1)"
+        caused = f"{why} or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         start = f"max by ({HOLDER}) (allocation:gpu_start_timestamp_seconds:max{{{CLUSTER}}})"
         who = (
             f"{start} * 1000"  # Grafana's dates are in milliseconds
             f" * on ({HOLDER}) group_left ({labels}) topk by ({HOLDER}) (1, max by ({HOLDER}, {labels}) ({owner}))"
             f" * on ({HOLDER}) group_left (stage) ({marked})"
             f" * on ({HOLDER}) group_left (state) ({does})"
+            f" * on ({HOLDER}) group_left (cause) ({caused})"
         )
         return {
             "since": f"({who}) and on ({HOLDER}) {top}",
@@ -138,6 +141,12 @@ class Fleet:
             "idle": f"({idle} or 0 * ({run})) and on ({HOLDER}) {top}",
             "for": top,
         }
+
+    def reasons(self) -> dict[str, str]:
+        """GPUs by cause, now and over the range, by column of the table. A GPU with two causes counts in both."""
+        gpus = f"tenant:gpu_cause_gpus:sum{{{TENANT}}}"
+        hours = f"sum by (cause) (sum_over_time({gpus}[$__range])) * {self._hours:g}"
+        return {"hours": _advised(hours), "gpus": _advised(f"sum by (cause) ({gpus})")}
 
     def tenants(self) -> dict[str, str]:
         """GPU-hours and cost of the range by namespace, or account and user, by column of the table."""
@@ -219,6 +228,15 @@ class Holder:
         return _by_number(
             f"gpu_allocation_cause{{{WHO}%s}}", "cause", CAUSE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
+
+    def reasons(self) -> dict[str, str]:
+        """The present causes of each of its GPUs, by column of the table."""
+        return {"why": _advised(f"max by (cluster, node, gpu, mig, cause, confidence) (gpu_allocation_cause{{{WHO}}})")}
+
+    def numbers(self) -> dict[str, str]:
+        """The numbers of these causes, by column of the table."""
+        values = f"gpu_allocation_cause_value{{{WHO}}}"
+        return {"number": f"max by (cluster, node, gpu, mig, cause, quantity) ({values})"}
 
     def steps(self) -> str:
         """Steps a second of its training loop, for each of its GPUs."""
@@ -477,3 +495,10 @@ def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str)
     """The number for the text in this label. `series` has a %s for further matchers."""
     matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
     return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)
+
+
+def _advised(expression: str) -> str:
+    """The rows with their cause twice more, for the columns of the owner's and of the site's change."""
+    for label in ("owner", "site"):
+        expression = f'label_join({expression}, "{label}", "", "cause")'
+    return expression

@@ -1,4 +1,4 @@
-"""One line on a holder for its owner: what its GPUs do, why, and what to change."""
+"""What a holder's owner reads first: what its GPUs do, why, and what to change."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM
-from gpu_exporter.common.model.meanings import STATES
+from gpu_exporter.common.model.meanings import CAUSES, STATES
 from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.decision.policy import Decision
-from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitUse, UseOfUnits
+from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitEvidence, UnitUse, UseOfUnits
+from gpu_exporter.reconciler.evidence.use import complete
 
+NO_USE: UseOfUnits = {}
 PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
@@ -22,7 +24,7 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
     if not any(each.state for each in seen) and not causes:
         return ""
     parts = [f"{_states(seen, len(decision.units))}{_utilization(seen, len(decision.units))}"]
-    certain = [each for wanted in (HIGH, MEDIUM) for each in causes if each.confidence == wanted]
+    certain = _most_certain(causes)
     if certain:
         parts.append(shorten(certain[0].evidence or certain[0].name, PART_MAX))
     if advice := next((each.advice for each in certain if each.advice), ""):
@@ -30,6 +32,35 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
     elif not certain and (owner := _advise_by_state(decision, seen)):
         parts.append(f"to change: {owner}")
     return "; ".join(parts)
+
+
+def causes_of(decision: Decision, unit: UnitEvidence, use: UseOfUnits = NO_USE) -> Sequence[PublishedCause]:
+    """The causes of a unit with their texts, those of the table where the use is not known."""
+    found = use.get((unit.uuid, unit.mig))
+    known = found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
+    return [_for_server(cause, decision) for cause in known]
+
+
+def say_cause(decision: Decision) -> str:
+    """The most certain cause in words, its name, and what to change: for the mark. "" without a cause."""
+    certain = _most_certain([cause for unit in decision.units for cause in causes_of(decision, unit)])
+    if not certain:
+        return ""
+    advice = f"; to change: {certain[0].advice}" if certain[0].advice else ""
+    return f"{certain[0].evidence} ({certain[0].name}, {certain[0].confidence} confidence){advice}"
+
+
+def _most_certain(causes: Sequence[PublishedCause]) -> list[PublishedCause]:
+    return [each for wanted in (HIGH, MEDIUM) for each in causes if each.confidence == wanted]
+
+
+def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
+    """The cause as it applies to the holder: what makes a training faster is no advice for one that serves requests."""
+    around, meaning = decision.around, CAUSES.get(cause.name)
+    if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
+        return cause
+    against = f"it serves requests ({around.kind_why}), and the advice is for training"
+    return cause._replace(against="; ".join(filter(None, (cause.against, against))), advice="", gain="")
 
 
 def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:

@@ -23,15 +23,12 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderName,
     OtherActivity,
     PublishedCause,
-    UnitEvidence,
     UseOfUnits,
 )
-from gpu_exporter.reconciler.evidence.use import complete
-from gpu_exporter.reconciler.headline import headline
+from gpu_exporter.reconciler.headline import NO_USE, causes_of, headline
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
 from gpu_exporter.reconciler.preview import Outlook
 
-NO_USE: UseOfUnits = {}
 NOBODY: Mapping[str, float] = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
@@ -90,7 +87,7 @@ def explain(
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
     windows = decision.windows or windows_of(policy)
-    known = {unit: [_for_server(cause, decision) for cause in _causes_of(unit, use)] for unit in decision.units}
+    known = {unit: causes_of(decision, unit, use) for unit in decision.units}
     known_of_it = headline(decision, use, [each for causes in known.values() for each in causes])
     stage = f"stage {decision.stage}: {decision.reason}"
     lines = [
@@ -136,20 +133,6 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "".join(f"{one_line(line)}\n" for line in lines)
-
-
-def _causes_of(unit: UnitEvidence, use: UseOfUnits) -> Sequence[PublishedCause]:
-    found = use.get((unit.uuid, unit.mig))
-    return found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
-
-
-def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
-    """The cause as it applies to the holder: what makes a training faster is no advice for one that serves requests."""
-    around, meaning = decision.around, CAUSES.get(cause.name)
-    if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
-        return cause
-    against = f"it serves requests ({around.kind_why}), and the advice is for training"
-    return cause._replace(against="; ".join(filter(None, (cause.against, against))), advice="", gain="")
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import pytest
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import Decision, Windows
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
-from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.marker import annotate
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 
@@ -66,3 +66,20 @@ def test_a_condition_names_its_numbers_and_keeps_the_time_of_its_transition() ->
     assert body["type"] == CONDITION
     assert condition(CANDIDATE, WALL, None) == body
     assert condition(CANDIDATE, WALL, WALL - 60.0) == {**body, "lastTransitionTime": "2027-01-15T07:59:00Z"}
+
+
+def test_the_mark_names_the_cause_and_what_to_change_and_forgets_both_with_the_cause() -> None:
+    low, medium = PublishedCause("far_numa", "medium"), PublishedCause("no_process", "high")
+    unit = UnitEvidence("n1", "0", "GPU-0", "", 0.0, 3600.0, 1.0, 1.0, 3, causes=(low, medium))
+    found = CANDIDATE._replace(units=(unit,))
+    said = (
+        "nothing runs on the GPU (no_process, high confidence); to change: end the job if its work is done, or ask for a "
+        "GPU only in the step that uses it"
+    )
+    assert annotate(found)["gpu-exporter.io/cause"] == said
+    assert f". Likely cause: {said}. It is marked" in event_note(found, Policy(), WALL)
+    assert annotate(CANDIDATE)["gpu-exporter.io/cause"] is None, "a merge patch with null removes an earlier one"
+    loaders = found._replace(units=(unit._replace(causes=(PublishedCause("too_few_workers", "high"),)),))
+    server = loaders._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))
+    assert "to change: raise num_workers" in (annotate(loaders)["gpu-exporter.io/cause"] or "")
+    assert annotate(server)["gpu-exporter.io/cause"] == "too few loaders (too_few_workers, high confidence)"

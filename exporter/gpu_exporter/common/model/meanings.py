@@ -77,7 +77,7 @@ STATES: Mapping[str, Meaning] = {
     ),
     "unknown": Meaning("not known", "too little is known to say whether the GPU is used"),
     "free": Meaning("held by nobody", "nobody holds the GPU"),
-    "mig": Meaning("divided into MIG instances", "the GPU is divided into MIG instances, which have lines of their own"),
+    "mig": Meaning("divided into MIG instances", "the GPU is divided into MIG instances, each with its own line"),
     "away": Meaning("not on the bus", "the GPU is not on the PCIe bus now"),
     "lost": Meaning("lost", "the driver has lost the GPU", site="drain the node, and reset or replace the GPU"),
     "missing": Meaning("missing", "the driver has not listed this GPU since it started", site="check the slot"),

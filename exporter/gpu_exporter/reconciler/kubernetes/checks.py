@@ -13,8 +13,8 @@ from gpu_exporter.reconciler.kubernetes.client.keys import MIRROR
 from gpu_exporter.reconciler.kubernetes.client.lean import is_sidecar
 from gpu_exporter.reconciler.marks import PREFIX, Refused
 
-SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(
-    PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner", "help")
+SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP, CAUSE = OURS = tuple(
+    PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner", "help", "cause")
 )
 Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
 CRITICAL = ("system-cluster-critical", "system-node-critical")

@@ -1,4 +1,4 @@
-"""Marks on pods: one label and up to six annotations, written by merge patch, with an Event that gives the reason.
+"""Marks on pods: one label and up to seven annotations, written by merge patch, with an Event that gives the reason.
 
 The pod is read before it is written. The patch carries its UID and resourceVersion, so the API server refuses it if the
 pod was replaced (422, cause metadata.uid) or changed (409) since then. A renewal carries the resourceVersion of the
@@ -28,7 +28,9 @@ from gpu_exporter.reconciler.decision.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.headline import say_cause
 from gpu_exporter.reconciler.kubernetes.checks import (
+    CAUSE,
     EVIDENCE,
     GPUS,
     HELP,
@@ -298,8 +300,9 @@ def _has_condition(pod: Mapping[str, Any] | None) -> bool:
     return any(each.get("type") == CONDITION for each in conditions)
 
 
-def annotate(decision: Decision, help_url: str = "") -> dict[str, str]:
-    """The evidence of a decision as annotations. The annotation `owner` names the object to act on to free the GPUs.
+def annotate(decision: Decision, help_url: str = "") -> dict[str, str | None]:
+    """The evidence of a decision as annotations; None removes an earlier one. The annotation `owner` names the object
+    to act on to free the GPUs.
 
     `help_url`: the site's page about marks, "" for no page.
     """
@@ -310,5 +313,6 @@ def annotate(decision: Decision, help_url: str = "") -> dict[str, str]:
         SINCE: timestamp(decision.idle_since_wall or decision.observed_wall),
         GPUS: str(decision.held),
         EVIDENCE: decision.reason,
+        CAUSE: say_cause(decision) or None,
         OBSERVED: timestamp(decision.observed_wall),
     }

@@ -8,6 +8,7 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.plain import utc
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, windows_of
+from gpu_exporter.reconciler.headline import say_cause
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
 
 CONDITION = PREFIX + "Underused"
@@ -31,7 +32,11 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
         comes_next = "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough"
     else:
         comes_next = f"It is marked underused when its GPUs have been idle for {describe_duration(windows.underused_s)}"
-    return f"{decision.reason}. {comes_next}. To keep its GPUs: {keep_command(decision, policy, wall)}{_help(policy)}"
+    cause = say_cause(decision)
+    why = f" Likely cause: {cause}." if cause else ""
+    return (
+        f"{decision.reason}.{why} {comes_next}. To keep its GPUs: {keep_command(decision, policy, wall)}{_help(policy)}"
+    )
 
 
 def keep_command(decision: Decision, policy: Policy, wall: float) -> str:
