@@ -24,6 +24,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.model.meanings import STATES as MEANINGS
 from gpu_exporter.reports.digest import oversized
 from grafana import panels
 
@@ -60,6 +61,11 @@ REASON_COLUMNS = {
 }
 HOLDER_HIDDEN = ("Time", "scheduler")
 HOLDER_WIDTHS = {
+    "Namespace": 110,
+    "Pod": 150,
+    "User": 90,
+    "Account": 90,
+    "Workload": 120,
     "Cluster": 90,
     "GPUs": 80,
     "Idle GPUs": 95,
@@ -67,7 +73,7 @@ HOLDER_WIDTHS = {
     "Held since": 165,
     "Mark": 130,
     "Job": 90,
-    "State": 145,
+    "State": 130,
 }
 TENANT_COLUMNS = {
     "namespace": "Namespace",
@@ -198,6 +204,8 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(column, panels.in_words(texts))
     table.override_by_name("GPU-hours", [value("decimals", 1), value("custom.width", 110)])
     table.override_by_name("GPUs now", [value("decimals", 1), value("custom.width", 110)])
+    table.override_by_name("Why", [value("custom.width", 300)])
+    table.override_by_name("What to change", [value("custom.width", 600)])
     board.put(table, 24, 8)
     text = (
         f"Pods and jobs by the time for which all of their GPUs have been idle, the first {PEERS}. Idle GPUs: number "
@@ -212,6 +220,7 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
     table.override_by_name("GPUs", [value("decimals", 1)])
     table.override_by_name("Why", panels.in_words(MEANT["Why"]))
+    table.override_by_name("State", panels.in_words({state: each.title for state, each in MEANINGS.items()}))
     for name, url in (("Pod", POD_URL), ("Job", JOB_URL)):
         table.override_by_name(name, panels.link("This holder's GPUs", url))
     for name, width in HOLDER_WIDTHS.items():

@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.common.model.meanings import CAUSES
+from gpu_exporter.common.model.meanings import CAUSES, sentence
 from gpu_exporter.common.model.meanings import STATES as MEANINGS
 from gpu_exporter.common.report_rules import PHASES
 from grafana import panels
@@ -46,19 +46,13 @@ REASON_COLUMNS = {
     "mig": "MIG",
     "cause": "Why",
     "owner": "What to change",
-    "site": "For the site",
     "confidence": "Confidence",
 }
-REASON_HIDDEN = ("Time", "cluster", "Value", "Value #why")
-NUMBER_COLUMNS = {
-    "node": "Node",
-    "gpu": "GPU",
-    "cause": "Why",
-    "quantity": "Number",
-    "Value": "Value",
-    "Value #number": "Value",
-}
-NUMBER_HIDDEN = ("Time", "cluster", "mig")
+REASON_WIDTHS = {"Node": 110, "GPU": 60, "MIG": 60, "Why": 290, "Confidence": 100}
+REASON_HIDDEN = ("Time", "cluster", "site", "Value", "Value #why")  # the site's change is on the fleet's page
+NUMBER_COLUMNS = {"node": "Node", "gpu": "GPU", "number": "Number", "Value": "Value", "Value #number": "Value"}
+NUMBER_WIDTHS = {"Node": 110, "GPU": 60, "Value": 90}
+NUMBER_HIDDEN = ("Time", "cluster", "mig", "cause", "quantity")
 UNIT_COLUMNS = {
     "node": "Node",
     "gpu": "GPU",
@@ -134,16 +128,11 @@ def build(settings: Settings) -> models.Dashboard:
     table = panels.rows(
         23, "Why, and what to change", text, queries.reasons(), REASON_COLUMNS, REASON_HIDDEN, "Confidence"
     )
-    for column, texts in MEANT.items():
-        table.override_by_name(column, panels.in_words(texts))
-    for column, width in {"Node": 110, "GPU": 60, "MIG": 60, "Confidence": 100}.items():
+    for column in ("Why", "What to change"):
+        table.override_by_name(column, panels.in_words(MEANT[column]))
+    for column, width in REASON_WIDTHS.items():
         table.override_by_name(column, [value("custom.width", width)])
-    board.put(table, 17, 6)
-    text = "The numbers behind these causes, in base units (docs/causes.md)."
-    table = panels.rows(24, "Numbers", text, queries.numbers(), NUMBER_COLUMNS, NUMBER_HIDDEN, "Why")
-    table.override_by_name("Why", panels.in_words(MEANT["Why"]))
-    table.override_by_name("Value", [value("decimals", 2)])
-    board.put(table, 7, 6)
+    board.put(table, 24, 5)
     text = (
         f"One row for each GPU or MIG instance of the holder. Utilization: mean over the last {window}. Idle for: "
         "length of the current idle run. Both show unknown where there is no proof."
@@ -155,8 +144,15 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
     table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
     table.override_by_name("Model", [value("custom.width", 230)])
+    table.override_by_name("State", panels.in_words({state: sentence(each.title) for state, each in MEANINGS.items()}))
     table.override_by_name("Node", panels.link("This node", NODE_URL))
-    board.put(table, 24, 7)
+    board.put(table, 16, 7)
+    text = "The numbers behind these causes, in base units (docs/causes.md)."
+    table = panels.rows(24, "Numbers", text, queries.numbers(), NUMBER_COLUMNS, NUMBER_HIDDEN, "Number")
+    table.override_by_name("Value", [value("decimals", 2)])
+    for column, width in NUMBER_WIDTHS.items():
+        table.override_by_name(column, [value("custom.width", width)])
+    board.put(table, 8, 7)
     states = {float(number): (MEANINGS[state].title, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)

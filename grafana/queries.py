@@ -236,7 +236,8 @@ class Holder:
     def numbers(self) -> dict[str, str]:
         """The numbers of these causes, by column of the table."""
         values = f"gpu_allocation_cause_value{{{WHO}}}"
-        return {"number": f"max by (cluster, node, gpu, mig, cause, quantity) ({values})"}
+        values = f"max by (cluster, node, gpu, mig, cause, quantity) ({values})"
+        return {"number": f'label_join({values}, "number", ": ", "cause", "quantity")'}
 
     def steps(self) -> str:
         """Steps a second of its training loop, for each of its GPUs."""

@@ -151,7 +151,7 @@ def test_the_commented_slack_and_webhook_examples_work(processes: Processes, tmp
     assert message["channel"] == "#gpu-ml"
     (attachment,) = message["attachments"]
     assert attachment["title"] == "GPUs of pod ml/train-0 are not used"
-    assert "- Pod ml/train-0 holds a GPU." in attachment["text"]
+    assert "Pod ml/train-0 holds a GPU." in attachment["text"]
     (notification,) = webhook.received
     assert notification["commonLabels"] == {**labels, **holder}
     slack.close()

@@ -46,6 +46,13 @@ WORKLOADS = ("pretrain", "finetune", "evaluate", "embed")
 PRICES = {"NVIDIA H100 80GB HBM3": 3.2, "NVIDIA A100-SXM4-80GB": 1.8}  # per hour
 WEEK_S = 7 * 86400
 WEEK_BEFORE = 1.2  # times the idle hours of this week
+WELL = {"cpus": 8, "host_cpus": 96, "host_busy": 0.3, "throttled": 0.0, "ranks": 1, "loaders": 0}
+HOSTS: dict[float, dict[str, float]] = {  # what a holder does on its host, by the highest utilization for which it is so
+    0.08: {**WELL, "cpus": 4, "quota": 4, "cores": 4, "throttled": 0.71, "rank_cores": 4, "runnable": 96},
+    0.35: {**WELL, "cores": 1.4, "rank_cores": 0.45, "loaders": 1, "busy_loaders": 1, "full_loaders": 1,
+           "loader_cores": 0.99, "loader_most": 0.99, "runnable": 2},
+    0.95: {**WELL, "cores": 1.2, "rank_cores": 1.0, "runnable": 1},
+}  # fmt: skip
 Lines = defaultdict[str, list[str]]  # by family
 
 
@@ -79,6 +86,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
             holders.append(holder | {"memory_gib": random.randrange(4, 40)})
             level = random.choice((0.95, 0.9, 0.7, 0.35, 0.08))
             wait = 0.04 if level >= 0.7 else 0.58
+            holders[-1]["host"] = [{"at": 0, **HOSTS[min(each for each in HOSTS if each >= level)]}]
             holders[-1]["training"] = {"step": 0.38, "wait": wait, "workers": 4, "batch_size": 64}
             stops = until if random.random() < 0.5 else random.uniform(now, until)  # some stop working earlier
             points += (
@@ -266,4 +274,5 @@ def load(path: Path, data: Path) -> None:
         str(path),
         str(data),
     ]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
