@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from email.message import EmailMessage
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,80 @@ def test_each_incident_sends_one_mail_even_over_restarts(processes: Processes, t
     assert len(mailbox.to(OPERATIONS, "1 x GpuExporterDown")) == 1
     assert len(mailbox.to(OPERATIONS, "1 x GpuThrottled")) == 1
     assert len(mailbox.to(ADA)) == 1
+    mailbox.close()
+
+
+CAUSES = {  # the annotation of the alert, the sentence, and what to change
+    "101": (
+        "cpu_oversubscribed (high confidence) cpus=4 runnable_threads=96 threads_to_set=4",
+        "96 threads are runnable on 4 CPUs. (cpu_oversubscribed, high confidence)",
+        "Set OMP_NUM_THREADS=4.",
+    ),
+    "102": (
+        "cpu_quota (medium confidence) cpus=8 throttled_ratio=40%",
+        "Its quota of 8 CPUs ran out in 40% of the periods. (cpu_quota, medium confidence)",
+        "Ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task).",
+    ),
+    "103": (
+        "too_few_workers (high confidence) free_cpus=6.6 workers_to_try=5",
+        "Few processes load its data, and 6.6 CPUs are free. (too_few_workers, high confidence)",
+        "Set num_workers of the DataLoader to 5.",
+    ),
+    "104": (
+        "lost_rank (high confidence) gpus=4 run_seconds=25m0s waiting_gpus=3",
+        "A rank cannot go on; 3 of its 4 GPUs on the node have waited for 25m0s. (lost_rank, high confidence)",
+        "Continue stopped processes (kill -CONT), or keep log and stacks, and restart the job.",
+    ),
+    "105": (
+        "far_numa (medium confidence)",
+        "Its processes may run only on CPUs that are not near this GPU. (far_numa, medium confidence)",
+        "Bind the job to CPUs near its GPUs (Slurm: --gres-flags=enforce-binding).",
+    ),
+}
+
+
+def test_a_mail_has_the_cause_what_to_change_and_commands_that_its_reader_can_run(
+    processes: Processes, tmp_path: Path
+) -> None:
+    mailbox = Mailbox()
+    _, address = start_alertmanager(processes, tmp_path / "alertmanager", mail_port=mailbox.port)
+    labels = {"alertname": "GpuHolderIdle", "audience": "owner", "severity": "warning"}
+    alerts: list[dict[str, Any]] = [
+        {
+            "labels": {**labels, "scheduler": "slurm", "job_id": job, "user": f"user{job}"},
+            "annotations": {"description": f"Job {job} holds a GPU.", "cause": cause, "gpus": "GPU 4 of gpu-17."},
+        }
+        for job, (cause, _, _) in CAUSES.items()
+    ]
+    pod = {**labels, "scheduler": "kubernetes", "namespace": "ml", "pod": "train-0"}
+    owned = {**pod, "namespace": "web", "pod": "chat-5d9", "workload": "chat", "workload_type": "deployment"}
+    kept = {"description": "Pod ml/train-0 holds a GPU.", "stage": "candidate "}
+    alerts += [{"labels": pod, "annotations": kept}, {"labels": owned, "annotations": {"description": "A pod."}}]
+    alerts[0]["annotations"]["stage"] = "underused "
+    call(f"http://{address}/api/v2/alerts", json.dumps(alerts).encode())
+    wait_for(lambda: len(mailbox.mails) >= len(alerts) or None, "all mails")
+    texts: dict[str, list[str]] = {}
+    for mail in mailbox.mails:
+        assert isinstance(mail, EmailMessage)
+        parts = [mail.get_body((kind,)) for kind in ("plain", "html")]
+        texts[mail["Subject"]] = [unescape(part.get_content()) for part in parts if part is not None]
+    for job, (_, why, change) in CAUSES.items():
+        for text in texts[f"GPUs of job {job} are not used"]:
+            plain = re.sub(r"<[^>]*>", "", text)
+            assert f"Why: {why}" in plain
+            assert f"What to change: {change}" in plain
+            assert f"scancel {job}" in plain
+            # Only where a reconciler runs can a wish keep the GPUs.
+            assert (f"scontrol update JobId={job} Comment=gpu-keep=4h" in plain) == (job == "101")
+            assert ("replaces the Comment of the job" in plain) == (job == "101")
+            assert "kubectl" not in plain and "amtool" not in plain
+    for text in texts["GPUs of pod ml/train-0 are not used"]:
+        assert "kubectl -n ml delete pod train-0" in text
+        assert "kubectl -n ml annotate --overwrite pod train-0 gpu-exporter.io/exempt-until=$(date" in text
+        assert "Why:" not in text and "scancel" not in text and "scontrol" not in text
+    for text in texts["GPUs of pod web/chat-5d9 are not used"]:
+        assert "(its deployment chat starts it again: delete or scale that)" in text
+        assert "annotate" not in text
     mailbox.close()
 
 
