@@ -46,7 +46,7 @@ STATES: Mapping[str, Meaning] = {
     "low": Meaning(
         "little used",
         "the GPU is used for less than half of the time",
-        "if no cause is named: fewer or smaller GPUs, or a MIG instance, may be enough",
+        "fewer or smaller GPUs, or a MIG instance, may be enough",
     ),
     "bursty": Meaning(
         "works in bursts",
