@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gpu_exporter.agent.exposition.health import is_missed
 from gpu_exporter.agent.exposition.rows import by_waste, list_rows
 from gpu_exporter.common.durations import format_age
+from gpu_exporter.common.model.meanings import STATES, sentence
 from gpu_exporter.common.model.rows import Row, format_ratio
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import History, View
@@ -223,6 +224,7 @@ def _row(row: Row, spark: str) -> str:
         escape, row.texts
     )
     tone = TONES.get(row.state, NEUTRAL)
+    meaning = escape(sentence(STATES[row.state].says)) if row.state in STATES else ""
     age = "" if row.utilization is None or row.age_s is None else f"{format_age(row.age_s)} ago"
     cells = (
         _two_lines(gpu, name),
@@ -234,7 +236,7 @@ def _row(row: Row, spark: str) -> str:
         _two_lines(holder, owner if row.owner else ""),
         held,
         idle,
-        _two_lines(f'<span class="state {tone}">{state}</span>' if row.state else "", cause),
+        _two_lines(f'<span class="state {tone}" title="{meaning}">{state}</span>' if row.state else "", cause),
     )
     styles = {"Holder": "who"} | dict.fromkeys(NUMERIC, "num")
     shown = (

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from gpu_exporter.agent.exposition.health import describe_recovery, label_of
 from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.causes import Causes
+from gpu_exporter.common.model.meanings import STATES
 from gpu_exporter.common.model.rows import UNKNOWN, Row
 from gpu_exporter.common.model.units import NO_PLACE, UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 
 WHY_MAX = 120  # characters of a row's WHY: one sentence; the status page's answer and `explain` have everything
+FAULTS = frozenset(("throttled", "stalled", "lost", "missing", "hung", "stale"))  # acted on without a cause
 
 
 def list_rows(view: View) -> list[Row]:
@@ -121,6 +123,8 @@ def _row(
         if state == allocation.verdict.state:  # the GPU answers
             cause, said, advice = describe_causes(allocation.causes)
             why = said if allocation.causes.ranked else "; ".join(filter(None, (why, said)))
+    if not advice and state in FAULTS:
+        advice = STATES[state].owner if allocation is not None and STATES[state].owner else STATES[state].site
     if not mig:
         failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
         why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))

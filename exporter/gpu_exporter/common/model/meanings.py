@@ -56,7 +56,7 @@ STATES: Mapping[str, Meaning] = {
     "throttled": Meaning(
         "slowed by heat or power",
         "the GPU runs below its clock, because of heat, power supply or hardware",
-        "start again on another GPU",
+        "write a checkpoint, and start again on another GPU",
         site="check fans, air and power supply of the node (nvidia-smi -q -d PERFORMANCE)",
     ),
     "held_idle": Meaning(
@@ -88,7 +88,7 @@ CAUSES: Mapping[str, Meaning] = {
     "link_degraded": Meaning(
         "a slow PCIe link",
         "the PCIe link runs at {link_ratio} of its bandwidth while the GPU works",
-        "start again on another GPU",
+        "write a checkpoint, and start again on another GPU",
         site="look for PCIe errors (AER) in the kernel log, drain the node, and run diagnostics",
     ),
     "lost_rank": Meaning(
