@@ -146,13 +146,7 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Model", [value("custom.width", 230)])
     table.override_by_name("State", panels.in_words({state: sentence(each.title) for state, each in MEANINGS.items()}))
     table.override_by_name("Node", panels.link("This node", NODE_URL))
-    board.put(table, 16, 7)
-    text = "The numbers behind these causes, in base units (docs/causes.md)."
-    table = panels.rows(24, "Numbers", text, queries.numbers(), NUMBER_COLUMNS, NUMBER_HIDDEN, "Number")
-    table.override_by_name("Value", [value("decimals", 2)])
-    for column, width in NUMBER_WIDTHS.items():
-        table.override_by_name(column, [value("custom.width", width)])
-    board.put(table, 8, 7)
+    board.put(table, 24, 7)
     states = {float(number): (MEANINGS[state].title, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
@@ -164,7 +158,13 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(panels.timeline(17, "Cause", text, queries.causes(), UNIT_LEGEND, causes), 24, 5)
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}
     text = "Stages of the holder over time, as the reconciler reported them. A gap is time without a stage."
-    board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 24, 4)
+    board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 15, 6)
+    text = "The numbers behind these causes, in base units (docs/causes.md)."
+    table = panels.rows(24, "Numbers", text, queries.numbers(), NUMBER_COLUMNS, NUMBER_HIDDEN, "Number")
+    table.override_by_name("Value", [value("decimals", 2)])
+    for column, width in NUMBER_WIDTHS.items():
+        table.override_by_name(column, [value("custom.width", width)])
+    board.put(table, 9, 6)
     text = "Share of time in which a kernel ran. No data on a shared GPU whose use cannot be divided among its holders."
     utilization = [(queries.own("utilization_ratio"), UNIT_LEGEND)]
     board.put(panels.graph(9, "Utilization", text, "percentunit", utilization, most=1), 12, 8)
