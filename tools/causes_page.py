@@ -1,4 +1,4 @@
-"""Fills in the generated parts of docs/causes.md: the causes, and how often they are right."""
+"""Fills in the generated parts of docs/causes.md and docs/owners.md: the causes, and how often they are right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def render_causes(page: str) -> str:
     """The page with its generated parts. Raises KeyError for an unknown part."""
-    parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook}
+    parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook, "owner": _owner}
     return PART.sub(lambda match: f"{match[1]}{parts[match[2]]()}{match[3]}", page)
 
 
@@ -23,6 +23,14 @@ def _table() -> str:
     lines += [
         f"| [{rule.name}](#{rule.name}) | {CAUSES[rule.name].title} | {', '.join(sorted(rule.states))} |"
         for rule in RULES
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _owner() -> str:
+    lines = ["| cause | in words | what to change |", "| --- | --- | --- |"]
+    lines += [
+        f"| [{name}](causes.md#{name}) | {each.title} | {each.owner} |" for name, each in CAUSES.items() if each.owner
     ]
     return "\n".join(lines) + "\n"
 

@@ -29,9 +29,9 @@ def build_docs() -> Mapping[Path, str]:
     from tools.packages import render_architecture
     from tools.reference import render_reference
 
-    page, causes = ROOT / "docs" / "architecture.md", ROOT / "docs" / "causes.md"
+    page, causes, owners = (ROOT / "docs" / f"{name}.md" for name in ("architecture", "causes", "owners"))
     return {
-        causes: render_causes(causes.read_text("utf-8")),
+        **{each: render_causes(each.read_text("utf-8")) for each in (causes, owners)},
         ROOT / "docs" / "metrics.md": render_reference(),
         page: render_architecture(page.read_text("utf-8"), PACKAGE),
     }
