@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.headline import NO_USE, causes_of, headline
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
 from gpu_exporter.reconciler.preview import Outlook
 
+GIB = 2**30
 NOBODY: Mapping[str, float] = {}
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
@@ -117,6 +118,9 @@ def explain(
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
             f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
+        did = use.get((unit.uuid, unit.mig))
+        if did is not None and did.peak is not None and did.memory:
+            lines.append(f"    memory: at most {did.peak / GIB:.1f} of {did.memory / GIB:.1f} GiB in use {did.over}")
         lines += _explain_causes(known[unit], said)
         seen = (other or {}).get((unit.uuid, unit.mig), {})
         if seen:

@@ -123,6 +123,7 @@ class FakeApi:
             "gpu_allocation_cause": None,
             "gpu_allocation_stalled_run_seconds": None,
             "sum by (uuid, mig) (increase(": None,
+            "max by (uuid, mig) (": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, page, prometheus, read
 
-from gpu_exporter.common.address import Address
+from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.model.meanings import CAUSES
@@ -15,8 +16,9 @@ from gpu_exporter.common.promql.vector import VectorRow
 from gpu_exporter.reconciler.decision.policy import decide, merge_units
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
+from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence, UnitUse, UseOfUnits
-from gpu_exporter.reconciler.evidence.use import CAUSES_MAX, STATUS_MAX, TEXT_MAX, collect_use, parse_use
+from gpu_exporter.reconciler.evidence.use import CAUSES_MAX, STATUS_MAX, SUMS, TEXT_MAX, collect_use, parse_use
 from gpu_exporter.reconciler.report import explain
 
 QUOTA = {
@@ -112,8 +114,11 @@ def test_prometheus_alone_gives_the_sentence_with_its_numbers() -> None:
     ]
     api.more["sum by (uuid, mig) (increase(gpu_allocation_busy"] = [({"uuid": "GPU-0", "mig": ""}, 900.0)]
     api.more["sum by (uuid, mig) (increase(gpu_allocation_observed"] = [({"uuid": "GPU-0", "mig": ""}, 3600.0)]
+    api.more["max by (uuid, mig) (max_over_time("] = [({"uuid": "GPU-0", "mig": ""}, 31 * 2.0**30)]
+    api.more["max by (uuid, mig) (gpu_memory_total"] = [({"uuid": "GPU-0", "mig": ""}, 80 * 2.0**30)]
     (decision,) = decide(read(api), Policy())
     use = prometheus(api).read_use(JOB, decision.units)
+    assert "\n    memory: at most 31.0 of 80.0 GiB in use in the last 1h\n" in explain(decision, Policy(), use=use)
     assert explain(decision, Policy(), use=use).splitlines()[0] == (
         "job 42 of ada/phys: low on its GPU, used 31% now and 25% in the last 1h; 96 threads are runnable on 4 CPUs; "
         "to change: set OMP_NUM_THREADS=4"
@@ -145,8 +150,8 @@ def test_two_targets_that_contradict_each_other_give_no_state() -> None:
         VectorRow({"__name__": "gpu_allocation_state", "uuid": "GPU-0", "state": state}, 1.0)
         for state in ("low", "held_idle")
     ]
-    assert collect_use(rows, [], [], "")["GPU-0", ""].state == ""
-    assert collect_use(rows[:1], [], [], "")["GPU-0", ""].state == "low"
+    assert collect_use(rows, {}, "")["GPU-0", ""].state == ""
+    assert collect_use(rows[:1], {}, "")["GPU-0", ""].state == "low"
 
 
 @pytest.mark.parametrize("name", sorted(name for name, meaning in CAUSES.items() if meaning.is_training))
@@ -204,3 +209,15 @@ def test_texts_of_a_status_are_one_short_line() -> None:
     assert len(found[0].evidence) <= TEXT_MAX
     assert "\n" not in found[0].evidence
     assert "\x1b" not in found[0].evidence
+
+
+def test_each_query_of_the_use_has_the_matchers_of_the_source() -> None:
+    """A proxy of a shared Prometheus refuses a selector without them."""
+    api = FakeApi(cluster="a")
+    options = PromQLOptions(parse_address("http://p:9090"), 3600.0, 7200.0, 'cluster="a"')
+    PromQLSource(options, ManualClock(wall=NOW), api).read_use(JOB, ())
+    assert len(api.queries) == 1 + len(SUMS)
+    for query in api.queries:
+        selectors = re.findall(r"\{[^}]*\}", query)
+        assert selectors and all('cluster="a"' in each for each in selectors), query
+        assert not re.search(r"gpu_\w+(?![\w{])", query.replace("__name__", "")) or query.startswith("{"), query

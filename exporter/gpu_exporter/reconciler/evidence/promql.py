@@ -50,7 +50,7 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_renamed,
     refuse_several,
 )
-from gpu_exporter.reconciler.evidence.use import SERIES, collect_use
+from gpu_exporter.reconciler.evidence.use import SERIES, SUMS, collect_use
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
@@ -255,15 +255,17 @@ class PromQLSource:
         """As ExplainingSource, with the texts of the table of meanings. `units` does not matter."""
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
-        busy: list[VectorRow] = []
-        observed: list[VectorRow] = []
+        sums: dict[str, list[VectorRow]] = {name: [] for name in SUMS}
         for of_it in restrict([name]):
             matchers = of_it if name.scheduler == "slurm" else f'{of_it},namespace="{quote(name.namespace)}"'
             rows += self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(SERIES)})"', matchers))
-            for counter, found in (("busy_seconds_total", busy), ("observed_seconds_total", observed)):
-                grown = f"increase({self.select(PREFIX + counter, matchers)}[{self._candidate_after_s:g}s])"
-                found += self.query(f"sum by (uuid, mig) ({grown})")
-        return collect_use(rows, busy, observed, f"in the last {format_duration(self._candidate_after_s)}")
+            which, window = self.select("", matchers), f"{self._candidate_after_s:g}s"
+            parts = {"{which}": which, "{all}": self.select(""), "{window}": window}
+            for each, text in SUMS.items():
+                for part, filled in parts.items():
+                    text = text.replace(part, filled)
+                sums[each] += self.query(text)
+        return collect_use(rows, sums, f"in the last {format_duration(self._candidate_after_s)}")
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource; for at most EXPLAINED_MAX GPUs."""

@@ -67,13 +67,16 @@ class PublishedCause(NamedTuple):
 class UnitUse(NamedTuple):
     """What one GPU or MIG instance of a holder does, for people. `state`: of the diagnosis, "" where it is not known.
 
-    `now`: utilization (0 to 1). `mean`: the same over the time that is named in `over`. None where not known.
+    `now`: utilization (0 to 1). `mean`: the same over the time that is named in `over`. `peak`: the most memory that it
+    used in this time, of `memory` that its GPU has (bytes). None where not known.
     """
 
     state: str = ""
     now: float | None = None
     mean: float | None = None
     over: str = ""
+    peak: float | None = None
+    memory: float | None = None
     causes: tuple[PublishedCause, ...] = ()
 
 

@@ -25,6 +25,14 @@ STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has le
 TEXT_MAX = 400  # characters
 CAUSES_MAX = 32  # of one allocation: there are fewer rules
 PREFIX = "gpu_allocation_"
+# PromQL by name. `{which}` selects the holder's series, `{all}` all of the source's, `{window}` is the time.
+SUMS = {
+    "busy": "sum by (uuid, mig) (increase(gpu_allocation_busy_seconds_total{which}[{window}]))",
+    "observed": "sum by (uuid, mig) (increase(gpu_allocation_observed_seconds_total{which}[{window}]))",
+    "peak": "max by (uuid, mig) (max_over_time(gpu_allocation_memory_used_bytes{which}[{window}]))",
+    "memory": "max by (uuid, mig) (gpu_memory_total_bytes{all} or gpu_mig_memory_total_bytes{all}) "
+    "and on (uuid, mig) group by (uuid, mig) (gpu_allocation_info{which})",
+}
 SERIES = ("state", "utilization_ratio", "cause", "cause_value")
 
 
@@ -63,10 +71,8 @@ def _cause(values: Mapping[str, Any]) -> PublishedCause:
     return PublishedCause(**texts)
 
 
-def collect_use(
-    rows: Iterable[VectorRow], busy: Iterable[VectorRow], observed: Iterable[VectorRow], over: str
-) -> UseOfUnits:
-    """The same from the series of SERIES, by unit, and from the growth of busy and observed time, summed by unit.
+def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow]], over: str) -> UseOfUnits:
+    """The same from the series of SERIES, by unit, and from the rows of each of SUMS over the time `over`, one by unit.
 
     Two targets of one unit add their causes; a unit has no state while they contradict each other.
     """
@@ -85,16 +91,19 @@ def collect_use(
             causes[unit].update(dict.fromkeys(cause_of(row.labels)))
         elif series == "cause_value" and OBSTACLE.fullmatch(row.labels.get("quantity", "")):
             values[unit, row.labels.get("cause", "")][row.labels["quantity"]] = row.value
-    grown = [{_unit(row.labels): row.value for row in each} for each in (busy, observed)]
+    of = {name: {_unit(row.labels): row.value for row in found} for name, found in sums.items()}
+    busy, observed = of.get("busy", {}), of.get("observed", {})
     return {
         unit: UnitUse(
             state=min(states[unit]) if len(states[unit]) == 1 else "",
             now=now.get(unit),
-            mean=_share(grown[0][unit] / grown[1][unit]) if unit in grown[0] and grown[1].get(unit) else None,
+            mean=_share(busy[unit] / observed[unit]) if unit in busy and observed.get(unit) else None,
             over=over,
+            peak=of.get("peak", {}).get(unit),
+            memory=of.get("memory", {}).get(unit),
             causes=tuple(complete(cause, values.get((unit, cause.name), {})) for cause in causes[unit]),
         )
-        for unit in {*states, *now, *causes, *grown[1]}
+        for unit in {*states, *now, *causes, *observed}
     }
 
 
