@@ -77,7 +77,16 @@ def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
                 continue
             for gpu in range(8):
                 is_idle = gpu < idle
-                if name.startswith("gpu_allocation_"):
+                if name.startswith("gpu_allocation_cause"):  # of each idle GPU: two causes, three numbers for each
+                    if not is_idle:
+                        continue
+                    for cause in ("no_process", "cpu_oversubscribed"):
+                        of_it = f'{held_labels(node, gpu)},cause="{cause}"'
+                        if name.endswith("_value"):
+                            yield from ((f'{of_it},quantity="{each}"', 4.0, 0.0) for each in ("cpus", "steps", "gpus"))
+                        else:
+                            yield f'{of_it},confidence="high"', 1.0, 0.0
+                elif name.startswith("gpu_allocation_"):
                     labels = held_labels(node, gpu)
                     if name.endswith("info"):
                         labels += f',user="u{node % 500}",account="a{node % 40}",resource="nvidia.com/gpu"'
@@ -114,7 +123,7 @@ def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
             *("gpu_exporter_attribution_up", "gpu_exporter_attribution_last_success_timestamp_seconds"),
             *("gpu_exporter_state_write_errors_total", "gpu_exporter_state_last_write_timestamp_seconds"),
             *(f"gpu_tenant_{kind}_gpu_seconds_total" for kind in ("held", "known", "busy", "idle")),
-            "gpu_tenant_energy_joules_total",
+            *("gpu_tenant_energy_joules_total", "gpu_allocation_cause", "gpu_allocation_cause_value"),
         ]
     )
     with path.open("w", encoding="utf-8") as out:
