@@ -10,7 +10,9 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 class Items(argparse.Action):
-    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list."""
+    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list. The text of
+    one flag may be a list itself.
+    """
 
     def __call__(
         self,
@@ -20,7 +22,8 @@ class Items(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+        items = values if isinstance(values, list) else [values]
+        setattr(namespace, self.dest, items if before is self.default else [*before, *items])
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:

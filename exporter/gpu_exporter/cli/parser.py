@@ -109,6 +109,18 @@ class Parser(argparse.ArgumentParser):
         """Add a flag that is the address of a server. `instead`: where its user and password may be."""
         self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
 
+    def addresses(self, name: str, convert: Callable[[str], Address], instead: str, **options: Any) -> None:
+        """Add a repeatable flag of addresses, which takes host lists such as gpu-[01-40] too. `instead`: as address."""
+
+        def convert_all(text: str) -> list[Address]:
+            from gpu_exporter.common.address import expand_hosts
+
+            return [convert(each) for each in expand_hosts(text)]
+
+        self.private(
+            name, convert_all, lambda found: any(each.login for each in found), instead, action="append", **options
+        )
+
     @property
     def reads_variable(self) -> bool:
         """Whether the text that is being converted is that of a variable."""

@@ -19,14 +19,14 @@ SORTS = ("waste", "gpu", "util", "memory", "power", "temp", "held")  # a test co
 def build_parser() -> Parser:
     """Flags of `top`."""
     parser = Parser("top", "Show the GPUs of this node, or of several, and who holds them.")
-    parser.address(
+    parser.addresses(
         "--from",
         _parse_node,
         LOGIN,
         dest="nodes",
-        action="append",
         metavar="HOST:PORT",
-        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it (default 127.0.0.1:9836)",
+        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it, or write a list: gpu-[01-40] (default "
+        "127.0.0.1:9836)",
     )
     parser.flag(
         "--from.basic-auth.username", dest="auth_user", default="", metavar="NAME", help="user of all these exporters"

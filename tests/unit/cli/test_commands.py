@@ -81,6 +81,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
         (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply"),
+        (("top", "--from=gpu-[9-1]"), "argument --from: expected HOST, or a list of hosts such as gpu-[01-40]"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
 )  # fmt: skip
@@ -98,6 +99,14 @@ def test_explain_accepts_its_holder_anywhere() -> None:
     before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
     assert vars(before) == vars(after)
     assert before.holder == ["ml/train-0"]
+
+
+@pytest.mark.parametrize(("command", "flag"), [("top", "--from"), ("reconcile", "--source.exporter"), ("explain", "--source.exporter")])  # fmt: skip
+def test_a_host_list_counts_as_a_repeated_flag(command: str, flag: str) -> None:
+    parser: Parser = COMMANDS[command].load().build_parser()
+    given = ["ml/a"] if command == "explain" else []
+    each = [f"{flag}={host}:9837" for host in ("gpu-09", "gpu-10", "login")]
+    assert vars(parser.read([*given, f"{flag}=gpu-[09-10]:9837,login:9837"])) == vars(parser.read([*given, *each]))
 
 
 def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:

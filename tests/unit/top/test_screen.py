@@ -112,10 +112,10 @@ def test_rows_that_do_not_fit_are_counted_and_can_be_scrolled_to() -> None:
 
 
 def test_silent_nodes_are_named_and_leave_room_for_the_table() -> None:
-    problems = {f"n{i}": "connection refused\x1b[2J" for i in range(40)}
+    problems = {f"n{i}": f"reason {i}\x1b[2J" for i in range(40)}
     lines = draw(ClusterReading(ROWS, 2, problems), ViewOptions(), 42, 24, 200)
-    assert lines[1].startswith("n0: connection refused") and "\x1b" not in "".join(lines)
-    assert lines[6] == "and 35 more nodes with problems"
+    assert lines[1].startswith("n0: reason 0") and "\x1b" not in "".join(lines)
+    assert lines[6] == "and 35 more problems of nodes"
     assert lines[7].startswith("NODE")
 
 

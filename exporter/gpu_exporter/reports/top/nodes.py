@@ -12,6 +12,7 @@ from gpu_exporter.common.fetch import MIB, FetchError, fetch_text
 from gpu_exporter.common.model.rows import Row
 from gpu_exporter.common.outside import need_real
 from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.slurm.hostlist import render_names
 from gpu_exporter.common.threads import run_ahead
 
 WITHIN_S = 5.0
@@ -82,11 +83,9 @@ def read_each(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) 
             return node, NodeAnswer(*parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except AnswerError as exc:
             hint = HINTS.get(exc.status, "") if isinstance(exc, FetchError) else ""
-            return node, NodeAnswer(None, f"{exc}{hint}")
+            return node, NodeAnswer(None, f"{str(exc).removeprefix(f'{node}: ')}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return node, NodeAnswer(
-                None, f"{node}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
-            )
+            return node, NodeAnswer(None, f"the answer is not the status of a gpu-exporter ({type(exc).__name__})")
 
     yield from run_ahead(read, nodes, min(WORKERS, len(nodes)), "top")
 
@@ -97,6 +96,14 @@ def put_together(nodes: Sequence[Address], answers: Mapping[Address, NodeAnswer]
     problems = {name_of(node): answers[node].problem if node in answers else "no answer yet" for node in nodes}
     answered = sum(answer.rows is not None for answer in answers.values())
     return ClusterReading(rows, answered, {node: problem for node, problem in problems.items() if problem})
+
+
+def list_problems(reading: ClusterReading) -> list[str]:
+    """One line for each problem, `gpu-[01-40]: Connection refused`, with the nodes that have it."""
+    nodes: dict[str, list[str]] = {}
+    for node, problem in reading.problems.items():
+        nodes.setdefault(problem, []).append(node)
+    return [one_line(f"{render_names(names)}: {problem}") for problem, names in nodes.items()]
 
 
 def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> ClusterReading:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.model.rows import NAMES, NUMBERS, Row
 from gpu_exporter.common.plain import layout, one_line
-from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow
+from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow, list_problems
 
 # Columns that a narrow window lacks, in this order, until the reason has REASON_MIN characters.
 DROPPED = ("TEMP", "MEMORY", "NAME", "HELD", "POWER")
@@ -89,10 +89,10 @@ def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None,
 
 def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[str]:
     """At most `height` lines of `width` characters: summary, problems, table, and help for the keys."""
-    problems = [one_line(f"{node}: {text}") for node, text in reading.problems.items()]
+    problems = list_problems(reading)
     room = max(1, height // 4)
     if len(problems) > room:
-        problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more nodes with problems"]
+        problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more problems of nodes"]
     rows = choose(reading.rows, wish)
     head, *body = table(rows, with_node=nodes > 1, width=width, order=wish.order)
     fits = max(0, height - 3 - len(problems))

@@ -9,10 +9,16 @@ from collections.abc import Callable, Sequence
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.service import stop_on_signal
 from gpu_exporter.common.threads import start
-from gpu_exporter.reports.top.nodes import ClusterReading, NodeAnswer, put_together, read_each, read_nodes
+from gpu_exporter.reports.top.nodes import (
+    ClusterReading,
+    NodeAnswer,
+    list_problems,
+    put_together,
+    read_each,
+    read_nodes,
+)
 from gpu_exporter.reports.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
 
 KEY_WAIT_MS = 200  # delay until the screen shows a new reading, or ends
@@ -27,8 +33,8 @@ def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[...,
         sys.stdout.write(f"{line}\n")
     if reading.answered:
         sys.stdout.write(f"{summary(reading, len(nodes))}\n")
-    for name, problem in reading.problems.items():
-        sys.stderr.write(f"gpu-exporter: {one_line(name)}: {one_line(problem)}\n")
+    for problem in list_problems(reading):
+        sys.stderr.write(f"gpu-exporter: {problem}\n")
     if not reading.answered:
         return Exit.NO_DATA
     return Exit.PARTIAL if reading.problems else Exit.DONE
