@@ -38,6 +38,15 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
     ("text", "faults"),
     [
         ("polcy:\n  x: 1\n", ["c.yaml:1: polcy: unknown key, did you mean policy?"]),
+        ("Policy: {}\n", ["c.yaml:1: Policy: unknown key, did you mean policy?"]),
+        (
+            "wait: 3s\npolicy: {low_ratio: 0.1, window: 3s}\n",
+            [
+                "c.yaml:1: wait: unknown key here; it belongs to alerts",
+                "c.yaml:2: policy.low_ratio: unknown key here; it belongs to ledger",
+                "c.yaml:2: policy.window: unknown key here; it belongs to diagnosis or alerts",
+            ],
+        ),
         (
             "policy:\n  candidat_after: 1h\n",
             ["c.yaml:2: policy.candidat_after: unknown key, did you mean candidate_after?"],

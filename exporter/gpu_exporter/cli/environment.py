@@ -56,7 +56,12 @@ def split_items(text: str, *, at_commas: bool) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def flags_of(given: Sequence[str]) -> list[str]:
+    """The flags among these arguments, without their values."""
+    words = given[: given.index("--")] if "--" in given else given
+    return [word.partition("=")[0] for word in words if word.startswith("--")]
+
+
 def is_given(action: argparse.Action, given: Sequence[str]) -> bool:
     """Whether a flag is among these arguments, so that its variable does not count."""
-    flags = given[: given.index("--")] if "--" in given else given
-    return not {flag.partition("=")[0] for flag in flags}.isdisjoint(action.option_strings)
+    return not set(flags_of(given)).isdisjoint(action.option_strings)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_exporter.cli.environment import Items, as_arguments, is_given
+from gpu_exporter.cli.environment import Items, as_arguments, flags_of, is_given
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.version import VERSION
 
@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         self._group: argparse._ActionsContainer = self
         self._with_commas: set[str] = set()
         self._variable = ""  # the variable that is being parsed
+        self._unknown_flags: list[str] = []  # among the arguments that are being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
         """Begin a group: the following flags are listed under this title."""
@@ -144,6 +145,7 @@ class Parser(argparse.ArgumentParser):
         """The options, and the arguments that this command does not have."""
         if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
             self._read_environment(os.environ, given)
+        self._unknown_flags = [flag for flag in flags_of(given) if flag not in self._option_string_actions]
         return super().parse_known_args(given)
 
     def _read_environment(self, environment: Mapping[str, str], given: Sequence[str]) -> None:
@@ -169,12 +171,11 @@ class Parser(argparse.ArgumentParser):
         """End the process for arguments that this command does not have. The text after an unknown flag is not printed,
         since it may be a secret.
         """
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        import difflib  # needed only for an error
+        from gpu_exporter.common.plain import nearest
 
-        known = [flag for action in self._actions for flag in action.option_strings]
-        close = difflib.get_close_matches(flags[0], known, 1) if flags else []
-        meant = f"; did you mean {close[0]}?" if close else ""
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        close = list(filter(None, [nearest(flag, self._option_string_actions) for flag in flags]))
+        meant = f"; did you mean {' and '.join(close)}?" if close else ""
         self.error(f"unrecognized arguments: {' '.join(flags or unknown)}{meant}")
 
     def warn(self, message: str) -> None:
@@ -188,6 +189,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process for an error of usage."""
+        if message.startswith("the following arguments are required") and self._unknown_flags:
+            self.refuse(self._unknown_flags)  # a flag may be written wrong in place of --help, or beside a missing FILE
         if self._variable:
             what = message.partition(": ")[2] if message.startswith("argument ") else message
             message = f"environment variable {self._variable}: {what}"

@@ -77,6 +77,10 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("reconsile",), "gpu-exporter: 'reconsile' is not a command; did you mean reconcile?; see gpu-exporter --help\n"),
         (("help", "xyz"), "gpu-exporter: 'xyz' is not a command; the commands are holders, top, "),
         (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
+        (("TOP",), "'TOP' is not a command; did you mean top?"),
+        (("top", "--fom=x", "--sotr", "gpu"), "top: unrecognized arguments: --fom --sotr; did you mean --from and --sort?"),
+        (("record", "--hash-identifier"), "record: unrecognized arguments: --hash-identifier; did you mean --hash-identifiers?"),
+        (("record",), "gpu-exporter record: the following arguments are required: FILE"),
         (("--log.levle=debug",), "unrecognized arguments: --log.levle; did you mean --log.level?; see"),
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
@@ -91,6 +95,18 @@ def test_the_error_of_a_wrong_call_names_the_remedy(
     code, out, err = run(*given, capsys=capsys)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_every_command_names_the_flag_that_was_probably_meant(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser: Parser = (COMMANDS | {"": SERVE})[name].load().build_parser()
+    for action in parser._actions:
+        for flag in action.option_strings:
+            if len(flag) < len("--once") or f"{flag}x" in parser._option_string_actions:
+                continue
+            code, out, err = run(*filter(None, [name]), f"{flag}x", capsys=capsys)
+            assert (code, out) == (2, "")
+            assert f"unrecognized arguments: {flag}x; did you mean {flag}?; see" in err
 
 
 def test_explain_accepts_its_holder_anywhere() -> None:
