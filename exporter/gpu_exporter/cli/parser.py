@@ -241,6 +241,19 @@ def _describe_environment(prefix: str) -> str:
     )
 
 
+def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
+    """The flag of the output's form: `form`, which is the default, or json. `more`: which output is meant."""
+    parser.flag(
+        "--format",
+        dest="format",
+        choices=(form, "json"),
+        default=form,
+        is_verb=True,
+        metavar="FORM",
+        help=f"output format: {form} or json (default {form}){more}",
+    )
+
+
 def add_config(parser: Parser) -> None:
     """The flag of the configuration file."""
     parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")

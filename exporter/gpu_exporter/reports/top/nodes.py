@@ -20,6 +20,7 @@ WORKERS = 64
 MOST_BYTES = 4 * MIB  # per node; 64 nodes are read at a time
 ROWS_MAX = 4096  # per node: 8 GPUs with 7 instances and dozens of holders each
 TEXT_MAX = 256  # characters of a cell; longer names end in a digest
+SENTENCE_MAX = 1024  # characters of a reason or an advice
 PROBLEMS_MAX = 8
 MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
@@ -37,7 +38,8 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "idle_seconds": "idle_s",
     "stalled_seconds": "stalled_s",
 }
-TEXTS = ("gpu", "name", "holder", "owner", "state", "cause", "why", "advice")
+TEXTS = ("gpu", "name", "holder", "owner", "state", "cause")
+SENTENCES = ("why", "advice")
 
 
 class NodeRow(NamedTuple):
@@ -111,6 +113,18 @@ def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text)
     return put_together(nodes, dict(read_each(nodes, fetch)))
 
 
+def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequence[NodeRow]) -> str:
+    """`rows` with the keys of docs/status.schema.json, and each node with its problem, "" without one."""
+    facts = [
+        {"node": each.node}
+        | {key: getattr(each.row, key) for key in (*TEXTS, *SENTENCES)}
+        | {key: getattr(each.row, field) for key, field in NUMBERS.items()}
+        for each in rows
+    ]
+    asked = [{"node": name, "problem": reading.problems.get(name, "")} for name in map(name_of, nodes)]
+    return json.dumps({"nodes": asked, "rows": facts}, indent=1) + "\n"
+
+
 def _number(value: Any) -> float | None:
     """Raises ValueError for impossible numbers, which would break the screen of all nodes."""
     if value is None:
@@ -121,9 +135,9 @@ def _number(value: Any) -> float | None:
     return number
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, most: int = TEXT_MAX) -> str:
     """Cut, because every row of the table is as wide as the widest row."""
-    return one_line(str(value), TEXT_MAX)
+    return one_line(str(value), most)
 
 
 def parse(text: str) -> tuple[list[Row], str]:
@@ -132,7 +146,8 @@ def parse(text: str) -> tuple[list[Row], str]:
     rows = []
     for each in answer["rows"]:
         numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
-        rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
+        texts = {key: _text(each[key]) for key in TEXTS} | {key: _text(each[key], SENTENCE_MAX) for key in SENTENCES}
+        rows.append(Row(**texts, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError
     missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []
