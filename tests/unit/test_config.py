@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from tools.config_schema import DURATION, DURATION_OR_NONE
 
 from gpu_exporter.common.config.defaults import Settings
-from gpu_exporter.common.config.load import Config, ConfigError, load_settings, render_config
+from gpu_exporter.common.config.load import (
+    Config,
+    ConfigError,
+    load_config,
+    load_settings,
+    render_config,
+    render_config_json,
+)
 from gpu_exporter.common.durations import describe_duration, format_age, format_duration, parse_duration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +112,20 @@ def test_the_output_of_check_config_is_a_valid_configuration(tmp_path: Path) -> 
     assert "  candidate_after: 90m  # not the default" in text
     path.write_text(text, encoding="utf-8")
     assert load_settings(path) == settings
+
+
+def test_the_configuration_as_json_is_a_valid_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    rule = "{name: a, match: {namespaces: [ml-*]}, underused_after: 1w2d}"
+    path.write_text(
+        f"policy: {{gap_max: 1w, idle_after_max: 90m}}\nledger: {{low_ratio: 0.0000001}}\npolicies: [{rule}]\n"
+    )
+    config = load_config(path)
+    text = render_config_json(config)
+    found = json.loads(text)
+    assert (found["policy"]["gap_max"], found["policies"][0]["underused_after"]) == ("1w", "9d")
+    path.write_text(text, encoding="utf-8")
+    assert load_config(path) == config
 
 
 @pytest.mark.parametrize(

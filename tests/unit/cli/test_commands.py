@@ -58,7 +58,7 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
 
 def test_holders_takes_the_flags_of_the_node_and_none_that_serve() -> None:
     parser: Parser = COMMANDS["holders"].load().build_parser()
-    assert parser.read(["--no-attribution.slurm", "--timeout=3s"]).format == "holders"
+    assert parser.read(["--no-attribution.slurm", "--timeout=3s"]).once
     with pytest.raises(SystemExit):
         parser.read(["--web.listen-address=:1"])
 

@@ -142,6 +142,24 @@ def render_config(config: Config) -> str:
     return text
 
 
+def render_config_json(config: Config) -> str:
+    """The effective configuration as JSON, which is a configuration file too."""
+    import json
+
+    found: dict[str, Any] = {
+        section: {
+            name: format_duration(value) if f"{section}.{name}" in DURATIONS else value
+            for name, value in values._asdict().items()
+        }
+        for section, values in config.settings._asdict().items()
+    }
+    if config.rules:
+        from gpu_exporter.common.config.rules import plain_rules
+
+        found[RULES] = plain_rules(config.rules)
+    return json.dumps(found, indent=1) + "\n"
+
+
 def _unknown_key(place: str, key: str, known: Sequence[str]) -> str:
     """As unknown_key; for a key of other sections, their names."""
     sections = [section for section, values in Settings()._asdict().items() if key in values._fields]
