@@ -170,7 +170,7 @@ def test_a_terminal_that_cannot_show_a_live_table_gets_one_reading(
 @pytest.fixture
 def states() -> Iterator[str]:
     """An exporter with a row for each state of TONES."""
-    row = dict.fromkeys((*TEXTS, *SENTENCES), "") | dict.fromkeys(NUMBERS, None)
+    row = dict.fromkeys((*TEXTS, *SENTENCES), "") | dict.fromkeys(NUMBERS, None) | {"temperature_celsius": 40}
     rows = [row | {"gpu": str(number), "state": state} for number, state in enumerate(TONES)]
     body = json.dumps({"rows": rows, "driver_up": True, "driver_error": "", "attribution": []}).encode()
 
@@ -190,6 +190,27 @@ def states() -> Iterator[str]:
         server.shutdown()
 
 
+def what_is_written(node: str, **more: str | None) -> bytes:
+    """What `top` has written when all states are on the screen."""
+    with terminal(f"--from={node}", **more) as (stream, process):
+        said = bytearray()
+
+        def is_drawn() -> bool:
+            while select.select([stream], [], [], 0.05)[0]:
+                said.extend(os.read(stream, 65536))
+            return list(TONES)[-1].encode() in said
+
+        wait_for(is_drawn, "the last row")
+        os.write(stream, b"q")
+        assert process.wait(60) == 0
+    return bytes(said)
+
+
+def test_a_terminal_without_unicode_gets_a_mark_for_each_other_character(states: str) -> None:
+    assert "40 °C".encode() in what_is_written(states, LC_ALL="C.UTF-8", TERM="linux")
+    assert b"40 ?C" in what_is_written(states, LC_ALL="C", TERM="linux")
+
+
 @pytest.mark.parametrize(
     ("kind", "no_color", "colours"),
     [
@@ -204,17 +225,6 @@ def test_states_have_colours_where_the_terminal_has_them_and_the_user_wants_them
     states: str, kind: str, no_color: str | None, colours: set[str]
 ) -> None:
     """No other text gets a colour: it could be unreadable on the background that the user has chosen."""
-    with terminal(f"--from={states}", TERM=kind, NO_COLOR=no_color) as (stream, process):
-        said = bytearray()
-
-        def is_drawn() -> bool:
-            while select.select([stream], [], [], 0.05)[0]:
-                said.extend(os.read(stream, 65536))
-            return list(TONES)[-1].encode() in said
-
-        wait_for(is_drawn, "the last row")
-        os.write(stream, b"q")
-        assert process.wait(60) == 0
-    codes = re.findall(rb"\x1b\[([0-9;]+)m", bytes(said))
+    codes = re.findall(rb"\x1b\[([0-9;]+)m", what_is_written(states, TERM=kind, NO_COLOR=no_color))
     found = {each for code in codes for each in re.findall("[34]8;5;[0-9]+|\\b[34][0-7]\\b", code.decode())}
     assert found == colours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import sys
 import threading
@@ -176,10 +177,12 @@ def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, in
 
     styles = {PLAIN: curses.A_NORMAL, TITLE: curses.A_BOLD, CHOSEN: curses.A_REVERSE, KEYS: curses.A_REVERSE}
     bar = window.getmaxyx()[1] - 1 if styles[line.style] == curses.A_REVERSE else 0
-    window.addstr(y, 0, line.text.ljust(bar), styles[line.style])
+    code = locale.nl_langinfo(locale.CODESET)  # curses writes any other character as a blank, or as an invalid byte
+    text = line.text.encode(code, "replace").decode(code).ljust(bar)
+    window.addstr(y, 0, text, styles[line.style])
     if line.state is not None and line.state[2] in tones:
         first, last, tone = line.state
-        window.addstr(y, first, line.text[first:last], tones[tone])
+        window.addstr(y, first, text[first:last], tones[tone])
 
 
 def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
