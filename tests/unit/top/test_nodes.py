@@ -78,6 +78,11 @@ def test_null_means_unknown_and_not_zero() -> None:
     assert row.stalled_s == 900.0
 
 
+def test_a_reason_is_read_whole() -> None:
+    ((row,), _) = parse(json.dumps({**STATUS, "rows": [{**ROW, "why": "w" * 500, "advice": "a" * 500}]}))
+    assert (row.why, row.advice) == ("w" * 500, "a" * 500)
+
+
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])
 def test_an_impossible_number_affects_only_its_node(number: str) -> None:
     text = json.dumps({**STATUS, "rows": [{**ROW, "idle_seconds": 12321}]}).replace("12321", number)

@@ -80,7 +80,10 @@ def shown(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, w
     return [line.text for line in draw(reading, wish, nodes, height, width)]
 
 
-REASON = "idle for 2h; no process on the GPU, and the holder uses 0.0 CPUs, so it waits for a user who has gone home"
+REASON = (
+    "idle for 2h; no process on the GPU, and the holder uses 0.0 CPUs; so it waits for a user who has gone home; " * 2
+    + "!"
+)
 ADVICE = "end the job if its work is done; if it computes on CPUs, ask for a GPU only in the step that uses it"
 WASTES = [
     row("1", holder="vision/augment-resnet50-2/main", owner="mira/phys", name="NVIDIA H100 80GB HBM3",
