@@ -9,11 +9,12 @@ from typing import Any
 from gpu_exporter.common.config.defaults import DURATIONS, Policy, Settings
 from gpu_exporter.common.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
 from gpu_exporter.common.config.values import CHOICES, MAY_BE_ZERO, MOST, PATTERNS
+from gpu_exporter.common.durations import SECONDS
 from gpu_exporter.diagnosis.causes.rules import RULES
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"
-UNIT = "(ms|s|m|h|d)"
+UNIT = f"({'|'.join(SECONDS)})"
 PART = rf"[0-9]+(\.[0-9]+)?{UNIT}"
 # Above 0, as the configuration requires: one of the parts is.
 DURATION = rf"^({PART})*([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.0*[1-9][0-9]*){UNIT}({PART})*$"

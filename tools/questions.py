@@ -36,7 +36,6 @@ QUESTIONS = {
     "gpu_mig_idle_seconds_total": "How long was a MIG instance idle, held or not?",
     "gpu_mig_idle_witnesses": "Which signals prove that this MIG instance is idle?",
     "gpu_mig_last_active_timestamp_seconds": "When was a MIG instance last active?",
-    "gpu_mig_memory_total_bytes": "How much memory does a MIG instance have?",
     "gpu_mig_observed_seconds_total": "For how long is the activity of a MIG instance known?",
     "gpu_mig_temperature_celsius": "How hot is the board of a MIG instance?",
     "gpu_mig_unassigned_energy_joules_total": "How much energy of a board belongs to none of its MIG instances?",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpu_exporter.common.durations import format_duration, parse_duration
 from tests.component.test_chart import VARIANTS
 from tests.testbed.chart import CHART, Helm, find
 
@@ -191,12 +192,12 @@ def test_values_with_which_no_pod_would_work_are_refused(helm: Helm, case: str) 
     assert text in done.stderr
 
 
-def test_durations_of_several_parts_reach_rules_and_monitors_as_one_number(helm: Helm) -> None:
+def test_durations_reach_rules_and_monitors_as_the_programs_write_them(helm: Helm) -> None:
     """PromQL knows neither 1.5h nor 30m1h."""
-    alerts = {"window": "1.5h", "wait": "30m1h", "keep": "1m30s"}
+    alerts = {"window": "1.5h", "wait": "30m1h", "keep": "1m30s", "low_over": "1w2d", "source_window": "7d"}
     values = {
         "settings": {"alerts": alerts},
-        "prometheusRule": {"enabled": True},
+        "prometheusRule": {"enabled": True, "otherExporter": "source-dcgm"},
         "podMonitor": {"enabled": True, "interval": "1m30s", "scrapeTimeout": "30s"},
     }
     objects = helm.objects(values)
@@ -204,7 +205,10 @@ def test_durations_of_several_parts_reach_rules_and_monitors_as_one_number(helm:
     assert (monitor["interval"], monitor["scrapeTimeout"]) == ("90s", "30s")
     text = str([each["spec"] for each in objects if each["kind"] == "PrometheusRule"])
     assert not [each for each in alerts.values() if each in text]
+    written = {name: format_duration(parse_duration(each)) for name, each in alerts.items()}
+    assert written == {"window": "90m", "wait": "90m", "keep": "90s", "low_over": "9d", "source_window": "1w"}
     assert "[90m]" in text and "'for': '90m'" in text and "'keep_firing_for': '90s'" in text
+    assert "[9d]" in text and "> 777600 + 5400" in text and "[1w]" in text
 
 
 def test_a_namespace_of_digits_stays_a_text(helm: Helm) -> None:

@@ -32,7 +32,7 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "digest": ("--source.prometheus={url}",),
     "slurm-collector": ("--once", "--directory={directory}", "--slurmrestd={url}", "--slurmrestd.token-file={token}"),
     "demo": ("--duration=500ms",),
-    "check-config": ("/dev/null",),
+    "check-config": ("{config}", "--format=json"),
     "record": ("{directory}/node.rec.gz", "--duration=100ms", "--interval=50ms"),
     "forget": ("GPU-0", "--state.directory={directory}"),
     "completion": ("bash",),
@@ -73,9 +73,7 @@ def url() -> Iterator[str]:
 
 def start(name: str, place: Place, url: str, **streams: object) -> subprocess.Popen[bytes]:
     assert name in ASKED, f"write into ASKED what the new command {name!r} is asked here"
-    words = [
-        word.format(node=place.node, directory=place.directory, token=place.token, url=url) for word in ASKED[name]
-    ]
+    words = [word.format(**vars(place), url=url) for word in ASKED[name]]
     command = [*GPU_EXPORTER, *([name] if name else []), *words]
     return subprocess.Popen(command, env=place.environment(), **streams)  # type: ignore[call-overload, no-any-return]
 

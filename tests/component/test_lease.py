@@ -318,8 +318,8 @@ def test_a_removal_stops_where_its_lease_is_lost(plane: ControlPlane, replicas: 
         bench.run_pod(name, labels={LABEL: "underused"})
     replicas.tick(replicas.a)
     said = []
-    for line, is_done in withdraw_all([bench.marker], SYSTEM_CLOCK, apply=True, may_write=replicas.a.may_write):
-        said.append((line.rpartition(": underused: ")[2], is_done))
+    for each in withdraw_all([bench.marker], SYSTEM_CLOCK, apply=True, may_write=replicas.a.may_write):
+        said.append((each.outcome, each.is_done))
         replicas.pass_time(RENEW_DEADLINE_S)
     # Marks of other tests may be in the list.
     assert said[0] == ("withdrawn", True)

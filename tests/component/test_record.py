@@ -46,6 +46,12 @@ def test_a_recording_shows_the_same_node_on_another_machine(
     assert lines[0].split() == ["CALL", "TIMES", "P50", "US", "P99", "US", "REFUSED"]
     assert any("nvmlDeviceGetEncoderUtilization" in line and "NVML_ERROR_UNKNOWN" in line for line in lines)
     assert any(line.startswith("nvmlGpmMetricsGet") for line in lines)
+    short = ("record", tmp_path / "short.rec.gz", "--duration=1s", "--interval=200ms", "--format=json")
+    calls = json.loads(run_exporter(*short, environment=nvml_environment).stdout)["calls"]
+    (refused,) = [each for each in calls if each["call"] == "nvmlDeviceGetEncoderUtilization"]
+    assert (
+        refused["refused"] == ["NVML_ERROR_UNKNOWN"] and refused["times"] > 0 < refused["p50_us"] <= refused["p99_us"]
+    )
     advise("bytes of a recording of 8 s", file.stat().st_size, 100_000, so="record less often")
 
     # On another machine, without a driver.

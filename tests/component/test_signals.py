@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_exporter.cli.commands import COMMANDS
 from tests.testbed.bursts import PROGRAMS, Place, judge, open_place, run
 from tests.testbed.processes import PROMPT_S
 
@@ -15,6 +16,10 @@ from tests.testbed.processes import PROMPT_S
 def place() -> Iterator[Place]:
     with open_place() as place:
         yield place
+
+
+def test_every_command_is_among_the_programs() -> None:
+    assert {*COMMANDS} <= {program.command[0] for program in PROGRAMS.values()}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,4 +1,4 @@
-"""Draws the demo's status page and `gpu-exporter top` into out/: python -m tests.preview.status_page [--save]
+"""Draws the demo's status page and `gpu-exporter top` into out/: python -m tests.preview.status_page [--save] [top]
 
 Needs Debian's chromium. --save stores small pictures in docs/pictures.
 """
@@ -30,10 +30,18 @@ PICTURES = {  # the size in pixels, and further flags
     "status-page-dark": ("1500,800", DARK),
     "status-page-phone": ("500,1100", ()),  # headless Chromium has no smaller window
 }
-COLUMNS, LINES = 160, 16
-TERMINAL = """<!doctype html><meta charset=utf-8><style>body {{ margin: 0; background: #0d1117; }}
-pre {{ margin: 0; padding: 14px; color: #e6edf3; font: 14px/1.4 "DejaVu Sans Mono", "Liberation Mono", monospace; }}
-b {{ color: #fff; }} i {{ font-style: normal; background: #e6edf3; color: #0d1117; }}</style><pre>{}</pre>"""
+LINES = 24
+TERMINALS = {  # columns, TERM, the colours of text and background
+    "top": (160, "xterm-256color", "#e6edf3", "#0d1117"),
+    "top-light": (160, "xterm-256color", "#1f2328", "#ffffff"),
+    "top-80": (80, "xterm", "#e6edf3", "#0d1117"),
+    "top-80-light": (80, "xterm", "#1f2328", "#ffffff"),
+    "top-200": (200, "xterm-256color", "#e6edf3", "#0d1117"),
+}
+XTERM = {"black": "#000000", "red": "#cd0000", "green": "#00cd00", "brown": "#cdcd00", "white": "#e5e5e5"}
+TERMINAL = """<!doctype html><meta charset=utf-8><style>body {{ margin: 0; background: {back}; }}
+pre {{ margin: 0; padding: 14px; color: {text}; font: 14px/1.4 "DejaVu Sans Mono", "Liberation Mono", monospace; }}
+</style><pre>{lines}</pre>"""
 
 
 def shoot(url: str, picture: Path, size: str, flags: tuple[str, ...] = ()) -> None:
@@ -56,16 +64,35 @@ def shoot(url: str, picture: Path, size: str, flags: tuple[str, ...] = ()) -> No
     print(picture)
 
 
-def read_top(address: str) -> str:
-    """The screen of `top`, as HTML."""
+def draw_screen(screen: pyte.Screen, text: str, back: str) -> str:
+    """What a terminal with these colours shows, as HTML."""
+    lines = []
+    for y in range(screen.lines):
+        cells = []
+        for x in range(screen.columns):
+            cell = screen.buffer[y][x]
+            ink, paper = (
+                default if name == "default" else XTERM.get(name, f"#{name}")
+                for name, default in ((cell.fg, text), (cell.bg, back))
+            )
+            ink, paper = (paper, ink) if cell.reverse else (ink, paper)
+            style = f"color:{ink};background:{paper}" + (";font-weight:bold" if cell.bold else "")
+            cells.append(f'<span style="{style}">{html.escape(cell.data)}</span>')
+        lines.append("".join(cells))
+    return TERMINAL.format(text=text, back=back, lines="\n".join(lines))
+
+
+def read_top(address: str, columns: int, kind: str) -> pyte.Screen:
+    """The screen of `top` on a terminal of this kind."""
     ours, its = pty.openpty()
-    ioctl(its, TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    environment = {**os.environ, "TERM": "xterm"}
+    ioctl(its, TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+    inherited = {key: value for key, value in os.environ.items() if key not in ("LINES", "COLUMNS", "NO_COLOR")}
+    environment = {**inherited, "TERM": kind}
     process = subprocess.Popen(
         [*GPU_EXPORTER, "top", f"--from={address}"], stdin=its, stdout=its, stderr=its, env=environment
     )
     os.close(its)
-    screen = pyte.Screen(COLUMNS, LINES)
+    screen = pyte.Screen(columns, LINES)
     feed, until = pyte.ByteStream(screen), time.monotonic() + 4
     while time.monotonic() < until:
         if select.select([ours], [], [], 0.2)[0]:
@@ -73,8 +100,7 @@ def read_top(address: str) -> str:
     process.kill()
     process.wait()
     os.close(ours)
-    first, *lines, last = (html.escape(line.rstrip()) for line in screen.display)
-    return TERMINAL.format("\n".join([f"<b>{first}</b>", *lines, f"<i>{last}</i>"]))
+    return screen
 
 
 def main() -> int:
@@ -84,7 +110,7 @@ def main() -> int:
     out = ROOT / "out"
     out.mkdir(exist_ok=True)
     page = (ROOT / "tests" / "golden" / "demo.html").as_uri()
-    for name, (size, flags) in PICTURES.items():
+    for name, (size, flags) in PICTURES.items() if "top" not in sys.argv[1:] else ():
         shoot(page, out / f"{name}.png", size, flags)
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         address = f"127.0.0.1:{free_port()}"
@@ -92,8 +118,10 @@ def main() -> int:
         wait_for(
             lambda: "would write" in running.log().lower() or "candidate" in running.log(), "an idle holder", 40, 0.5
         )
-        (Path(name) / "top.html").write_text(read_top(address), encoding="utf-8")
-        shoot((Path(name) / "top.html").as_uri(), out / "top.png", "1400,345")
+        for picture, (columns, kind, text, back) in TERMINALS.items():
+            shown = Path(name) / f"{picture}.html"
+            shown.write_text(draw_screen(read_top(address, columns, kind), text, back), encoding="utf-8")
+            shoot(shown.as_uri(), out / f"{picture}.png", f"{round(8.43 * columns) + 30},{20 * LINES + 28}")
     if "--save" in sys.argv[1:]:
         for name in ("status-page-light", "status-page-dark", "status-page-phone", "top"):
             shutil.copy(out / f"{name}.png", ROOT / "docs" / "pictures")

@@ -25,6 +25,7 @@ import yaml
 from tools.rules import build_all
 
 from gpu_exporter.common.config.defaults import Alerts
+from gpu_exporter.common.durations import DURATION, parse_duration
 from tests.rules.cases import all_cases
 from tests.rules.crowd import ask
 from tests.rules.promtool import Case, Dumper, merge, run
@@ -84,9 +85,8 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
         for kind, value in zip(("less", "more"), (number * 0.5, number * 2.0) if number else (-1.0, 1.0), strict=True):
             change = f"{match[1]} -> {value:g} at {match.start()}"
             yield from changed(kind, change, splice(text, match, f"{value:.10g}"))
-    for match in re.finditer(r"\[((?:\d+[smhd])+)\]", text):
-        parts = re.findall(r"(\d+)([smhd])", match[1])
-        seconds = sum(int(count) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit] for count, unit in parts)
+    for match in re.finditer(rf"\[((?:{DURATION.pattern})+)\]", text):
+        seconds = parse_duration(match[1])
         for factor in (0.5, 2.0):
             change = f"{match[0]} -> {seconds * factor:g}s at {match.start()}"
             yield from changed(f"window {factor}", change, splice(text, match, f"[{seconds * factor:.0f}s]"))

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import yaml
 
+from gpu_exporter.common.durations import parse_duration
 from tests.rules.cases import all_cases
 from tests.rules.promtool import Case, Dumper, as_file, build
-
-MINUTES = {"d": 1440, "h": 60, "m": 1}
 
 
 def observe(
@@ -39,7 +38,7 @@ def observe(
     if "parse error" in done.stdout + done.stderr:
         print(done.stdout + done.stderr)
     for span, got in re.findall(r"time: (\w+),\n\s*exp: .*\n\s*got: (.*)", done.stdout + done.stderr):
-        t = sum(int(number) * MINUTES[unit] for number, unit in re.findall(r"(\d+)([dhm])", span))
+        t = int(parse_duration(span) / 60)
         for series in re.findall(r"(\w*\{.*?\}) [-+0-9.eEIaN]+(?:,|$)", got):
             found.setdefault(series, []).append(t)
     return found

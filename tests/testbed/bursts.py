@@ -46,6 +46,8 @@ class Place:
         self.node.write_text(
             yaml.safe_dump({**GPUS, "holders": [{"gpu": 0, "kind": "pod", "name": "ml/a/main"}]}), "utf-8"
         )
+        self.config = directory / "config.yaml"
+        self.config.write_text("policy: {underused_after: 3h}\n", "utf-8")
         self.token = directory / "token"
         self.token.write_text("SLURM_JWT=x.eyJzdW4iOiJ4In0.x\n", "utf-8")  # of a user x
         self.table = NvmlTable(directory / "nvml-table")
@@ -68,12 +70,14 @@ class Place:
 class Program(NamedTuple):
     """One program. `bound_s`: how long it may take to end on an idle machine, with the work that it finishes.
 
-    `follows`: it has handlers of its own; the others are ended by the signal itself.
+    `follows`: it has handlers of its own; the others are ended by the signal itself. `usual`: its status where it ends
+    before the signal.
     """
 
     command: tuple[str, ...]
     bound_s: float
     follows: bool = True
+    usual: int = 0
 
 
 AGENT = ("--devices.scenario={node}", "--web.listen-address=127.0.0.1:{port}")
@@ -87,12 +91,20 @@ PROGRAMS: Mapping[str, Program] = {
         1.0,
     ),
     "reconcile": Program(("reconcile", "--source.exporter={silent}", "--web.listen-address=127.0.0.1:{port}"), 1.0),
+    "reconcile-once": Program(
+        ("reconcile", "--once", "--no-kubernetes", "--no-slurm", "--source.exporter={silent}"), 0.5, follows=False
+    ),
     "explain": Program(("explain", "ml/a", "--source.exporter={silent}"), 0.5, follows=False),
     "digest": Program(("digest", "--source.prometheus={silent}"), 0.5, follows=False),
     "top": Program(("top", "--from={silent}"), 0.7),
     "top-once": Program(("top", "--once", "--from={silent}"), 0.5, follows=False),
     "record": Program(("record", "{directory}/node.rec.gz"), 3.0),
     "demo": Program(("demo", "--duration=10m"), 1.5),
+    "pause": Program(("pause", "--pause.file={directory}/pause", "--for=1h"), 0.5, follows=False),
+    "check-config": Program(("check-config", "{config}"), 0.5, follows=False),
+    "forget": Program(("forget", "GPU-0", "--state.directory={directory}"), 0.5, follows=False, usual=2),
+    "completion": Program(("completion", "bash"), 0.5, follows=False),
+    "version": Program(("version",), 0.5, follows=False),
     "prolog": Program(("sh", str(CONTRIB / "slurm" / "prolog.sh")), 0.5, follows=False),
     "epilog": Program(("sh", str(CONTRIB / "slurm" / "epilog.sh")), 0.5, follows=False),
 }  # fmt: skip
@@ -115,12 +127,7 @@ def open_place() -> Iterator[Place]:
 def run(name: str, place: Place, after: str, seconds: float = 0.0) -> End:
     """Start a program, send the burst `seconds` after it is `started` or `ready`, and wait for its end."""
     program = PROGRAMS[name]
-    words = [
-        word.format(
-            node=place.node, directory=place.directory, silent=place.silent, token=place.token, port=free_port()
-        )
-        for word in program.command
-    ]
+    words = [word.format(**vars(place), port=free_port()) for word in program.command]
     command = words if words[0] == "sh" else [*GPU_EXPORTER, *words]
     ours, its = pty.openpty() if name == "top" else (None, None)
     with tempfile.TemporaryFile() as said:
@@ -192,7 +199,7 @@ def judge(name: str, after: str, end: End) -> str:
         return "it hangs"
     if "Traceback" in end.said or "Exception ignored" in end.said or "KeyboardInterrupt" in end.said:
         return f"it prints {end.said!r}"
-    is_clean = end.status == 0
+    is_clean = end.status == program.usual
     if program.follows and after == "ready":
         return "" if is_clean else f"its status is {end.status}: {end.said!r}"
     if end.status in ENDED_BY or is_clean:

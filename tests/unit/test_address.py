@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpu_exporter.common.address import FORM, Address, parse_address
+from gpu_exporter.common.address import FORM, Address, expand_hosts, parse_address
 
 
 def texts_of(address: Address) -> str:
@@ -71,3 +71,27 @@ def test_a_page_keeps_the_login_and_the_query_of_the_address() -> None:
     assert address.page("/api", "a=1").query == "token=x&a=1"
     assert address.at("/status") == Address("http://host/status", "", "ada:s3cret")
     assert parse_address("host:1", scheme="http") == Address("http://host:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("gpu-1", ["gpu-1"]),
+        ("gpu-[08-10]", ["gpu-08", "gpu-09", "gpu-10"]),
+        ("gpu-[1-2]:9837,login", ["gpu-1:9837", "gpu-2:9837", "login"]),
+        ("https://r[1-2]n[1-2].example.org/x[1-2]?a=b,c", [f"https://{n}.example.org/x[1-2]?a=b,c" for n in ("r1n1", "r1n2", "r2n1", "r2n2")]),
+        ("127.0.0.1:[9836-9837]", ["127.0.0.1:9836", "127.0.0.1:9837"]),
+        ("http://[::1]:9836", ["http://[::1]:9836"]),
+        ("http://ada:s[1-2]@host", ["http://ada:s[1-2]@host"]),
+        ("", [""]),
+    ],
+)  # fmt: skip
+def test_a_host_list_is_as_many_addresses(text: str, texts: list[str]) -> None:
+    assert expand_hosts(text) == texts
+
+
+@pytest.mark.parametrize("text", ["gpu-[1-s3cret]", "http://s3cret[1", "gpu-[9-1]", "gpu-[0-99999999]"])
+def test_the_error_of_a_wrong_host_list_repeats_no_part_of_it(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        expand_hosts(text)
+    assert str(caught.value) == "expected HOST, or a list of hosts such as gpu-[01-40]"

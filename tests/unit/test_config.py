@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.config_schema import DURATION, DURATION_OR_NONE
 
 from gpu_exporter.common.config.defaults import Settings
-from gpu_exporter.common.config.load import Config, ConfigError, load_settings, render_config
-from gpu_exporter.common.durations import parse_duration
+from gpu_exporter.common.config.load import (
+    Config,
+    ConfigError,
+    load_config,
+    load_settings,
+    render_config,
+    render_config_json,
+)
+from gpu_exporter.common.durations import describe_duration, format_age, format_duration, parse_duration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +46,15 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
     ("text", "faults"),
     [
         ("polcy:\n  x: 1\n", ["c.yaml:1: polcy: unknown key, did you mean policy?"]),
+        ("Policy: {}\n", ["c.yaml:1: Policy: unknown key, did you mean policy?"]),
+        (
+            "wait: 3s\npolicy: {low_ratio: 0.1, window: 3s}\n",
+            [
+                "c.yaml:1: wait: unknown key here; it belongs to alerts",
+                "c.yaml:2: policy.low_ratio: unknown key here; it belongs to ledger",
+                "c.yaml:2: policy.window: unknown key here; it belongs to diagnosis or alerts",
+            ],
+        ),
         (
             "policy:\n  candidat_after: 1h\n",
             ["c.yaml:2: policy.candidat_after: unknown key, did you mean candidate_after?"],
@@ -93,12 +114,55 @@ def test_the_output_of_check_config_is_a_valid_configuration(tmp_path: Path) -> 
     assert load_settings(path) == settings
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("15s", 15.0), ("1h30m", 5400.0), ("2d", 172_800.0)])
+def test_the_configuration_as_json_is_a_valid_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    rule = "{name: a, match: {namespaces: [ml-*]}, underused_after: 1w2d}"
+    path.write_text(
+        f"policy: {{gap_max: 1w, idle_after_max: 90m}}\nledger: {{low_ratio: 0.0000001}}\npolicies: [{rule}]\n"
+    )
+    config = load_config(path)
+    text = render_config_json(config)
+    found = json.loads(text)
+    assert (found["policy"]["gap_max"], found["policies"][0]["underused_after"]) == ("1w", "9d")
+    path.write_text(text, encoding="utf-8")
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("15s", 15.0), ("1h30m", 5400.0), ("2d", 172_800.0), ("1w", 604_800.0), ("1w2d", 777_600.0)],
+)
 def test_durations_are_parsed_to_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "15", "s", "1x", "1h 5m", "-1s"])
+@given(st.integers(0, 366 * 86_400_000))
+def test_a_duration_is_read_back_as_it_was_written(milliseconds: int) -> None:
+    """In a configuration file, to the millisecond. In sentences and columns, to the smaller of its two units."""
+    seconds = milliseconds / 1000
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
+    unit = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
+    assert 0 <= seconds - parse_duration(describe_duration(seconds)) < unit
+    unit = 1 if seconds < 60 else 60 if seconds < 86_400 else 3600
+    assert 0 <= seconds - parse_duration(format_age(seconds)) < unit
+
+
+@pytest.mark.parametrize("text", ["90m", "36h", "1d", "9d", "2w", "1500ms", "0s"])
+def test_a_duration_is_written_with_the_largest_unit_that_needs_no_second_one(text: str) -> None:
+    assert format_duration(parse_duration(text)) == text
+
+
+@pytest.mark.parametrize("text", ["1w", "1w2d", "1.5h", "0s", "0ms", "1y", "15", "1h 5m", "5m1.5s"])
+def test_schema_and_parser_accept_the_same_durations(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = -1.0
+    assert (re.search(DURATION_OR_NONE, text) is not None) == (seconds >= 0)
+    assert (re.search(DURATION, text) is not None) == (seconds > 0)
+
+
+@pytest.mark.parametrize("text", ["", "15", "s", "1x", "1h 5m", "-1s", "1y", "\N{ARABIC-INDIC DIGIT ONE}h"])
 def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.workloads import score
 
-from gpu_exporter.agent.exposition.page import TONES
 from gpu_exporter.common.model.meanings import (
     CAUSES,
     STATES,
@@ -20,6 +19,7 @@ from gpu_exporter.common.model.meanings import (
     format_quantity,
     sentence,
 )
+from gpu_exporter.common.model.rows import TONES
 from gpu_exporter.diagnosis.causes.rules import RULES
 
 LINE_MAX = 100  # characters: a line of a mail

@@ -27,7 +27,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import FetchError
 from gpu_exporter.common.logs import JsonFormatter, LogfmtFormatter
 from gpu_exporter.common.model.metrics import Family
-from gpu_exporter.common.plain import LINE_MAX, describe_yaml, encodable, one_line, shorten, utc
+from gpu_exporter.common.plain import LINE_MAX, describe_yaml, encodable, nearest, one_line, shorten, utc
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.reconciler.pause import PauseUnreadable
 from gpu_exporter.reconciler.report import format_time
@@ -120,3 +120,19 @@ def test_a_clock_in_the_year_14000_breaks_no_cycle_and_no_log(wall: float) -> No
 
 def test_a_date_in_range_is_that_of_the_clock() -> None:
     assert timestamp(1_800_000_000.4) == "2027-01-15T08:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("h10", "H100"),
+        ("a100", "A100"),
+        ("A10", "A100"),
+        ("polcy", "policy"),
+        ("xyz", ""),
+        ("", ""),
+        ("policy" * 9999, ""),
+    ],
+)
+def test_the_nearest_word_is_found_in_any_letters(word: str, found: str) -> None:
+    assert nearest(word, ("H100", "A100", "policy")) == found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpu_exporter.cli.parser import Parser, add_help, read_config
+from gpu_exporter.cli.parser import Parser, add_format, add_help, read_config
 
 
 def build_parser() -> Parser:
@@ -13,9 +13,10 @@ def build_parser() -> Parser:
     parser = Parser(
         "check-config",
         "Check a configuration file and print what is in force.",
-        usage="gpu-exporter check-config FILE",
+        usage="gpu-exporter check-config FILE [FLAGS]",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="YAML file")
+    add_format(parser, "yaml")
     add_help(parser)
     return parser
 
@@ -25,7 +26,7 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     config = read_config(parser, options.file)
-    from gpu_exporter.common.config.load import render_config
+    from gpu_exporter.common.config.load import render_config, render_config_json
 
-    sys.stdout.write(render_config(config))
+    sys.stdout.write(render_config_json(config) if options.format == "json" else render_config(config))
     return 0

@@ -10,7 +10,9 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 class Items(argparse.Action):
-    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list."""
+    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list. The text of
+    one flag may be a list itself.
+    """
 
     def __call__(
         self,
@@ -20,7 +22,8 @@ class Items(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+        items = values if isinstance(values, list) else [values]
+        setattr(namespace, self.dest, items if before is self.default else [*before, *items])
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
@@ -53,7 +56,12 @@ def split_items(text: str, *, at_commas: bool) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def flags_of(given: Sequence[str]) -> list[str]:
+    """The flags among these arguments, without their values."""
+    words = given[: given.index("--")] if "--" in given else given
+    return [word.partition("=")[0] for word in words if word.startswith("--")]
+
+
 def is_given(action: argparse.Action, given: Sequence[str]) -> bool:
     """Whether a flag is among these arguments, so that its variable does not count."""
-    flags = given[: given.index("--")] if "--" in given else given
-    return not {flag.partition("=")[0] for flag in flags}.isdisjoint(action.option_strings)
+    return not set(flags_of(given)).isdisjoint(action.option_strings)

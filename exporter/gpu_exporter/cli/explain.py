@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import moment
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, read_config
+from gpu_exporter.cli.parser import Parser, add_config, add_format, add_logging, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -59,15 +59,7 @@ def add_question(parser: Parser) -> None:
         metavar="TIME",
         help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
     )
-    parser.flag(
-        "--format",
-        dest="format",
-        choices=("table", "json"),
-        default="table",
-        is_verb=True,
-        metavar="FORM",
-        help="output format: table or json (default table)",
-    )
+    add_format(parser)
 
 
 def run(given: list[str]) -> int:

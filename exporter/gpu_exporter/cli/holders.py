@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.cli.agent_flags import add_agent_flags, add_waiting_flags
 from gpu_exporter.cli.once import print_reading
-from gpu_exporter.cli.parser import Parser
+from gpu_exporter.cli.parser import Parser, add_format
 from gpu_exporter.cli.serve import PREFIX, check_files
 
 
@@ -17,9 +17,10 @@ def build_parser() -> Parser:
         prefix=PREFIX,
     )
     parser.section("one reading (no variables)")
+    add_format(parser)
     add_waiting_flags(parser)
     add_agent_flags(parser)
-    parser.set_defaults(once=True, format="holders", check="all")
+    parser.set_defaults(once=True, check="all")
     return parser
 
 
@@ -27,5 +28,6 @@ def run(given: list[str]) -> int:
     """Print the list; the exit code."""
     parser = build_parser()
     options = parser.read(given)
+    options.format = "json" if options.format == "json" else "holders"
     check_files(parser, options)
     return print_reading(parser, options)

@@ -68,8 +68,8 @@ def _run(command: Command, given: list[str]) -> int:
 
 def _refuse(name: str) -> Command:
     """End the process, because the command does not exist."""
-    import difflib
+    from gpu_exporter.common.plain import nearest
 
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    near = nearest(name, COMMANDS)
+    hint = f"did you mean {near}?" if near else f"the commands are {', '.join(COMMANDS)}"
     return SERVE.load().build_parser().error(f"{name!r} is not a command; {hint}")  # type: ignore[no-any-return]

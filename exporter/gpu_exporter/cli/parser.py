@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_exporter.cli.environment import Items, as_arguments, is_given
+from gpu_exporter.cli.environment import Items, as_arguments, flags_of, is_given
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.version import VERSION
 
@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         self._group: argparse._ActionsContainer = self
         self._with_commas: set[str] = set()
         self._variable = ""  # the variable that is being parsed
+        self._unknown_flags: list[str] = []  # among the arguments that are being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
         """Begin a group: the following flags are listed under this title."""
@@ -109,6 +110,18 @@ class Parser(argparse.ArgumentParser):
         """Add a flag that is the address of a server. `instead`: where its user and password may be."""
         self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
 
+    def addresses(self, name: str, convert: Callable[[str], Address], instead: str, **options: Any) -> None:
+        """Add a repeatable flag of addresses, which takes host lists such as gpu-[01-40] too. `instead`: as address."""
+
+        def convert_all(text: str) -> list[Address]:
+            from gpu_exporter.common.address import expand_hosts
+
+            return [convert(each) for each in expand_hosts(text)]
+
+        self.private(
+            name, convert_all, lambda found: any(each.login for each in found), instead, action="append", **options
+        )
+
     @property
     def reads_variable(self) -> bool:
         """Whether the text that is being converted is that of a variable."""
@@ -132,6 +145,7 @@ class Parser(argparse.ArgumentParser):
         """The options, and the arguments that this command does not have."""
         if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
             self._read_environment(os.environ, given)
+        self._unknown_flags = [flag for flag in flags_of(given) if flag not in self._option_string_actions]
         return super().parse_known_args(given)
 
     def _read_environment(self, environment: Mapping[str, str], given: Sequence[str]) -> None:
@@ -157,12 +171,11 @@ class Parser(argparse.ArgumentParser):
         """End the process for arguments that this command does not have. The text after an unknown flag is not printed,
         since it may be a secret.
         """
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        import difflib  # needed only for an error
+        from gpu_exporter.common.plain import nearest
 
-        known = [flag for action in self._actions for flag in action.option_strings]
-        close = difflib.get_close_matches(flags[0], known, 1) if flags else []
-        meant = f"; did you mean {close[0]}?" if close else ""
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        close = list(filter(None, [nearest(flag, self._option_string_actions) for flag in flags]))
+        meant = f"; did you mean {' and '.join(close)}?" if close else ""
         self.error(f"unrecognized arguments: {' '.join(flags or unknown)}{meant}")
 
     def warn(self, message: str) -> None:
@@ -176,6 +189,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process for an error of usage."""
+        if message.startswith("the following arguments are required") and self._unknown_flags:
+            self.refuse(self._unknown_flags)  # a flag may be written wrong in place of --help, or beside a missing FILE
         if self._variable:
             what = message.partition(": ")[2] if message.startswith("argument ") else message
             message = f"environment variable {self._variable}: {what}"
@@ -223,6 +238,19 @@ def _describe_environment(prefix: str) -> str:
     return (
         f"environment:\n  --log.level is also the variable {prefix}LOG_LEVEL, and so on. A flag replaces its\n"
         "  variable. An empty variable counts as not set. A flag that can be repeated takes one item a line.\n"
+    )
+
+
+def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
+    """The flag of the output's form: `form`, which is the default, or json. `more`: which output is meant."""
+    parser.flag(
+        "--format",
+        dest="format",
+        choices=(form, "json"),
+        default=form,
+        is_verb=True,
+        metavar="FORM",
+        help=f"output format: {form} or json (default {form}){more}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Parser, add_format, add_help
 from gpu_exporter.cli.reconciler_flags import add_kubeconfig, add_pause_places
 
 
@@ -18,6 +18,7 @@ def build_parser() -> Parser:
     parser.flag("--for", dest="lasts", type=positive_duration, default=None, help="length of the pause, e.g. 4h")
     parser.flag("--reason", default="", metavar="TEXT", help="is shown with the pause")
     parser.flag("--end", action="store_true", default=False, help="end the pause now")
+    add_format(parser, "text")
     add_kubeconfig(parser)
     add_pause_places(parser)
     add_help(parser)
@@ -39,7 +40,9 @@ def run(given: list[str]) -> int:
     try:
         place = build_pause(options.kubeconfig, options.lease, options.pause_file)
         if options.end:
-            return end_pause(place)
-        return show_pause(place) if options.lasts is None else start_pause(place, options.lasts, options.reason)
+            return end_pause(place, options.format)
+        if options.lasts is None:
+            return show_pause(place, options.format)
+        return start_pause(place, options.lasts, options.reason, options.format)
     except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, optional_address, read_config
+from gpu_exporter.cli.parser import (
+    Parser,
+    add_config,
+    add_format,
+    add_logging,
+    add_web_config,
+    optional_address,
+    read_config,
+)
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -115,15 +123,7 @@ def _add_verbs(parser: Parser) -> None:
         is_verb=True,
         help="run one cycle, print the decisions and exit; with --apply, also write the marks",
     )
-    parser.flag(
-        "--format",
-        dest="format",
-        choices=("table", "json"),
-        default="table",
-        is_verb=True,
-        metavar="FORM",
-        help="output format: table or json (default table)",
-    )
+    add_format(parser, more="; of --once without --apply, and of --remove-all")
 
 
 def _add_actions(parser: Parser) -> None:
@@ -183,8 +183,10 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--kubernetes.lease cannot be combined with --apply --once")
     if options.lease and options.remove_all and not options.apply:
         parser.error("--kubernetes.lease with --remove-all requires --apply: a list of the marks needs no Lease")
-    if options.remove_all and (options.once or options.format != "table"):
-        parser.error("--remove-all cannot be combined with --once or --format")
+    if options.remove_all and options.once:
+        parser.error("--remove-all cannot be combined with --once")
+    if options.format != "table" and not options.remove_all and (options.apply or not options.once):
+        parser.error("--format is for --once without --apply, and for --remove-all")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
@@ -193,7 +195,7 @@ def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
 
     markers = build_markers(book.site, find_targets(options, condition=options.condition))
     lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
-    return remove_all(markers, apply=options.apply, lease=lease)
+    return remove_all(markers, apply=options.apply, lease=lease, form=options.format)
 
 
 def _build_evidence(options: argparse.Namespace, book: Rulebook) -> tuple[Client, ExplainingSource]:

@@ -79,14 +79,13 @@ def add_prometheus(parser: Parser) -> None:
 
 def add_exporters(parser: Parser) -> None:
     """Exporters as the source of evidence."""
-    parser.address(
+    parser.addresses(
         "--source.exporter",
         _parse_exporter,
         LOGIN,
         dest="exporters",
-        action="append",
         metavar="URL",
-        help="metrics page of an exporter, in place of Prometheus; repeat it",
+        help="metrics page of an exporter, in place of Prometheus; repeat it, or write a list: http://gpu-[01-40]:9836",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, read_config
+from gpu_exporter.cli.parser import Parser, add_config, add_format, add_logging, read_config
 
 
 def build_parser() -> Parser:
@@ -26,6 +26,7 @@ def build_parser() -> Parser:
         default=False,
         help="replace UUIDs by hashes with a salt that is not kept",
     )
+    add_format(parser, more=", of the summary that is printed")
     add_config(parser)
     add_logging(parser)
     return parser
@@ -36,11 +37,12 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.agent.runtime.record import record
+    from gpu_exporter.agent.runtime.record import RecordingRequest, record
     from gpu_exporter.common.logs import set_up_logging
 
     set_up_logging(options.log_level, options.log_format)
     try:
-        return record(options.file, options.duration, options.interval, settings, hashed=options.hashed)
+        wish = RecordingRequest(options.file, options.duration, options.interval, options.hashed, options.format)
+        return record(wish, settings)
     except OSError as exc:
         parser.fail(str(exc))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.cli.arguments import duration
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Parser, add_format, add_help
 
 if TYPE_CHECKING:
     from gpu_exporter.common.address import Address
@@ -19,14 +20,14 @@ SORTS = ("waste", "gpu", "util", "memory", "power", "temp", "held")  # a test co
 def build_parser() -> Parser:
     """Flags of `top`."""
     parser = Parser("top", "Show the GPUs of this node, or of several, and who holds them.")
-    parser.address(
+    parser.addresses(
         "--from",
         _parse_node,
         LOGIN,
         dest="nodes",
-        action="append",
         metavar="HOST:PORT",
-        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it (default 127.0.0.1:9836)",
+        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it, or write a list: gpu-[01-40] (default "
+        "127.0.0.1:9836)",
     )
     parser.flag(
         "--from.basic-auth.username", dest="auth_user", default="", metavar="NAME", help="user of all these exporters"
@@ -48,6 +49,7 @@ def build_parser() -> Parser:
     )
     parser.flag("--filter", dest="words", default="", metavar="WORDS", help="only rows that contain all of these words")
     parser.flag("--once", action="store_true", help="print the table and exit, as without a terminal")
+    add_format(parser, more="; json prints once")
     add_help(parser)
     return parser
 
@@ -58,7 +60,7 @@ def run(given: list[str]) -> int:
     options = parser.read(given)
     from gpu_exporter.common.promql.client import Client, Credentials
     from gpu_exporter.reports.top.screen import ViewOptions
-    from gpu_exporter.reports.top.terminal import print_once, run_top
+    from gpu_exporter.reports.top.terminal import find_obstacle, print_once, run_top
 
     try:
         credentials = Credentials(None, options.auth_user, options.password_file, flags="--from")
@@ -69,8 +71,12 @@ def run(given: list[str]) -> int:
         parser.fail(str(exc))
     fetch = Client(credentials=credentials)
     wish = ViewOptions(options.sort, options.words)
-    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return print_once(nodes, wish, fetch)
+    is_live = sys.stdout.isatty() and sys.stdin.isatty() and options.format == "table" and not options.once
+    if is_live and (obstacle := find_obstacle(os.environ)):
+        parser.warn(f"{obstacle}: this is one reading. Set TERM for a live table, e.g. TERM=xterm-256color")
+        is_live = False
+    if not is_live:
+        return print_once(nodes, wish, fetch, options.format)
     return run_top(nodes, wish, options.interval, fetch)
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit, urlunsplit
 
+from gpu_exporter.common.slurm.hostlist import parse_names
+
 FORM = "expected http://HOST:PORT or https://HOST:PORT"
 
 
@@ -76,3 +78,18 @@ def parse_address(text: str, scheme: str = "") -> Address:
     if not is_usable or given.lower() not in ("http", "https") or not text.isprintable() or " " in text:
         raise ValueError(FORM)
     return Address(urlunsplit(parts._replace(query="", fragment="")), parts.query, login)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The texts of several addresses that differ in their host or port: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
+
+    Raises ValueError, which as that of parse_address repeats no part of the text.
+    """
+    head, separator, rest = text.rpartition("://")
+    place = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in text or re.search(r"\[[^]]*:", place):  # a password may look like a list; brackets of an IPv6 address
+        return [text]
+    try:
+        return [f"{head}{separator}{name}{rest[len(place) :]}" for name in parse_names(place)] or [text]
+    except ValueError:
+        raise ValueError("expected HOST, or a list of hosts such as gpu-[01-40]") from None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?)({'|'.join(SECONDS)})")
 LONGEST_S = 366 * 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """Convert `500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
+    """Convert `500ms`, `15s`, `1h30m`, `1w2d` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is not a duration (examples: 90s, 10m, 2h)")
+        raise ValueError(f"{text!r} is not a duration (examples: 90s, 10m, 1h30m, 2d, 1w)")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if seconds > LONGEST_S:  # operating systems accept no longer timeouts
         raise ValueError(f"{text[:40]!r} is longer than a year")
@@ -21,9 +21,9 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as one number with its unit, as in configuration files and PromQL: 1800 to 30m, 0.5 to 500ms."""
-    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
-        if seconds >= size and seconds % size == 0:
+    """Seconds as one number with its unit, as in configuration files and PromQL: 5400 to 90m, 0.5 to 500ms."""
+    for unit, size in reversed(SECONDS.items()):
+        if seconds >= size >= 1.0 and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds * 1000:.0f}ms" if seconds else "0s"
 

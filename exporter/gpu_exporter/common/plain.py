@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 LAST_WALL = 253402300799.0  # the end of the year 9999; Python cannot write later dates
@@ -38,6 +38,15 @@ def shorten(text: str, most: int) -> str:
 
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST // 2).hexdigest()
     return f"{text[: most - DIGEST - 1]}~{digest}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that was probably meant, "" if none is similar."""
+    import difflib  # needed only for an error
+
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(word[:REASON_MAX].lower(), by_lower, 1)
+    return by_lower[close[0]] if close else ""
 
 
 def describe_bug(exc: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.reconciler.cycle import ReconcileCycle
@@ -81,10 +81,19 @@ class ApplyRuns:
         return problem
 
 
+class RemovedMark(NamedTuple):
+    """One mark: its holder, its stage, what became of it in words, and whether that succeeded."""
+
+    title: str
+    stage: str
+    outcome: str
+    is_done: bool
+
+
 def withdraw_all(
     markers: Sequence[Marker], clock: Clock, *, apply: bool, may_write: Callable[[], bool] = lambda: True
-) -> Iterator[tuple[str, bool]]:
-    """Withdraw every mark, or without `apply` only list it. Yields a line for people, and whether this succeeded.
+) -> Iterator[RemovedMark]:
+    """Withdraw every mark, or without `apply` only list it.
 
     `may_write`: whether no other reconciler writes, asked before each withdrawal. Raises MarkError if the marks cannot
     be listed.
@@ -100,4 +109,4 @@ def withdraw_all(
                     outcome = "withdrawn"
                 except MarkError as exc:
                     outcome, is_done = f"not withdrawn: {exc}", False
-            yield f"{mark.title}: {mark.stage}: {outcome}", is_done
+            yield RemovedMark(mark.title, mark.stage, outcome, is_done)

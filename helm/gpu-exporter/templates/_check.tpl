@@ -22,7 +22,7 @@
 {{- end -}}
 {{- end -}}
 {{- range $section, $keys := $settings }}{{ if kindIs "map" $keys }}{{ range $key, $value := $keys -}}
-{{- if and (include "gpu-exporter.isDuration" $value) (gt (include "gpu-exporter.number" $value | float64) 31536000.0) -}}
+{{- if and (include "gpu-exporter.isDuration" $value) (gt (include "gpu-exporter.number" $value | float64) $rules.longest) -}}
 {{- fail (printf "settings.%s.%s (%v) is longer than a year" $section $key $value) -}}
 {{- end -}}
 {{- end }}{{ end }}{{ end -}}

@@ -332,7 +332,7 @@ def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
         ({"a": 1}, "expected a list of entries, not dict"),
         (["GPU-0"], "[0]: expected a mapping, not str"),
         ([{"uuid": "GPU-0"}], "[0]: needs uuid and exactly one of pod and job"),
-        ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], "[0]: unknown key 'gpuu'"),
+        ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], "[0]: 'gpuu': unknown key, did you mean gpus?"),
         ([{"uuid": "GPU-0", "job": 1, "gpus": 0}], "[0]: gpus: expected a whole number above 0, not 0"),
         ([{"uuid": "GPU-0", "job": 1, "gpus": "4"}], "[0]: gpus: expected a whole number above 0, not '4'"),
         ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], "[0]: user: expected a string, not list"),

@@ -58,7 +58,7 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
 
 def test_holders_takes_the_flags_of_the_node_and_none_that_serve() -> None:
     parser: Parser = COMMANDS["holders"].load().build_parser()
-    assert parser.read(["--no-attribution.slurm", "--timeout=3s"]).format == "holders"
+    assert parser.read(["--no-attribution.slurm", "--timeout=3s"]).once
     with pytest.raises(SystemExit):
         parser.read(["--web.listen-address=:1"])
 
@@ -77,10 +77,15 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("reconsile",), "gpu-exporter: 'reconsile' is not a command; did you mean reconcile?; see gpu-exporter --help\n"),
         (("help", "xyz"), "gpu-exporter: 'xyz' is not a command; the commands are holders, top, "),
         (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
+        (("TOP",), "'TOP' is not a command; did you mean top?"),
+        (("top", "--fom=x", "--sotr", "gpu"), "top: unrecognized arguments: --fom --sotr; did you mean --from and --sort?"),
+        (("record", "--hash-identifier"), "record: unrecognized arguments: --hash-identifier; did you mean --hash-identifiers?"),
+        (("record",), "gpu-exporter record: the following arguments are required: FILE"),
         (("--log.levle=debug",), "unrecognized arguments: --log.levle; did you mean --log.level?; see"),
         (("--format=json",), "--output, --format and --check are for --once"),
         (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
         (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply"),
+        (("top", "--from=gpu-[9-1]"), "argument --from: expected HOST, or a list of hosts such as gpu-[01-40]"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
     ],
 )  # fmt: skip
@@ -92,12 +97,32 @@ def test_the_error_of_a_wrong_call_names_the_remedy(
     assert message in err
 
 
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_every_command_names_the_flag_that_was_probably_meant(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser: Parser = (COMMANDS | {"": SERVE})[name].load().build_parser()
+    for action in parser._actions:
+        for flag in action.option_strings:
+            if len(flag) < len("--once") or f"{flag}x" in parser._option_string_actions:
+                continue
+            code, out, err = run(*filter(None, [name]), f"{flag}x", capsys=capsys)
+            assert (code, out) == (2, "")
+            assert f"unrecognized arguments: {flag}x; did you mean {flag}?; see" in err
+
+
 def test_explain_accepts_its_holder_anywhere() -> None:
     parser: Parser = COMMANDS["explain"].load().build_parser()
     flags = ["--source.prometheus", "http://p", "--audit.file", "audit.jsonl", "--no-slurm"]
     before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
     assert vars(before) == vars(after)
     assert before.holder == ["ml/train-0"]
+
+
+@pytest.mark.parametrize(("command", "flag"), [("top", "--from"), ("reconcile", "--source.exporter"), ("explain", "--source.exporter")])  # fmt: skip
+def test_a_host_list_counts_as_a_repeated_flag(command: str, flag: str) -> None:
+    parser: Parser = COMMANDS[command].load().build_parser()
+    given = ["ml/a"] if command == "explain" else []
+    each = [f"{flag}={host}:9837" for host in ("gpu-09", "gpu-10", "login")]
+    assert vars(parser.read([*given, f"{flag}=gpu-[09-10]:9837,login:9837"])) == vars(parser.read([*given, *each]))
 
 
 def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:

@@ -62,7 +62,8 @@ def test_the_published_schema_accepts_the_demo_and_every_kind_of_load() -> None:
     ("data", "message"),
     [
         ([], "scenario: expected a mapping, not list"),
-        ({"gpus": [{"model": "H100", "lod": {}}]}, "gpus[0]: unknown key 'lod'"),
+        ({"gpus": [{"model": "H100", "lod": {}}]}, "gpus[0].lod: unknown key, did you mean load?"),
+        ({"gpus": [{"modl": "H100"}]}, "gpus[0]: model is missing; is 'modl' meant for it?"),
         (
             {"gpus": [{"model": "H999"}]},
             "gpus[0].model: 'H999' is not one of T4, V100, A100, A30, H100, H200, B200, GH200",

@@ -14,7 +14,7 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health, list_gaps
-from gpu_exporter.agent.exposition.page import TONES, render_page
+from gpu_exporter.agent.exposition.page import render_page
 from gpu_exporter.agent.exposition.publisher import no_history
 from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.exposition.series import list_series
@@ -25,6 +25,7 @@ from gpu_exporter.agent.runtime.once import GAPS_MAX, run_once
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.model.holders import SourceStatus
 from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.common.model.rows import TONES
 from gpu_exporter.common.model.units import NO_PLACE
 from gpu_exporter.common.model.views import GpuView, View
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
@@ -9,6 +11,7 @@ from gpu_exporter.agent.attribution.resolve import resolve
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health
 from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.json_format import render_json
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, SourceStatus
 from gpu_exporter.common.model.readings import CollectorOutcome
 from gpu_exporter.common.model.units import UnitId
@@ -68,6 +71,7 @@ def test_a_line_shows_the_holder_the_evidence_and_the_doubt(node: SimulatedNode)
     first = lines(view)[1]
     for cell in ("job 7", "ada", "shard 50%", "IDX 0: device file 0", "1m ago", "processes of job 8 run here"):
         assert cell in first
+    assert json.loads(render_json(view))["allocations"][0]["doubt"] == "processes of job 8 run here"
     assert lines(view)[2].split()[2] == "(free)"
 
 

@@ -128,6 +128,28 @@ def test_the_command_begins_shows_and_ends_a_pause(tmp_path: Path, capsys: pytes
     assert (show_pause(place), end_pause(place), show_pause(place)) == (Exit.PARTIAL, 0, 0)
 
 
+def test_the_pause_as_json_says_whether_until_when_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said() -> tuple[object, ...]:
+        facts = json.loads(capsys.readouterr().out)
+        return facts["paused"], facts["until_timestamp_seconds"], facts["reason"], facts["problem"]
+
+    place = PauseFile(tmp_path / "pause")
+    show_pause(place, "json")
+    assert said() == (False, None, "", "")
+    start_pause(place, 3600.0, "storage", "json")
+    begun = said()
+    assert (begun[0], begun[2:]) == (True, ("storage", ""))
+    show_pause(place, "json")
+    assert said()[1] == pytest.approx(begun[1], abs=1.0), "the file has whole seconds"
+    end_pause(place, "json")
+    paused, until, *_ = said()
+    assert paused is False and isinstance(until, float) and until < SYSTEM_CLOCK.wall() + 1
+    (tmp_path / "pause").write_text("?")
+    assert show_pause(place, "json") == Exit.PARTIAL
+    paused, until, _, problem = said()
+    assert (paused, until) == (True, None) and str(tmp_path / "pause") in str(problem)
+
+
 @given(st.dictionaries(st.sampled_from([UNTIL, REASON, "other"]), st.one_of(st.none(), st.integers(), st.text())))
 def test_any_annotations_are_a_pause_or_no_pause_or_a_clear_error(facts: dict[str, object]) -> None:
     try:

@@ -137,7 +137,7 @@ def test_the_record_must_cover_two_weeks_and_older_decisions_are_forgotten(recor
     assert isinstance(record.why_not(account("a"), SETTINGS), PolicyStanding)
     short = fill(looked(ManualClock(wall=WALL), days=12.0), a=(100, 0), b=(100, 0), c=(100, 0))
     answer = short.why_not(account("a"), SETTINGS)
-    assert isinstance(answer, Skipped) and "run for 12.0 days of the last 336h" in answer.why
+    assert isinstance(answer, Skipped) and "run for 12.0 days of the last 2w" in answer.why
     clock = record._clock
     assert isinstance(clock, ManualClock)
     for _ in range(int(16 * DAY_S / 100)):

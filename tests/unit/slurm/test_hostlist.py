@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.common.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges
+from gpu_exporter.common.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges, render_names
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,42 @@ def test_a_list_may_have_as_many_names_as_the_limit() -> None:
     assert len(parse_names(f"n[0-{MAX_NAMES - 1}]")) == MAX_NAMES
     assert len(parse_names("n[0-255]m[0-255]")) == MAX_NAMES
     assert parse_names(f"n[{MAX_NAMES}-{MAX_NAMES + 1}]") == [f"n{MAX_NAMES}", f"n{MAX_NAMES + 1}"]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["login"], "login"),
+        (["n1", "n1"], "n1"),
+        ([f"gpu-{number:02d}" for number in range(1, 41)], "gpu-[01-40]"),
+        (["n9", "n10", "n11", "n2"], "n[2,9-11]"),
+        (["gpu08", "gpu09", "gpu10", "gpu8", "gpu100"], "gpu[8,100,08-10]"),
+        (["r1n1", "r1n2", "r2n1", "r2n2", "r10n1"], "r1n[1-2],r2n[1-2],r10n1"),
+        (["gpu-01.pod2.example.org", "gpu-02.pod2.example.org"], "gpu-[01-02].pod2.example.org"),
+        (["10.0.0.9:9836", "10.0.0.10:9836"], "10.0.0.[9-10]:9836"),
+        (["127.0.0.1:9837", "127.0.0.1:9836"], "127.0.0.1:[9836-9837]"),
+        (["login", "n1", "n2", "admin"], "admin,login,n[1-2]"),
+        (["n123456789012", "n123456789013"], "n123456789[012-013]"),
+    ],
+)
+def test_names_are_rendered_as_slurm_renders_them(names: list[str], text: str) -> None:
+    assert render_names(names) == text
+
+
+NUMBERED = st.lists(
+    st.sampled_from(["a", "b-", ".", "x"]) | st.integers(0, 120).map(str) | st.integers(0, 120).map("{:03d}".format),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@given(st.lists(NUMBERED | st.text(alphabet="ab01 9-.:", min_size=1, max_size=14), max_size=40))
+def test_rendered_names_are_read_back(names: list[str]) -> None:
+    assert sorted(parse_names(render_names(names))) == sorted(set(names))
+
+
+@given(st.integers(0, 2000), st.integers(1, 2000), st.sampled_from([1, 4]))
+def test_consecutive_numbers_are_one_range(first: int, more: int, width: int) -> None:
+    names = [f"n{number:0{width}d}" for number in range(first, first + more + 1)]
+    assert render_names(reversed(names)) == f"n[{first:0{width}d}-{first + more:0{width}d}]"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.fetch import FetchError
-from gpu_exporter.reports.top.nodes import NodeRow, name_of, parse, parse_node, read_nodes
+from gpu_exporter.reports.top.nodes import NodeRow, list_problems, name_of, parse, parse_node, read_nodes
 from gpu_exporter.reports.top.screen import table
 
 ROW = {
@@ -57,8 +57,17 @@ def test_a_silent_node_does_not_affect_the_rows_of_others() -> None:
     assert [(each.node, each.row.holder) for each in reading.rows] == [("a1", "job 7"), ("a2", "job 7")]
     assert reading.answered == 2
     assert reading.problems["b1"] == "connection refused"
-    assert reading.problems["c1"].endswith("not the status of a gpu-exporter (JSONDecodeError)")
+    assert reading.problems["c1"] == "the answer is not the status of a gpu-exporter (JSONDecodeError)"
     assert reading.problems["a1"] == "no driver; slurm: slurmctld is silent"
+
+
+def test_nodes_with_the_same_problem_are_one_host_list() -> None:
+    def fetch(node: Address, **_: Any) -> str:
+        raise FetchError(f"{node}: {'no route' if '17' in node.place else 'connection refused'}")
+
+    names = [f"gpu-{number:02d}" for number in range(1, 41)]
+    reading = read_nodes([parse_node(name) for name in names], fetch)
+    assert list_problems(reading) == ["gpu-[01-16,18-40]: connection refused", "gpu-17: no route"]
 
 
 def test_null_means_unknown_and_not_zero() -> None:
@@ -67,6 +76,11 @@ def test_null_means_unknown_and_not_zero() -> None:
     assert row.stalled_s is None
     ((row,), _) = parse(json.dumps({**STATUS, "rows": [{**ROW, "stalled_seconds": 900.0}]}))
     assert row.stalled_s == 900.0
+
+
+def test_a_reason_is_read_whole() -> None:
+    ((row,), _) = parse(json.dumps({**STATUS, "rows": [{**ROW, "why": "w" * 500, "advice": "a" * 500}]}))
+    assert (row.why, row.advice) == ("w" * 500, "a" * 500)
 
 
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])

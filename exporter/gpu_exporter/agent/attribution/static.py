@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.common.config.values import unknown_key
 from gpu_exporter.common.files import open_named, read_within
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.common.plain import describe_yaml
@@ -119,9 +120,9 @@ def parse_static(data: object) -> list[Grant]:
     for position, entry in enumerate(data):
         if not isinstance(entry, dict):
             raise ValueError(f"[{position}]: expected a mapping, not {type(entry).__name__}")
-        unknown = sorted(set(map(str, entry)) - {*TEXT_KEYS, "gpus"})
-        if unknown:
-            raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
+        known = (*TEXT_KEYS, "gpus")
+        if unknown := sorted(set(map(str, entry)) - set(known)):
+            raise ValueError(unknown_key(f"[{position}]: {unknown[0]!r}", unknown[0], known))
         for key in TEXT_KEYS:  # with YAML anchors, str() of nested lists may need more memory than the host has
             if not isinstance(entry.get(key, ""), (str, int)):
                 raise ValueError(f"[{position}]: {key}: expected a string, not {type(entry[key]).__name__}")

@@ -36,10 +36,12 @@ from gpu_exporter.agent.devices.levels import LEVELS, compile_work
 from gpu_exporter.agent.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.agent.devices.products import PRODUCTS, Product
 from gpu_exporter.agent.devices.scenario_training import TrainingLoop
+from gpu_exporter.common.config.values import unknown_key
 from gpu_exporter.common.files import read_named
 from gpu_exporter.common.model.evidence import HostEvidence, ProcessEvidence
 from gpu_exporter.common.model.training import RankReport
 from gpu_exporter.common.model.units import UnitId
+from gpu_exporter.common.plain import nearest
 
 FOREVER = float("inf")
 FILE_MAX = 16 * 2**20  # bytes
@@ -217,17 +219,20 @@ class _ScenarioReader:
             raise ScenarioError(f"{place}: expected a mapping, not {type(data).__name__}")
         self.place = place
         self._data = dict(data)
+        self._known: list[str] = []
 
     def __contains__(self, key: str) -> bool:
         return key in self._data
 
     def take(self, key: str, default: object = None) -> object:
+        self._known.append(key)
         return self._data.pop(key, default)
 
     def _need(self, key: str, default: object) -> object:
         """As `take`. A missing key without a default is an error."""
         if default is None and key not in self._data:
-            raise ScenarioError(f"{self.place}: {key} is missing")
+            meant = nearest(key, map(str, self._data))
+            raise ScenarioError(f"{self.place}: {key} is missing" + (f"; is {meant!r} meant for it?" if meant else ""))
         return self.take(key, default)
 
     def entries(self, key: str) -> list[object]:
@@ -252,7 +257,8 @@ class _ScenarioReader:
 
     def finish(self) -> None:
         if self._data:
-            raise ScenarioError(f"{self.place}: unknown key {sorted(map(str, self._data))[0]!r}")
+            key = sorted(map(str, self._data))[0]
+            raise ScenarioError(unknown_key(f"{self.place}.{key}", key, self._known))
 
 
 def _parse_load(place: str, data: object) -> Load:
@@ -303,7 +309,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
 
 
 def _parse_gpu(reader: _ScenarioReader, index: int, seed: int) -> ScenarioGpu:
-    model = reader.text("model", "")
+    model = reader.text("model")
     if model not in PRODUCTS:
         raise ScenarioError(f"{reader.place}.model: {model!r} is not one of {', '.join(PRODUCTS)}")
     product = PRODUCTS[model]

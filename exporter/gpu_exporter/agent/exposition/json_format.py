@@ -153,6 +153,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "qos": holder.qos,
         "source": holder.source,
         "basis": view.allocation.basis,
+        "doubt": view.allocation.contradiction or view.allocation.why,
         "confirmed_timestamp_seconds": wall - view.unconfirmed_s,
         "share": view.allocation.share,
         "share_ratio": view.allocation.share_ratio,

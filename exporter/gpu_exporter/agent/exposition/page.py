@@ -22,25 +22,6 @@ HTML_TYPE = "text/html; charset=utf-8"
 SPARK_WIDTH, SPARK_HEIGHT = 120, 30
 SPARK_POINTS = 60  # longer histories are averaged to so many points: a page with 56 holders stays below 100 kB
 
-GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
-TONES = {
-    "healthy": GOOD,
-    "free": NEUTRAL,
-    "mig": NEUTRAL,
-    "away": NEUTRAL,
-    "unknown": NEUTRAL,
-    "low": WARN,
-    "bursty": WARN,
-    "busy_inefficient": WARN,
-    "throttled": WARN,
-    "stalled": BAD,
-    "held_idle": BAD,
-    "held_no_process": BAD,
-    "lost": BAD,
-    "missing": BAD,
-    "hung": BAD,
-    "stale": BAD,
-}
 COLUMNS = (
     "GPU",
     "Last ten minutes",
@@ -223,7 +204,6 @@ def _row(row: Row, spark: str) -> str:
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
-    tone = TONES.get(row.state, NEUTRAL)
     meaning = escape(sentence(STATES[row.state].says)) if row.state in STATES else ""
     age = "" if row.utilization is None or row.age_s is None else f"{format_age(row.age_s)} ago"
     cells = (
@@ -236,14 +216,14 @@ def _row(row: Row, spark: str) -> str:
         _two_lines(holder, owner if row.owner else ""),
         held,
         idle,
-        _two_lines(f'<span class="state {tone}" title="{meaning}">{state}</span>' if row.state else "", cause),
+        _two_lines(f'<span class="state {row.tone}" title="{meaning}">{state}</span>' if row.state else "", cause),
     )
     styles = {"Holder": "who"} | dict.fromkeys(NUMERIC, "num")
     shown = (
         f'<td data-of="{column}"{f" class={styles[column]}" if column in styles else ""}>{cell}</td>'
         for column, cell in zip(COLUMNS, cells, strict=True)
     )
-    why = _two_lines(escape(row.why), escape(row.advice))
+    why = _two_lines(escape(row.short_why), escape(row.advice))
     below = f"<tr><td data-of=Why class=why colspan={len(COLUMNS)}>{why}</td></tr>" if why else ""
     return f"<tbody><tr>{''.join(shown)}</tr>{below}</tbody>"
 

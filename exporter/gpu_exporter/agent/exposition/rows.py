@@ -12,7 +12,6 @@ from gpu_exporter.common.model.rows import UNKNOWN, Row
 from gpu_exporter.common.model.units import NO_PLACE, UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 
-WHY_MAX = 120  # characters of a row's WHY: one sentence; the status page's answer and `explain` have everything
 FAULTS = frozenset(("throttled", "stalled", "lost", "missing", "hung", "stale"))  # acted on without a cause
 
 
@@ -144,23 +143,13 @@ def _row(
         held,
         idle,
         state,
-        shorten(why),
+        why,
         throttling,
         age,
         stalled,
         cause,
         advice,
     )
-
-
-def shorten(text: str, most: int = WHY_MAX) -> str:
-    """The text, without the parts after `; ` that do not fit."""
-    first, *parts = text.split("; ")
-    for part in parts:
-        if len(first) + len(part) + 2 > most:
-            break
-        first = f"{first}; {part}"
-    return first if len(first) <= most else f"{first[: most - 1].rsplit(' ', 1)[0]}…"
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
 from gpu_exporter.agent.devices.nvml.library import LiveLibrary
-from gpu_exporter.agent.devices.nvml.recording import Recorder, summarize
+from gpu_exporter.agent.devices.nvml.recording import CallSummary, Recorder, summarize
 from gpu_exporter.agent.runtime.wiring import activity_rules
 from gpu_exporter.agent.sampling.tap import EVENT_WAIT_S, Tap, listen
 from gpu_exporter.common.config.defaults import Settings
@@ -26,14 +29,43 @@ from gpu_exporter.common.threads import start
 from gpu_exporter.common.version import VERSION
 
 log = logging.getLogger(__name__)
+HEADER = ("CALL", "TIMES", "P50 US", "P99 US", "REFUSED")
 
 
-def record(path: Path, duration_s: float, interval_s: float, settings: Settings, *, hashed: bool) -> int:
-    """Record for `duration_s` or until a signal, write the file, print a summary. Returns the exit code.
+def _render_table(calls: Sequence[CallSummary]) -> str:
+    rows = [
+        (each.call, str(each.times), f"{each.p50_us:.0f}", f"{each.p99_us:.0f}", " ".join(each.refused))
+        for each in calls
+    ]
+    return "\n".join(layout(HEADER, rows, frozenset(HEADER[1:4]))) + "\n"
+
+
+def _render_json(calls: Sequence[CallSummary]) -> str:
+    return json.dumps({"calls": [each._asdict() for each in calls]}, indent=1) + "\n"
+
+
+RENDER = {"table": _render_table, "json": _render_json}
+
+
+class RecordingRequest(NamedTuple):
+    """`path`: the file to write. `interval_s`: between two cycles. `hashed`: without UUIDs. `form`: of the printed
+    summary, table or json.
+    """
+
+    path: Path
+    duration_s: float
+    interval_s: float
+    hashed: bool
+    form: str
+
+
+def record(wish: RecordingRequest, settings: Settings) -> int:
+    """Record for the duration or until a signal, write the file, print a summary. Returns the exit code.
 
     Raises OSError.
     """
-    recorder = Recorder(LiveLibrary(), hashed=hashed)
+    path, interval_s = wish.path, wish.interval_s
+    recorder = Recorder(LiveLibrary(), hashed=wish.hashed)
     backend = NvmlBackend(recorder)
     try:
         backend.open()
@@ -43,14 +75,14 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
         return Exit.NO_DATA
     if not path.parent.is_dir():  # checked before the recording, not after it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
-    log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, duration_s, path)
+    log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, wish.duration_s, path)
     stop = stop_on_signal()
     taps = [Tap(backend, position, activity_rules(settings), interval_s, stop) for position in range(count)]
     threads = [threading.Thread(target=tap.run, daemon=True) for tap in taps]
     threads.append(threading.Thread(target=listen, args=(backend, taps, stop), daemon=True))
     for thread in threads:
         start(thread)
-    stop.wait(duration_s)
+    stop.wait(wish.duration_s)
     stop.set()
     deadline = time.monotonic() + interval_s + 4 * EVENT_WAIT_S
     for thread in threads:
@@ -61,7 +93,6 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
         "python": sys.version.split()[0],
     }
     write_atomically(path, recorder.render(**about))
-    header = ("CALL", "TIMES", "P50 US", "P99 US", "REFUSED")
-    sys.stdout.write("\n".join(layout(header, summarize(recorder.answers), frozenset(header[1:4]))) + "\n")
+    sys.stdout.write(RENDER[wish.form](summarize(recorder.answers)))
     log.info("wrote %s (%d bytes)", path, path.stat().st_size)
     return 0

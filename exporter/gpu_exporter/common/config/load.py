@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,7 +82,7 @@ def load_config(path: Path | None) -> Config:
         if key.value in nodes:
             faults.append(f"{place}: given twice")
         elif key.value not in (*defaults._fields, RULES):
-            faults.append(unknown_key(place, key.value, [*defaults._fields, RULES]))
+            faults.append(_unknown_key(place, key.value, [*defaults._fields, RULES]))
         elif key.value != RULES and not isinstance(value, yaml.MappingNode):
             faults.append(f"{place}: expected keys below it")
         elif key.value != RULES:
@@ -141,6 +142,34 @@ def render_config(config: Config) -> str:
     return text
 
 
+def render_config_json(config: Config) -> str:
+    """The effective configuration as JSON, which is a configuration file too."""
+    import json
+
+    found: dict[str, Any] = {
+        section: {
+            name: format_duration(value) if f"{section}.{name}" in DURATIONS else value
+            for name, value in values._asdict().items()
+        }
+        for section, values in config.settings._asdict().items()
+    }
+    if config.rules:
+        from gpu_exporter.common.config.rules import plain_rules
+
+        found[RULES] = plain_rules(config.rules)
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _unknown_key(place: str, key: str, known: Sequence[str]) -> str:
+    """As unknown_key; for a key of other sections, their names."""
+    sections = [section for section, values in Settings()._asdict().items() if key in values._fields]
+    return (
+        f"{place}: unknown key here; it belongs to {' or '.join(sections)}"
+        if sections
+        else unknown_key(place, key, known)
+    )
+
+
 def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[str]) -> Any:
     fields = section._fields
     changes: dict[str, Any] = {}
@@ -151,7 +180,7 @@ def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[s
         seen.add(key.value)
         place = f"{path}:{key.start_mark.line + 1}: {name}.{key.value}"
         if key.value not in fields:
-            faults.append(unknown_key(place, key.value, list(fields)))
+            faults.append(_unknown_key(place, key.value, list(fields)))
             continue
         try:
             changes[key.value] = parse_value(name, key.value, str(value.value))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.common.config.defaults import DURATIONS, Settings
 from gpu_exporter.common.durations import format_duration, parse_duration
+from gpu_exporter.common.plain import nearest
 
 CHOICES = {  # settings that are words, with their allowed values
     "identity.user": ("auto", "name", "uid", "hmac", "none"),
@@ -109,7 +110,5 @@ def check_value(section: str, key: str, value: float | str) -> str:
 
 def unknown_key(place: str, key: str, known: Sequence[str]) -> str:
     """The error for an unknown key, with the known key that was probably meant."""
-    import difflib  # needed only for an error
-
-    close = difflib.get_close_matches(key, known, 1)
-    return f"{place}: unknown key" + (f", did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")
+    close = nearest(key, known)
+    return f"{place}: unknown key" + (f", did you mean {close}?" if close else f"; known: {', '.join(known)}")

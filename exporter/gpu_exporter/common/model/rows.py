@@ -7,6 +7,26 @@ from typing import NamedTuple
 from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.views import Throttling
 
+WHY_MAX = 120  # characters of WHY in a table: one sentence; JSON, `top` and `explain` have everything
+GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
+TONES = {  # of a state
+    "healthy": GOOD,
+    "free": NEUTRAL,
+    "mig": NEUTRAL,
+    "away": NEUTRAL,
+    "unknown": NEUTRAL,
+    "low": WARN,
+    "bursty": WARN,
+    "busy_inefficient": WARN,
+    "throttled": WARN,
+    "stalled": BAD,
+    "held_idle": BAD,
+    "held_no_process": BAD,
+    "lost": BAD,
+    "missing": BAD,
+    "hung": BAD,
+    "stale": BAD,
+}
 UNKNOWN = "-"
 NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "CAUSE", "WHY")
 NUMBERS = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
@@ -40,6 +60,21 @@ class Row(NamedTuple):
     advice: str = ""
 
     @property
+    def short_why(self) -> str:
+        """Why, without the parts after `; ` that do not fit into a cell."""
+        first, *parts = self.why.split("; ")
+        for part in parts:
+            if len(first) + len(part) + 2 > WHY_MAX:
+                break
+            first = f"{first}; {part}"
+        return first if len(first) <= WHY_MAX else f"{first[: WHY_MAX - 1].rsplit(' ', 1)[0]}…"
+
+    @property
+    def tone(self) -> str:
+        """What the state means, for colours."""
+        return TONES.get(self.state, NEUTRAL)
+
+    @property
     def wasted_s(self) -> float:
         """How long its holder has not used it: the present idle run, or the present stall."""
         return max(self.idle_s or 0.0, self.stalled_s or 0.0) if self.holder else 0.0
@@ -60,7 +95,7 @@ class Row(NamedTuple):
             UNKNOWN if self.idle_s is None else format_age(self.idle_s),
             self.state,
             self.cause,
-            f"{self.why} -> {self.advice}" if self.advice else self.why,
+            f"{self.short_why} -> {self.advice}" if self.advice else self.short_why,
         )
 
 

@@ -1,17 +1,20 @@
 """Slurm's list expressions: `n[0-1,7],login`, `r[1-2]n[1-4]`, `/dev/nvidia[0-3]`, and plain number ranges.
 
-Rules: slurm.conf(5), "NodeName". The text may come from a file that any user with write access edits, so the size of a
-list is checked before the list is built.
+Rules: slurm.conf(5), "NodeName"; pdsh and clush read them too. The text may come from a file that any user with write
+access edits, so the size of a list is checked before the list is built.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
+from itertools import zip_longest
 
-from gpu_exporter.common.outside import need_wholes
+from gpu_exporter.common.outside import need_wholes, whole
 
 MAX_NAMES = 65_536  # Slurm's own MAX_RANGE is a similar limit for one expression
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_NUMBER = "[0-9]{1,9}"
+_RANGE = re.compile(rf"({_NUMBER})(?:-({_NUMBER}))?")
 
 
 def parse_ranges(text: str) -> list[int]:
@@ -30,6 +33,50 @@ def parse_names(text: str) -> list[str]:
         if len(names) > MAX_NAMES:
             raise ValueError(f"{text[:80]!r} expands to more than {MAX_NAMES} names")
     return names
+
+
+def render_names(names: Iterable[str]) -> str:
+    """The expression of these names, `gpu-[01-40],login`, which parse_names reads; each name once, in natural order.
+
+    Of several numbers in a name, the last one that differs between the names becomes a range. A name with a bracket or
+    a comma remains as it is, and the expression cannot be read back.
+    """
+    by_words: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for name in names:
+        parts = re.split(f"({_NUMBER})", name)
+        by_words.setdefault(tuple(parts[::2]), set()).add(tuple(parts[1::2]))
+    ranges: dict[tuple[str, str], set[str]] = {}
+    for words, rows in by_words.items():
+        at = max((i for i in range(len(words) - 1) if len({row[i] for row in rows}) > 1), default=0)
+        for row in rows:
+            before, after = _join(words[: at + 1], row[:at]), _join(("", *words[at + 1 :]), ("", *row[at + 1 :]))
+            ranges.setdefault((before, after), set()).update(row[at : at + 1])
+    return ",".join(
+        f"{before}{_render_ranges(numbers)}{after}"
+        for (before, after), numbers in sorted(ranges.items(), key=lambda each: [*map(_natural, each[0])])
+    )
+
+
+def _join(words: Iterable[str], numbers: Iterable[str]) -> str:
+    return "".join(word + number for word, number in zip_longest(words, numbers, fillvalue=""))
+
+
+def _natural(text: str) -> list[tuple[str, int]]:
+    """A key that sorts `n9` before `n10`."""
+    return [(word, whole(number) or 0) for word, number in re.findall(f"([^0-9]*)({_NUMBER}|$)", text)]
+
+
+def _render_ranges(numbers: Collection[str]) -> str:
+    """`[01-40,42]`, without brackets for a single number. A range has the zero padding of its first number."""
+    padded = {len(number) for number in numbers if len(number) > 1 and number.startswith("0")}
+    runs: list[list[str]] = []
+    for number in sorted(numbers, key=lambda each: (len(each) if len(each) in padded else 0, whole(each))):
+        if runs and number == f"{(whole(runs[-1][-1]) or 0) + 1:0{len(runs[-1][0])}d}":
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"[{texts}]" if len(numbers) > 1 else texts
 
 
 def _split(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -144,10 +145,15 @@ def apply_once(
 
 
 def remove_all(
-    markers: Sequence[Marker], *, apply: bool, lease: Lease | None = None, patience_s: float = PATIENCE_S
+    markers: Sequence[Marker],
+    *,
+    apply: bool,
+    lease: Lease | None = None,
+    patience_s: float = PATIENCE_S,
+    form: str = "table",
 ) -> int:
-    """Print every mark and, with `apply`, withdraw it. With a lease, write only while this process holds it, since a
-    reconciler that is about to end could set a mark again. Returns the exit code.
+    """Print every mark, as JSON if `form` is json, and withdraw it with `apply`. With a lease, write only while this
+    process holds it, since a reconciler that is about to end could set a mark again. Returns the exit code.
 
     Raises MarkError if the marks cannot be listed, or if the lease is not free within `patience_s`.
     """
@@ -162,9 +168,11 @@ def remove_all(
                 if not lease.wait(patience_s):
                     hint = "; stop the holder first, or run it without --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
-        for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
-            print(one_line(line))  # noqa: T201
-            code = code if is_done else Exit.PARTIAL
+        for each in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
+            facts = {"holder": each.title, "stage": each.stage, "outcome": each.outcome, "done": each.is_done}
+            line = f"{each.title}: {each.stage}: {each.outcome}"
+            print(json.dumps(facts) if form == "json" else one_line(line))  # noqa: T201
+            code = code if each.is_done else Exit.PARTIAL
     finally:
         stop.set()
         if lease is not None:

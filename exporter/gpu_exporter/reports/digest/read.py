@@ -14,8 +14,10 @@ from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import MIB, LimitError
+from gpu_exporter.common.plain import REASON_MAX, shorten
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import TooManyRows, VectorRow, parse_vector
+from gpu_exporter.common.slurm.hostlist import render_names
 from gpu_exporter.common.threads import NoThread, run_ahead
 from gpu_exporter.reconciler.evidence.records import ENFORCED, HolderName, holder_name, title, users_id_of
 from gpu_exporter.reports.digest import oversized, targets
@@ -278,10 +280,10 @@ def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:
 def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterator[str]:
     """Values that are missing in the digest or may be wrong. `twice`: nodes that several targets scraped."""
     if twice:
-        more = f" and {len(twice) - 3} nodes more" if len(twice) > 3 else ""
+        nodes = shorten(render_names(twice), REASON_MAX)
         yield (
-            f"possibly some hours of {', '.join(twice[:3])}{more}: several targets scraped one exporter, so only the "
-            "larger value counts; scrape each exporter once"
+            f"possibly some hours of {nodes}: several targets scraped one exporter, so only the larger value counts; "
+            "scrape each exporter once"
         )
     if has_nameless:
         yield (

@@ -12,6 +12,7 @@ from gpu_exporter.common.fetch import MIB, FetchError, fetch_text
 from gpu_exporter.common.model.rows import Row
 from gpu_exporter.common.outside import need_real
 from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.slurm.hostlist import render_names
 from gpu_exporter.common.threads import run_ahead
 
 WITHIN_S = 5.0
@@ -19,6 +20,7 @@ WORKERS = 64
 MOST_BYTES = 4 * MIB  # per node; 64 nodes are read at a time
 ROWS_MAX = 4096  # per node: 8 GPUs with 7 instances and dozens of holders each
 TEXT_MAX = 256  # characters of a cell; longer names end in a digest
+SENTENCE_MAX = 1024  # characters of a reason or an advice
 PROBLEMS_MAX = 8
 MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
@@ -36,7 +38,8 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "idle_seconds": "idle_s",
     "stalled_seconds": "stalled_s",
 }
-TEXTS = ("gpu", "name", "holder", "owner", "state", "cause", "why", "advice")
+TEXTS = ("gpu", "name", "holder", "owner", "state", "cause")
+SENTENCES = ("why", "advice")
 
 
 class NodeRow(NamedTuple):
@@ -82,11 +85,9 @@ def read_each(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) 
             return node, NodeAnswer(*parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except AnswerError as exc:
             hint = HINTS.get(exc.status, "") if isinstance(exc, FetchError) else ""
-            return node, NodeAnswer(None, f"{exc}{hint}")
+            return node, NodeAnswer(None, f"{str(exc).removeprefix(f'{node}: ')}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return node, NodeAnswer(
-                None, f"{node}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
-            )
+            return node, NodeAnswer(None, f"the answer is not the status of a gpu-exporter ({type(exc).__name__})")
 
     yield from run_ahead(read, nodes, min(WORKERS, len(nodes)), "top")
 
@@ -99,9 +100,29 @@ def put_together(nodes: Sequence[Address], answers: Mapping[Address, NodeAnswer]
     return ClusterReading(rows, answered, {node: problem for node, problem in problems.items() if problem})
 
 
+def list_problems(reading: ClusterReading) -> list[str]:
+    """One line for each problem, `gpu-[01-40]: Connection refused`, with the nodes that have it."""
+    nodes: dict[str, list[str]] = {}
+    for node, problem in reading.problems.items():
+        nodes.setdefault(problem, []).append(node)
+    return [one_line(f"{render_names(names)}: {problem}") for problem, names in nodes.items()]
+
+
 def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
     """One reading of all nodes. Raises NoThread."""
     return put_together(nodes, dict(read_each(nodes, fetch)))
+
+
+def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequence[NodeRow]) -> str:
+    """`rows` with the keys of docs/status.schema.json, and each node with its problem, "" without one."""
+    facts = [
+        {"node": each.node}
+        | {key: getattr(each.row, key) for key in (*TEXTS, *SENTENCES)}
+        | {key: getattr(each.row, field) for key, field in NUMBERS.items()}
+        for each in rows
+    ]
+    asked = [{"node": name, "problem": reading.problems.get(name, "")} for name in map(name_of, nodes)]
+    return json.dumps({"nodes": asked, "rows": facts}, indent=1) + "\n"
 
 
 def _number(value: Any) -> float | None:
@@ -114,9 +135,9 @@ def _number(value: Any) -> float | None:
     return number
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, most: int = TEXT_MAX) -> str:
     """Cut, because every row of the table is as wide as the widest row."""
-    return one_line(str(value), TEXT_MAX)
+    return one_line(str(value), most)
 
 
 def parse(text: str) -> tuple[list[Row], str]:
@@ -125,7 +146,8 @@ def parse(text: str) -> tuple[list[Row], str]:
     rows = []
     for each in answer["rows"]:
         numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
-        rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
+        texts = {key: _text(each[key]) for key in TEXTS} | {key: _text(each[key], SENTENCE_MAX) for key in SENTENCES}
+        rows.append(Row(**texts, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError
     missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.common.model.rows import NAMES, NUMBERS, Row
 from gpu_exporter.common.plain import layout, one_line
-from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow
+from gpu_exporter.reports.top.columns import narrow
+from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow, list_problems
 
-# Columns that a narrow window lacks, in this order, until the reason has REASON_MIN characters.
-DROPPED = ("TEMP", "MEMORY", "NAME", "HELD", "POWER")
-REASON_MIN = 50
 IDLE_STATES = ("held_idle", "held_no_process")
 SILENT_STATES = ("lost", "hung", "stale")
+PLAIN, TITLE, CHOSEN, KEYS = "plain", "title", "chosen", "keys"  # styles of a line
+VALUES = ("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE")  # of the chosen row, also those that have no column
 
 
 def _number(value: float | None) -> float:
@@ -34,18 +35,46 @@ ORDERS: dict[str, Callable[[Row], float]] = {
 
 
 class ViewOptions(NamedTuple):
-    """Choices of the user. `words`: a row must contain all of them. `skip`: number of rows above the first shown."""
+    """Choices of the user. `words`: a row must contain all of them. `chosen`: node, GPU and holder of the chosen row,
+    None before the user has chosen one. `at`: where that row was, and which row is chosen if it no longer exists.
+    """
 
     order: str = "waste"
     words: str = ""
-    skip: int = 0
+    chosen: tuple[str, str, str] | None = None
+    at: int = 0
+
+
+class ScreenLine(NamedTuple):
+    """A line of the screen. `state`: first and last column of a state in it, and the tone of the state."""
+
+    text: str
+    style: str = PLAIN
+    state: tuple[int, int, str] | None = None
 
 
 def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
     """The selected rows in the selected order. Equal rows are in the order of nodes and GPUs."""
     words = wish.words.lower().split()
-    wanted = [each for each in rows if all(word in f"{each.node} {' '.join(each.row.texts)}".lower() for word in words)]
+    wanted = [
+        each
+        for each in rows
+        if all(word in f"{each.node} {' '.join(each.row.texts)} {each.row.why}".lower() for word in words)
+    ]
     return sorted(wanted, key=lambda each: -ORDERS[wish.order](each.row))
+
+
+def find_chosen(rows: Sequence[NodeRow], wish: ViewOptions) -> int:
+    """The position of the chosen row. It remains chosen where a new reading puts it elsewhere."""
+    places = [(each.node, each.row.gpu, each.row.holder) for each in rows]
+    return places.index(wish.chosen) if wish.chosen in places else max(0, min(wish.at, len(rows) - 1))
+
+
+def move(reading: ClusterReading, wish: ViewOptions, step: int) -> ViewOptions:
+    """The choices with the row chosen that is `step` rows below the chosen one."""
+    rows = choose(reading.rows, wish)
+    at = max(0, min(find_chosen(rows, wish) + step, len(rows) - 1))
+    return wish._replace(at=at, chosen=(rows[at].node, rows[at].row.gpu, rows[at].row.holder) if rows else None)
 
 
 def summary(reading: ClusterReading, nodes: int) -> str:
@@ -69,39 +98,74 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
-    """Header and rows at full width. In a window of `width` characters, columns make room for the reason, except the
-    column of the order.
+    """Header and rows. In a window of `width` characters, the columns and names that fit into it, among them the column
+    of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
-    lines = layout(names, cells, NUMBERS)
-    for name in DROPPED:
-        if width is None or max(map(len, lines)) <= width or width - lines[0].index(names[-1]) >= REASON_MIN:
-            break
-        if name == order.upper():
-            continue
-        at = names.index(name)
-        for line in (names, *cells):
-            del line[at]
-        lines = layout(names, cells, NUMBERS)
-    return lines
+    if width is None:
+        return layout(names, cells, NUMBERS)
+    return [_cut(line, width) for line in layout(*narrow(names, cells, width, order.upper()), NUMBERS)]
 
 
-def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[str]:
-    """At most `height` lines of `width` characters: summary, problems, table, and help for the keys."""
-    problems = [one_line(f"{node}: {text}") for node, text in reading.problems.items()]
+def describe(each: NodeRow, rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
+    """The chosen row in sentences: its title, the whole reason, what to change, and its values. `rows`: all rows, since
+    the advice is only in the first row of its holder.
+    """
+    row, values = each.row, dict(zip(NAMES, each.row.texts, strict=True))
+    node = f"{each.node} " if with_node else ""
+    holder = f"{row.holder}{f' of {row.owner}' if row.owner else ''}" if row.holder else "no holder"
+    others = (other.row for other in rows if (other.node, other.row.holder) == (each.node, row.holder))
+    advice = row.advice or next((other.advice for other in others if other.cause == row.cause and other.advice), "")
+    return [
+        ", ".join(filter(None, (f"{node}GPU {row.gpu}: {holder}", row.state, row.cause))),
+        *([f"why: {row.why}"] if row.why else []),
+        *([f"to change: {advice}"] if advice else []),
+        ", ".join([row.name, *(f"{name.lower()} {values[name]}" for name in VALUES)]),
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _wrap(texts: Sequence[str], width: int, most: int) -> list[str]:
+    """The texts in lines of `width` characters, at most `most` of them."""
+    lines = [line for text in texts for line in textwrap.wrap(one_line(text), width, subsequent_indent="  ")]
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
+
+
+def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[ScreenLine]:
+    """At most `height` lines of `width` characters: summary, problems, table, the chosen row in sentences, and help for
+    the keys.
+    """
+    problems = list_problems(reading)
     room = max(1, height // 4)
     if len(problems) > room:
-        problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more nodes with problems"]
+        problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more problems of nodes"]
     rows = choose(reading.rows, wish)
+    at = find_chosen(rows, wish)
     head, *body = table(rows, with_node=nodes > 1, width=width, order=wish.order)
-    fits = max(0, height - 3 - len(problems))
-    skip = min(wish.skip, max(0, len(body) - fits))
-    below = len(body) - skip - fits
+    room = height - 3 - len(problems)  # for rows and the chosen row
+    texts = describe(rows[at], reading.rows, with_node=nodes > 1) if rows and width > len("to change: ") else []
+    below = _wrap(texts, width, room // 2) if room >= 4 else []
+    fits = max(0, room - len(below) - bool(below))
+    first = max(0, min(at - fits // 2, len(body) - fits))
+    shown = [ScreenLine(body[i], CHOSEN if i == at else PLAIN, _mark(head, rows[i])) for i in range(first, len(body))][
+        :fits
+    ]
+    lines = [ScreenLine(summary(reading, nodes), TITLE), *map(ScreenLine, problems), ScreenLine(head, TITLE), *shown]
+    lines += [ScreenLine("")] * (height - 1 - len(below) - len(lines))
+    lines += [ScreenLine(text, PLAIN if number else TITLE) for number, text in enumerate(below)]
+    more = len(body) - fits
     words = f", with '{one_line(wish.words)}'" if wish.words else ""
-    keys = f"by {wish.order}{words}   s: sort  /: filter  arrows: scroll  q: quit" + (
-        f"   {below} more" if below > 0 else ""
+    keys = f"by {wish.order}{words}   s: sort  /: filter  arrows: choose  q: quit" + (
+        f"   {first} rows above, {more - first} below" if more > 0 else ""
     )
-    lines = [summary(reading, nodes), *problems, head, *body[skip : skip + fits]]
-    lines += [""] * (height - 1 - len(lines))
-    return [line[:width] for line in (*lines[: height - 1], keys)]
+    return [line._replace(text=_cut(line.text, width)) for line in (*lines[: height - 1], ScreenLine(keys, KEYS))]
+
+
+def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
+    """Where the state is in a row of the table with this header."""
+    start = head.find("STATE")
+    return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

@@ -3,35 +3,88 @@
 from __future__ import annotations
 
 import contextlib
+import locale
+import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.model.rows import BAD, GOOD, WARN
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.service import stop_on_signal
 from gpu_exporter.common.threads import start
-from gpu_exporter.reports.top.nodes import ClusterReading, NodeAnswer, put_together, read_each, read_nodes
-from gpu_exporter.reports.top.screen import ORDERS, ViewOptions, choose, draw, summary, table
+from gpu_exporter.reports.top.nodes import (
+    ClusterReading,
+    NodeAnswer,
+    list_problems,
+    put_together,
+    read_each,
+    read_nodes,
+    render_json,
+)
+from gpu_exporter.reports.top.screen import (
+    CHOSEN,
+    KEYS,
+    ORDERS,
+    PLAIN,
+    TITLE,
+    ScreenLine,
+    ViewOptions,
+    choose,
+    draw,
+    move,
+    summary,
+    table,
+)
+
+if TYPE_CHECKING:
+    import curses
 
 KEY_WAIT_MS = 200  # delay until the screen shows a new reading, or ends
 BACKSPACE = frozenset((8, 127))
 ESCAPE, ENTER = 27, frozenset((10, 13))
+# Text and background of a state, so that neither a light nor a dark terminal makes it unreadable. The numbers are those
+# of xterm, of 256 colours, which themes do not change, and of 8 colours.
+COLOURS = {BAD: ((231, 124), (7, 1)), WARN: ((16, 214), (0, 3)), GOOD: ((231, 22), (0, 2))}
 
 
-def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[..., str]) -> int:
-    """Print the table and a summary. Returns the exit code: partial if a node is silent, no data if all are."""
+def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[..., str], form: str = "table") -> int:
+    """Print the rows, as a table with a summary or as JSON. Returns the exit code: partial if a node is silent, no data
+    if all are.
+    """
     reading = read_nodes(nodes, fetch)
-    for line in table(choose(reading.rows, wish), with_node=len(nodes) > 1) if reading.answered else ():
-        sys.stdout.write(f"{line}\n")
-    if reading.answered:
-        sys.stdout.write(f"{summary(reading, len(nodes))}\n")
-    for name, problem in reading.problems.items():
-        sys.stderr.write(f"gpu-exporter: {one_line(name)}: {one_line(problem)}\n")
+    rows = choose(reading.rows, wish)
+    if form == "json":
+        sys.stdout.write(render_json(nodes, reading, rows))
+    elif reading.answered:
+        lines = [*table(rows, with_node=len(nodes) > 1), summary(reading, len(nodes))]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    for problem in list_problems(reading):
+        sys.stderr.write(f"gpu-exporter: {problem}\n")
     if not reading.answered:
         return Exit.NO_DATA
     return Exit.PARTIAL if reading.problems else Exit.DONE
+
+
+def find_obstacle(environment: Mapping[str, str]) -> str:
+    """Why this terminal cannot show a live table, "" if it can."""
+    try:
+        import curses
+    except ImportError:
+        return "this Python has no module curses"
+    name = environment.get("TERM", "")
+    if not name:
+        return "TERM is not set"
+    try:
+        curses.setupterm(name, sys.stdout.fileno())
+        if curses.tigetstr("cup") is None:
+            return f"a terminal of type {one_line(name)!r} has no cursor that can be moved"
+    except curses.error:
+        return f"terminals of type {one_line(name)!r} are unknown on this host"
+    return ""
 
 
 class _KeyReader:
@@ -62,7 +115,7 @@ class _KeyReader:
 
 
 def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetch: Callable[..., str]) -> int:
-    """Show the nodes on the whole terminal until q or a signal. Raises curses.error if the terminal is unsuitable."""
+    """Show the nodes on the whole terminal until q or a signal. The terminal must have no obstacle (find_obstacle)."""
     import curses
 
     stop = stop_on_signal()  # not the default, which would leave the terminal as curses has set it
@@ -72,15 +125,16 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
         nonlocal wish
         with contextlib.suppress(curses.error):  # some terminals cannot hide the cursor
             curses.curs_set(0)
+        tones = _set_colours(os.environ)
         window.timeout(KEY_WAIT_MS)
         writing = False
         while not stop.is_set():
             height, width = window.getmaxyx()
             window.erase()
-            for y, line in enumerate(draw(reader.reading, wish, len(nodes), height, width - 1)):
-                mark = curses.A_BOLD if y == 0 else curses.A_REVERSE if y == height - 1 else curses.A_NORMAL
+            reading = reader.reading
+            for y, line in enumerate(draw(reading, wish, len(nodes), height, width - 1)):
                 with contextlib.suppress(curses.error):  # the window has just become smaller
-                    window.addstr(y, 0, line, mark)
+                    _put(window, y, line, tones)
             if writing:
                 with contextlib.suppress(curses.error):
                     window.addstr(height - 1, 0, f"filter: {wish.words}_ "[: width - 1], curses.A_REVERSE)
@@ -93,13 +147,42 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
             elif key == ord("/"):
                 writing = True
             else:
-                wish = _follow(wish, key, max(1, height - 4), curses)
+                wish = _follow(reading, wish, key, max(1, height - 4), curses)
 
     try:
         curses.wrapper(show)
     finally:
         reader.end()
     return Exit.DONE
+
+
+def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
+    """The attribute of each tone; empty without colours, or where NO_COLOR is set (no-color.org)."""
+    import curses
+
+    try:
+        curses.use_default_colors()  # otherwise all text is white on black
+        if environment.get("NO_COLOR"):
+            return {}
+        for number, colours in enumerate(COLOURS.values(), 1):
+            curses.init_pair(number, *colours[curses.COLORS < 256])
+    except curses.error:  # a terminal without colours
+        return {}
+    return {tone: curses.color_pair(number) for number, tone in enumerate(COLOURS, 1)}
+
+
+def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, int]) -> None:
+    """Write one line. Raises curses.error where the window is smaller."""
+    import curses
+
+    styles = {PLAIN: curses.A_NORMAL, TITLE: curses.A_BOLD, CHOSEN: curses.A_REVERSE, KEYS: curses.A_REVERSE}
+    bar = window.getmaxyx()[1] - 1 if styles[line.style] == curses.A_REVERSE else 0
+    code = locale.nl_langinfo(locale.CODESET)  # curses writes any other character as a blank, or as an invalid byte
+    text = line.text.encode(code, "replace").decode(code).ljust(bar)
+    window.addstr(y, 0, text, styles[line.style])
+    if line.state is not None and line.state[2] in tones:
+        first, last, tone = line.state
+        window.addstr(y, first, text[first:last], tones[tone])
 
 
 def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
@@ -109,17 +192,18 @@ def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
     if key == ESCAPE:
         return wish._replace(words=""), False
     if key in BACKSPACE or key == 263:  # KEY_BACKSPACE
-        return wish._replace(words=wish.words[:-1], skip=0), True
+        return wish._replace(words=wish.words[:-1]), True
     if 32 <= key < 127:
-        return wish._replace(words=wish.words + chr(key), skip=0), True
+        return wish._replace(words=wish.words + chr(key)), True
     return wish, True
 
 
-def _follow(wish: ViewOptions, key: int, page: int, keys: object) -> ViewOptions:
-    """The choices after a key: another order, or other rows."""
+def _follow(reading: ClusterReading, wish: ViewOptions, key: int, page: int, keys: object) -> ViewOptions:
+    """The choices after a key: another order, or another row."""
     if key == ord("s"):
         names = list(ORDERS)
-        return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], skip=0)
-    steps = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page, "KEY_HOME": -wish.skip}
-    moved = next((step for name, step in steps.items() if getattr(keys, name) == key), 0)
-    return wish._replace(skip=max(0, wish.skip + moved))
+        return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], chosen=None, at=0)
+    most = len(reading.rows)
+    steps = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page, "KEY_HOME": -most, "KEY_END": most}
+    step = next((step for name, step in steps.items() if getattr(keys, name) == key), 0)
+    return move(reading, wish, step) if step else wish

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable, NotSupported, device_error
 from gpu_exporter.agent.devices.nvml import constants as nvml
@@ -156,8 +156,18 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
         yield call, handle.name, tuple(a for a in arguments if not isinstance(a, Handle))
 
 
-def summarize(answers: Mapping[Question, Answers]) -> list[tuple[str, str, str, str, str]]:
-    """One row per call: number of calls, median and 99th percentile in microseconds, and errors."""
+class CallSummary(NamedTuple):
+    """One call of the driver: how often it was made, median and 99th percentile (microseconds), and its errors."""
+
+    call: str
+    times: int
+    p50_us: float
+    p99_us: float
+    refused: list[str]
+
+
+def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
+    """One summary per call, by name."""
     calls: dict[str, tuple[list[int], set[str]]] = {}
     for (call, _, arguments), entry in answers.items():
         name = f"{call} {arguments[0]}" if call in (FIELDS, SAMPLES) else call
@@ -170,7 +180,7 @@ def summarize(answers: Mapping[Question, Answers]) -> list[tuple[str, str, str, 
     for name, (latencies, errors) in sorted(calls.items()):
         latencies.sort()
         p50, p99 = statistics.median(latencies), latencies[int(0.99 * len(latencies))]
-        rows.append((name, str(len(latencies)), f"{p50:.0f}", str(p99), " ".join(sorted(errors))))
+        rows.append(CallSummary(name, len(latencies), p50, p99, sorted(errors)))
     return rows
 
 

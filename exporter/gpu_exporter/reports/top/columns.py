@@ -1,0 +1,48 @@
+"""Which columns of the table a window shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ESSENTIAL = ("NODE", "GPU", "UTIL", "HOLDER", "IDLE", "STATE", "CAUSE")
+# In this order, as far as they fit; without room for OWNER or WHY, the next ones may still fit.
+OTHERS = ("OWNER", "WHY", "POWER", "HELD", "NAME", "MEMORY", "TEMP")
+REASON_MIN = 30  # characters, without which the reason has no column
+HOLDER_MIN = 12
+GAP = 2  # between two columns
+
+
+def narrow(
+    names: Sequence[str], cells: Sequence[Sequence[str]], width: int, order: str
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the columns that fit into `width` characters, in the order of `names`. `order`: a further
+    column that is essential. In a window that is too narrow for the essential ones, the cause loses its confidence, and
+    holders lose characters in the middle.
+    """
+    rows = [dict(zip(names, row, strict=True)) for row in cells]
+    wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) for name in names}
+    kept = {name for name in names if name in ESSENTIAL or name == order}
+    left = width - sum(wide[name] + GAP for name in kept) + GAP
+    if left < 0:
+        for row in rows:
+            row["CAUSE"] = row["CAUSE"].partition(" ")[0]
+        left += wide["CAUSE"] - max(len("CAUSE"), *(len(row["CAUSE"]) for row in rows), 0)
+        for row in rows:
+            row["HOLDER"] = _shorten(row["HOLDER"], max(HOLDER_MIN, wide["HOLDER"] + min(0, left)))
+    for name in OTHERS:
+        need = wide[name]
+        if name == "WHY":  # it gets what is left; the columns behind it leave at least this much
+            need = min(need, max(REASON_MIN, min(width * 2 // 5, left - GAP)))
+        if name in kept or need + GAP > left:
+            if name in ("OWNER", "WHY", order):
+                continue
+            break
+        kept.add(name)
+        left -= need + GAP
+    shown = [name for name in names if name in kept]
+    return shown, [[row[name] for name in shown] for row in rows]
+
+
+def _shorten(text: str, most: int) -> str:
+    """The text without its middle: names differ at their ends."""
+    return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[len(text) - most // 2 :]}"
