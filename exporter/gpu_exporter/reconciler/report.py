@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import format_duration
@@ -23,6 +24,8 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderName,
     OtherActivity,
     PublishedCause,
+    UnitEvidence,
+    UnitUse,
     UseOfUnits,
 )
 from gpu_exporter.reconciler.headline import NO_USE, causes_of, headline
@@ -188,11 +191,15 @@ def _explain_surroundings(decision: Decision) -> list[str]:
 
 
 def decisions_json(
-    decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
+    decisions: Sequence[Decision],
+    evidence: Evidence,
+    outlooks: Mapping[HolderName, Outlook] | None = None,
+    uses: Mapping[HolderName, UseOfUnits] | None = None,
 ) -> str:
     """JSON for scripts: how much was seen, and one object per holder.
 
-    `refused` is null where it is unknown whether --apply would refuse the mark.
+    `refused` is null where it is unknown whether --apply would refuse the mark. `uses`: what the GPUs of each holder
+    do; each holder then has one object per GPU or MIG instance, with its causes.
     """
     outlooks = outlooks or {}
     holders = [
@@ -212,11 +219,32 @@ def decisions_json(
             "idle_since_timestamp_seconds": d.idle_since_wall,
             "gpus_seen": len(d.units),
             "gpus_held": d.held,
+            **(
+                {"units": [_unit_json(d, unit, uses.get(d.name, NO_USE)) for unit in d.units]}
+                if uses is not None
+                else {}
+            ),
         }
         for d in decisions
     ]
     seen = {"exporters": evidence.exporters, "allocations": evidence.allocations, "gpus_hidden": evidence.hidden}
     return json.dumps({**seen, "holders": holders}, indent=1) + "\n"
+
+
+def _unit_json(decision: Decision, unit: UnitEvidence, use: UseOfUnits) -> dict[str, Any]:
+    did = use.get((unit.uuid, unit.mig), UnitUse())
+    return {
+        "node": unit.node,
+        "gpu": unit.gpu,
+        "mig": unit.mig,
+        "uuid": unit.uuid,
+        "state": did.state,
+        "utilization_ratio": did.now,
+        "mean_utilization_ratio": did.mean,
+        "memory_peak_bytes": did.peak,
+        "idle_run_seconds": unit.idle_run_s,
+        "causes": [cause._asdict() for cause in causes_of(decision, unit, use)],
+    }
 
 
 def format_time(wall: float | None) -> str:

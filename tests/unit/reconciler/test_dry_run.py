@@ -252,6 +252,9 @@ def test_explain_finds_a_holder_by_any_of_its_names(asked: str, first: str, caps
     )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
+    assert {(unit["state"], unit["utilization_ratio"], *unit["causes"]) for unit in row["units"]} == {
+        ("held_idle", 0.0)
+    }
 
 
 def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(

@@ -19,7 +19,7 @@ from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exp
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import HolderName, PublishedCause, UnitEvidence, UnitUse, UseOfUnits
 from gpu_exporter.reconciler.evidence.use import CAUSES_MAX, STATUS_MAX, SUMS, TEXT_MAX, collect_use, parse_use
-from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.report import decisions_json, explain
 
 QUOTA = {
     "name": "cpu_quota",
@@ -119,6 +119,9 @@ def test_prometheus_alone_gives_the_sentence_with_its_numbers() -> None:
     (decision,) = decide(read(api), Policy())
     use = prometheus(api).read_use(JOB, decision.units)
     assert "\n    memory: at most 31.0 of 80.0 GiB in use in the last 1h\n" in explain(decision, Policy(), use=use)
+    (row,) = json.loads(decisions_json([decision], read(api), None, {decision.name: use}))["holders"]
+    (cause,) = row["units"][0]["causes"]
+    assert (cause["name"], cause["advice"]) == ("cpu_oversubscribed", "set OMP_NUM_THREADS=4")
     assert explain(decision, Policy(), use=use).splitlines()[0] == (
         "job 42 of ada/phys: low on its GPU, used 31% now and 25% in the last 1h; 96 threads are runnable on 4 CPUs; "
         "to change: set OMP_NUM_THREADS=4"

@@ -94,7 +94,8 @@ def explain_once(
     ):
         complain(notice)
     if question.form == "json":
-        sys.stdout.write(decisions_json(chosen, evidence, outlooks))
+        uses = {decision.name: _read_use(source, decision) for decision in chosen}
+        sys.stdout.write(decisions_json(chosen, evidence, outlooks, uses))
         return Exit.PARTIAL if problems else Exit.DONE
     for decision in chosen:
         other = _other_activity(source, decision)
