@@ -119,6 +119,10 @@ class FakeApi:
             "gpu_allocation_activity_unknown": None,
             "gpu_allocation_cause": None,
             "gpu_allocation_stalled_run_seconds": None,
+            "max by (job)": None,
+            "topk(": None,
+            "up{": None,
+            "count by (__name__)": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))

@@ -212,6 +212,14 @@ class ExplainingSource(EvidenceSource, Protocol):
     def read_causes(self, name: HolderName, units: Collection[UnitEvidence]) -> CauseTexts:
         """The causes of a holder on these units with their texts; empty where only metrics are read."""
 
+    def read_gaps(self) -> Sequence[str]:
+        """What is missing although exporters are seen, each with what to do; empty where that is not known."""
+
+    def read_last_seen(self, name: HolderName) -> float | None:
+        """When the holder last held a GPU (Unix seconds); None in no minute of the last day, or if the past is not
+        known. Raises AnswerError.
+        """
+
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
     """The holder that an allocation series names."""

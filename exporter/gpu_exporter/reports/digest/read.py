@@ -14,6 +14,7 @@ from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import MIB, LimitError
+from gpu_exporter.common.promql import absence
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import TooManyRows, VectorRow, parse_vector
 from gpu_exporter.common.threads import NoThread, run_ahead
@@ -191,10 +192,8 @@ class DigestReader:
         digest.causes = sorted(found, key=lambda each: (-each.hours, each.tenant, each.cause))
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
-            raise AnswerError(
-                f"{self._address}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this period: check "
-                "--source.matcher"
-            )
+            why = absence.explain_no_hours(lambda query: self._ask(whole, ("why", query), end)[1], self._matcher, end)
+            raise AnswerError(f"{self._address}: no GPU-hours in this period: {why}")
         twice_there = set().union(*(nodes[part, "twice"] for part in parts))
         digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(nodes[whole, "nameless"])))
         return digest
