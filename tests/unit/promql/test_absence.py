@@ -57,7 +57,7 @@ def test_no_series_ever_asks_for_a_scrape_job_and_for_the_label_release() -> Non
     assert "alerts/prometheus.example.yaml" in found.to_do and "often `release`: kubectl get podmonitors" in found.to_do
 
 
-def test_without_a_matcher_nothing_is_said_of_the_targets_of_other_jobs() -> None:
+def test_without_a_matcher_the_targets_of_other_jobs_are_not_blamed() -> None:
     api = Api(up=targets(0.0))
     found = api.explain("")
     assert (found.kind, found.seen) == (
@@ -81,6 +81,11 @@ def test_one_target_in_two_jobs_is_named_once() -> None:
     assert (
         "up is 0): n1 (10.0.0.1:9836);" in Api(past=[({"job": "a"}, NOW - 60.0)], up=twice).explain('job=~"a|b"').seen
     )
+
+
+def test_a_target_is_named_by_its_node_and_its_address_each_once() -> None:
+    rows = [({"job": "a", "node": node, "instance": instance}, 0.0) for node, instance in (("n1", "n1"), ("", "n2:1"))]
+    assert "up is 0): n1, n2:1;" in Api(past=[({"job": "a"}, NOW - 60.0)], up=rows).explain().seen
 
 
 def test_targets_of_the_job_with_new_addresses_are_down_too() -> None:
@@ -168,7 +173,7 @@ def gaps(**rows: list[tuple[dict[str, str], float]]) -> dict[str, str]:
     return {gap.kind: str(gap) for gap in explain_gaps(Api(**found), MATCHER, NOW, 3600.0)}
 
 
-def test_nothing_is_said_where_nothing_is_missing() -> None:
+def test_there_is_no_gap_where_nothing_is_missing() -> None:
     assert gaps() == {}
     assert gaps(since=[({}, NOW - 3600.0)]) == {}
 
