@@ -85,6 +85,13 @@ def test_an_answer_with_too_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch
         Source(tenants(11)).read()
 
 
+def test_a_fact_about_the_period_has_few_rows() -> None:
+    """The answers for all days are in memory at once, so 10,000 rows each would be a gigabyte."""
+    source = Source(lambda query: [{"n": str(n)} for n in range(101)] if query.startswith(SEEN) else one(query))
+    with pytest.raises(AnswerError, match=r"more than 100 rows: count_over_time"):
+        source.read()
+
+
 def test_the_tenants_of_all_answers_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "TENANTS_MAX", 2)
     numbers = iter(range(1000))

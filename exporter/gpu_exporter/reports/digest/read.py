@@ -43,6 +43,8 @@ WITHIN_S = 900.0  # all queries of a digest: two weeks are 240, ninety days 1,50
 # of them in two weeks. A row has 310 bytes, or 500 if names are long: 9 to 14 MB. The limits are twice that.
 MOST_BYTES = 32 * MIB
 ROWS_MAX = 60_000
+FACTS = frozenset(("enforced", "nameless", "currency", "seen", "lost", "failed", "since"))  # one row or a few
+FACT_ROWS_MAX = 100  # of each of them; those of all days are in memory at once
 TENANT_ROWS_MAX = 10_000  # and of nodes, and of tenants with a cause: 2,000 GPUs seldom have a thousand tenants a day
 TENANTS_MAX = 20_000  # of the whole period
 WORKERS = 2
@@ -251,7 +253,7 @@ class DigestReader:
         if left_s <= 0.0:
             raise AnswerError(f"{self._address}: the queries took longer than {WITHIN_S:.0f} s together: {REMEDY}")
         form = {"query": expression, "time": f"{end:.3f}"}
-        rows_max = ROWS_MAX if name.startswith("over_") else TENANT_ROWS_MAX
+        rows_max = ROWS_MAX if name.startswith("over_") else FACT_ROWS_MAX if name in FACTS else TENANT_ROWS_MAX
         try:
             text = self._fetch(self._address.page("/api/v1/query"), form, MOST_BYTES, min(ANSWER_S, left_s))
             return (part, name), parse_vector(text, expression, rows_max)
