@@ -13,10 +13,10 @@ MATCHER = 'job="gpu-exporter"'
 TARGET = {"job": "gpu-exporter", "node": "n1", "instance": "10.0.0.1:9836"}
 # Each kind of query, by a part of it that no other kind has. The first one found counts.
 KINDS = {
-    "past": "max by (job)",
+    "past": "max_over_time((0 * count by (job)",
     "before": "count by (job) (last_over_time(",
     "now": "count by (job",
-    "since": "min(min_over_time",
+    "since": "min_over_time((0 * count",
     "others": "count by (__name__)",
     "holders": "count(gpu_allocation_info",
     "exporters": "count(gpu_exporter_build_info",

@@ -119,7 +119,7 @@ class FakeApi:
             "gpu_allocation_activity_unknown": None,
             "gpu_allocation_cause": None,
             "gpu_allocation_stalled_run_seconds": None,
-            "max by (job)": None,
+            "max_over_time((0 * count": None,
             "topk(": None,
             "up{": None,
             "count by (__name__)": None,

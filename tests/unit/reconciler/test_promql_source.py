@@ -268,7 +268,7 @@ def test_an_answer_without_any_series_of_exporters_is_an_error_whose_reason_is_n
     api.blind = True
     with pytest.raises(AnswerError, match="no target that matches"):
         source.read_evidence()
-    assert "max by (job)" in api.queries[-7], "what was found before the exporters came back does not count"
+    assert "count by (job)" in api.queries[-7], "what was found before the exporters came back does not count"
 
 
 def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read() -> None:

@@ -97,11 +97,18 @@ def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
 
 
 def last_seen(ask: Ask, selector: str) -> float | None:
-    """When a series of this selector last had a sample (Unix seconds, a minute early at most); None in no minute of the
+    """When a series of this selector was last there (Unix seconds, a minute early at most); None in no minute of the
     last day. Raises AnswerError.
     """
-    rows = ask(f"max(max_over_time(timestamp({selector})[1d:1m]))")
+    rows = ask(f"max_over_time({moments_of(selector)}[1d:1m])")
     return rows[0].value if rows else None
+
+
+def moments_of(selector: str, by: str = "") -> str:
+    """PromQL: the time of each moment at which a series of this selector is there. Over a day of 250 series timestamp()
+    takes Prometheus 2.42 150 times as long.
+    """
+    return f"(0 * count {by}({selector}) + time())"
 
 
 def moment(wall: float) -> str:
@@ -113,7 +120,7 @@ def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMon
     """The case of exporters that matched in the last days; None if there were none."""
     rows: list[VectorRow] = []
     for past in PASTS:
-        rows = rows or ask(f"max by (job) (max_over_time(timestamp({BUILD}{{{matcher}}})[{past}]))")
+        rows = rows or ask(f"max_over_time({moments_of(f'{BUILD}{{{matcher}}}', 'by (job)')}[{past}])")
     if not rows:
         return None
     last = max(row.value for row in rows)
@@ -202,7 +209,7 @@ def _without_holders(ask: Ask, matcher: str) -> Absence | None:
 def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | None:
     """A history that is shorter than what is asked of it."""
     window = f"{needed_s + 300.0:.0f}s:1m"
-    rows = ask(f"min(min_over_time(timestamp({BUILD}{{{matcher}}})[{window}]))")
+    rows = ask(f"min_over_time({moments_of(f'{BUILD}{{{matcher}}}')}[{window}])")
     since = rows[0].value if rows else wall
     if wall - since >= needed_s:
         return None

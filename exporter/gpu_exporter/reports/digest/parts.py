@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.common.promql.absence import BUILD
+from gpu_exporter.common.promql.absence import BUILD, moments_of
 
 DAY_S = 86400.0
 STEP_S = 60.0  # a minute counts as seen if any exporter had a sample in the five minutes before it
@@ -79,8 +79,8 @@ def seen_seconds(matcher: str, part: PeriodPart) -> str:
 
 
 def first_sample(matcher: str, part: PeriodPart) -> str:
-    """PromQL: the time of the first sample of any exporter in this part."""
-    return f"min(min_over_time(timestamp({BUILD}{{{matcher}}}){part.steps(STEP_S)}))"
+    """PromQL: the time of the first sample of any exporter in this part, to the minute."""
+    return f"min_over_time({moments_of(f'{BUILD}{{{matcher}}}')}{part.steps(STEP_S)})"
 
 
 def failed_share(matcher: str, part: PeriodPart) -> str:
