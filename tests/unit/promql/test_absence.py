@@ -72,7 +72,7 @@ def test_targets_that_are_down_are_named_with_the_last_series() -> None:
     assert (found.kind, found.seen) == (
         "down",
         'no gpu-exporter series match {job="gpu-exporter"}: 4 of 5 targets do not answer (up is 0): n0 (10.0.0.1:9836), n1 '
-        "(10.0.0.1:9836), n2 (10.0.0.1:9836) and 1 more; the last series is of 2023-11-14 22:03Z, 10m ago",
+        "(10.0.0.1:9836), n2 (10.0.0.1:9836) and 1 more; the last series was there at 2023-11-14 22:03Z, 10m ago",
     )
 
 
@@ -110,14 +110,17 @@ def test_targets_that_answer_without_series_are_no_exporters_that_are_down() -> 
 
 def test_an_exporter_without_a_target_is_gone_and_says_when_it_was_last_seen() -> None:
     found = Api(past=[({"job": "gpu-exporter"}, NOW - 3 * 86400.0)]).explain()
-    assert (found.kind, "the last one is of 2023-11-11 22:13Z, 3d ago, and Prometheus has none" in found.seen) == (
+    assert (
+        found.kind,
+        "the last one was there at 2023-11-11 22:13Z, 3d ago, and Prometheus has none" in found.seen,
+    ) == (
         "gone",
         True,
     )
     moved = Api(past=[({"job": "gpu-exporter"}, NOW - 9000.0)], now=[({"job": "agents"}, 4.0)]).explain()
     assert (moved.kind, moved.to_do) == (
         "moved",
-        "Select the right ones, for example with --source.matcher='job=\"agents\"'",
+        "Check the scrape job; if these are the same exporters: --source.matcher='job=\"agents\"'",
     )
 
 

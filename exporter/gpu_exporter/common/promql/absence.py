@@ -130,13 +130,14 @@ def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMon
     up = ask(f"up{{{own}}} and on (job, instance) {_had_series(matcher, PASTS[-1])}")
     down = [row for row in up if row.value == 0.0] or ([] if up else ask(f"up{{{own}}} == 0"))  # with new addresses
     if down:
-        return Absence("down", f"{_count(down, len(up))}; the last series is of {since}", REACH)
+        return Absence("down", f"{_count(down, len(up))}; the last series was there at {since}", REACH)
     if up:
-        seen = f"the targets answer (up is 1), but the last series of gpu-exporter is of {since}"
+        seen = f"the targets answer (up is 1), but the last series of gpu-exporter was there at {since}"
         return Absence("silent", f"{seen}: {_name(up)}", COMPARE)
-    seen = f"the last one is of {since}, and Prometheus has none of their targets now (no series `up`)"
+    seen = f"the last one was there at {since}, and Prometheus has none of their targets now (no series `up`)"
     if now := _other_labels(ask, matcher, BUILD):
-        return Absence("moved", f"{seen}; exporters have series with {'; '.join(now)}", _choose(now))
+        to_do = f"Check the scrape job; if these are the same exporters: --source.matcher='{now[0]}'"
+        return Absence("moved", f"{seen}; exporters have series with {'; '.join(now)}", to_do)
     return _with_monitors("gone", seen, "If the exporters were not removed, check the scrape job; ", find_monitors)
 
 
