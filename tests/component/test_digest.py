@@ -57,6 +57,8 @@ def write_history(path: Path, end: int) -> None:
         put("gpu_tenant_held_gpu_seconds_total", f'job="twice",node="n5",instance="1",{BOB}', at, at - begin)
         put("gpu_tenant_held_gpu_seconds_total", f'job="enforced",node="n6",{BOB}', at, at - begin)
         put("gpu_up", 'job="enforced",node="n6",uuid="GPU-6",namespace="monitoring"', at, 1)
+        for job in ("gpu-exporter", "moved", "twice", "nameless", "enforced"):
+            put("gpu_exporter_build_info", f'job="{job}",instance="1"', at, 1)
     for at in range(end - 3 * 86400, end + 1, 60):
         put("allocation:gpu_share:part", f'{POD},node="n1",uuid="GPU-0",part="idle_long"', at, 0.5)
         put("allocation:owner:info", f'{POD},team="vision"', at, 1)
@@ -67,8 +69,12 @@ def write_history(path: Path, end: int) -> None:
             put("allocation:gpu_memory_used_bytes:max30m", key, at, memory)
             put("allocation:gpu_share:ratio", key, at, 1)
         put("unit:gpu_model:info", 'node="n1",uuid="GPU-0",name="NVIDIA H100 80GB HBM3"', at, 1)
+        put("model:gpu_price:per_hour", 'currency="EUR"', at, 5)
         put("tenant:gpu_cost:rate", f'{ML},part="idle"', at, 4)
         put("tenant:gpu_cost:rate", f'{ML},part="used"', at, 6)
+    for at in range(end - 7 * 86400, end + 1, 60):
+        put("tenant:gpu_gpus:rate5m", f'{ADA},part="used"', at, 1)
+        put("tenant:gpu_gpus:rate5m", f'{ML},part="used"', at, 2)
     with path.open("w", encoding="utf-8") as out:
         for name in sorted(families):
             out.writelines(f"{row}\n" for row in sorted(families[name]))
@@ -111,7 +117,7 @@ def test_hours_costs_and_holders_match_the_history(prometheus: Prometheus) -> No
     (holder,) = data["holders"]
     assert (holder["title"], holder["owner"]) == ("ml/train-0", "vision")
     assert holder["idle_hours"] == pytest.approx(36.0, rel=0.01)
-    assert data["missing"] == []
+    assert (data["missing"], data["currency"]) == ([], "EUR")
     (over,) = data["oversized"]
     assert (over["title"], over["owner"], over["would_do"]) == ("ml/train-0", "vision", "1g.10gb")
     assert (over["hours"], over["mean_ratio"]) == (pytest.approx(72.0, rel=0.01), pytest.approx(0.1))
@@ -129,7 +135,8 @@ def test_an_exporter_that_moved_loses_no_hours(prometheus: Prometheus) -> None:
     data = json.loads(done.stdout)
     # The time between the last sample at the old address and the first at the new one is unknown.
     assert data["total"]["held_hours"] == pytest.approx(72.0, abs=0.3)
-    assert not any("hours" in each for each in data["missing"])
+    assert not any("several targets" in each for each in data["missing"])
+    assert data["holders"] is None, "the rules recorded no hour of this job"
 
 
 def test_an_exporter_that_is_scraped_three_times_counts_once_with_a_warning(prometheus: Prometheus) -> None:
@@ -161,7 +168,9 @@ def test_hours_under_an_enforced_namespace_are_refused(prometheus: Prometheus) -
 def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
     text = digest(prometheus).stdout
     # The window begins between two samples, and costs are counted by the minute, so a number may be lower by one.
-    sentence = r"33% of the 50[34] GPU-hours held were idle \(16[78], cost 28[78]\); the period before: 0% of 50[34]"
+    sentence = (
+        r"33% of the 50[34] GPU-hours held were idle \(16[78], cost 28[78] EUR\); the period before: 0% of 50[34]"
+    )
     assert re.search(sentence, text), text
     assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text
     assert re.search(r"ml/train-0 +vision +7[12]\.\d +10% +4\.0 GiB +1g\.10gb", text), text
@@ -171,10 +180,12 @@ def test_the_digest_as_text_is_readable(prometheus: Prometheus) -> None:
     assert "ml/train-0" in page
 
 
-def test_an_empty_digest_names_the_missing_series(prometheus: Prometheus) -> None:
+def test_an_empty_digest_says_why(prometheus: Prometheus) -> None:
     done = digest(prometheus, '--source.matcher=job="other"')
     assert (done.returncode, done.stdout) == (3, "")
-    assert 'no gpu_tenant_held_gpu_seconds_total{job="other"} in this period' in done.stderr
+    assert (
+        'no GPU-hours in this period: no gpu-exporter series match {job="other"}: exporters have series' in done.stderr
+    )
     done = subprocess.run([*GPU_EXPORTER, "digest"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "--source.prometheus is needed" in done.stderr

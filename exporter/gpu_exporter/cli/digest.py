@@ -39,6 +39,4 @@ def run(given: list[str]) -> int:
         client = build_client(options, options.prometheus)
     except (ValueError, OSError) as exc:
         parser.fail(str(exc))
-    return print_digest(
-        options.prometheus, options.matcher, settings.alerts.interval, client, options.since, options.format
-    )
+    return print_digest(options.prometheus, options.matcher, settings.alerts, client, options.since, options.format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,9 +184,10 @@ def build_evidence(
     options: argparse.Namespace, client: Client, book: Rulebook, at: float | None = None
 ) -> ExplainingSource:
     """The source of evidence, for now or for a past time (Unix seconds). Raises ValueError."""
-    from gpu_exporter.reconciler.runtime.targets import build_source
+    from gpu_exporter.reconciler.runtime.targets import build_source, explain_monitors
 
-    return build_source(options.prometheus, options.exporters, options.matcher, book, client, at)
+    monitors = partial(explain_monitors, find_targets(options))
+    return build_source(options.prometheus, options.exporters, options.matcher, book, client, at, monitors)
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:

@@ -126,13 +126,17 @@ def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str])
 
 @contextlib.contextmanager
 def promql(rows: int) -> Iterator[str]:
-    """The address of a source that answers each query with so many rows, each of another tenant and holder."""
+    """The address of a source that answers each query with so many rows, each of another tenant and holder. The facts
+    about the whole period have one row, and there is no gap between two days.
+    """
     numbers = itertools.count()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             query = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["query"][0]
-            found = () if 'namespace!=""' in query else itertools.islice(numbers, rows)
+            is_fact = not query.startswith(("sum by", "topk", "avg_over_time((count by"))
+            nothing = 'namespace!=""' in query or " unless (" in query
+            found = () if nothing else itertools.islice(numbers, 1 if is_fact else rows)
             labels = '"cluster":"c","scheduler":"kubernetes","namespace":"n%d","pod":"p%d","cause":"x"'
             result = ",".join(f'{{"metric":{{{labels % (each, each)}}},"value":[1,"1"]}}' for each in found)
             body = f'{{"status":"success","data":{{"resultType":"vector","result":[{result}]}}}}'.encode()

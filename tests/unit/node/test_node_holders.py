@@ -26,6 +26,8 @@ from gpu_exporter.agent.attribution.holders import Devices, _list_left
 from gpu_exporter.agent.attribution.numbers import KEEP_S
 from gpu_exporter.agent.attribution.resolve import Resolution
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.page import render_page
 from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.agent.ledger.state import StateFile
@@ -165,8 +167,32 @@ def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
     assert (row.holder, row.state, row.why) == ("", "unknown", "in use by job 43, which no source reports")
     node.owners = {}
     view = node.run(30)
-    assert values(view, "gpu_allocated") == [1.0, 0.0]
-    assert list_rows(view)[1].state == "free"
+    assert values(view, "gpu_allocated") == [1.0, 0.0], "no source of holders has it"
+    row = list_rows(view)[1]
+    assert (row.state, row.why) == ("unknown", "in use, but its holder is unknown")
+
+
+def test_a_unit_is_free_only_if_nothing_was_on_it_in_the_last_readings() -> None:
+    """In the table, on the page, in JSON and in the list of holders alike."""
+    burst = {"model": "H100", "load": {"kind": "curve", "points": [[0, 0.5], [60, 0.5], [60, 0]]}}
+    node = node_of(IDLE, IDLE, burst, holders=[JOB])
+    view = node.run(62)
+    states = [row.state for row in list_rows(view)]
+    assert (states[1:], list_rows(view)[2].why) == (["free", "unknown"], "in use, but its holder is unknown")
+    lines = render_holders(view).splitlines()
+    assert "(free)" in lines[2] and lines[3].endswith("  in use, but its holder is unknown") and "(unknown)" in lines[3]
+    assert "<b>1</b>Free" in render_page(view, node.state.history)
+    view = node.run(60)
+    assert [row.state for row in list_rows(view)][1:] == ["free", "free"], "it has been quiet since"
+    gpu = view.gpus[1]
+    facts = gpu.snapshot.facts._replace(compute_processes=1.0)
+    view = view._replace(gpus=(gpu._replace(snapshot=gpu.snapshot._replace(facts=facts)), view.gpus[2]))
+    assert [(row.state, row.why) for row in list_rows(view)] == [
+        ("unknown", "a process is on it, but its holder is unknown"),
+        ("free", ""),
+    ]
+    withheld = view._replace(gpus=(view.gpus[0]._replace(withheld=True),))
+    assert [row.state for row in list_rows(withheld)] == ["stale"]
 
 
 def test_a_gpu_that_its_scheduler_does_not_offer_is_not_free() -> None:

@@ -124,6 +124,10 @@ class FakeApi:
             "gpu_allocation_stalled_run_seconds": None,
             "sum by (uuid, mig) (increase(": None,
             "max by (uuid, mig) (": None,
+            "max_over_time((0 * count": None,
+            "topk(": None,
+            "up{": None,
+            "count by (__name__)": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))

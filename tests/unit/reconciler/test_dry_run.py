@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,7 @@ class Source:
         self.error: Exception | None = None
         self.unreadable = False
         self.asked: list[str] = []
+        self.gaps: list[str] = []
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         if self.error:
@@ -64,6 +65,14 @@ class Source:
         if self.unreadable:
             raise AnswerError("Prometheus is slow")
         return {"h100": 3.0}
+
+    def read_gaps(self) -> Sequence[str]:
+        return self.gaps
+
+    def read_last_seen(self, name: HolderName) -> float | None:
+        if self.unreadable:
+            raise AnswerError("Prometheus is slow")
+        return WALL - 3600.0 if name.name == "gone" else None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
         if self.unreadable:
@@ -324,6 +333,24 @@ def test_a_holder_is_found_by_every_form_that_a_program_prints(text: str, asked:
 
 def test_titles_of_holders_show_the_id_that_users_write_and_slurms_own_id() -> None:
     assert [title(A), title(B), title(B, "7"), title(TASK, "3010_1")] == ["ml/a", "job 7", "job 7", "job 3010_1 [3013]"]
+
+
+def test_explain_says_when_a_holder_that_is_not_found_last_held_a_gpu_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = Source(holder(A, (UNDERUSED,)))
+    source.gaps = ["1 target does not answer (up is 0): n2"]
+    asked = ExplainRequest("ml/gone", "table")
+    assert explain_once(source, Rulebook(POLICY), asked, Preview({})) == 2
+    said = capsys.readouterr().err
+    assert "it last held a GPU at 1970-01-12 12:46:40Z: --at=1970-01-12T12:46:40Z; a pod is named as" in said
+    assert said.endswith("gpu-exporter: 1 target does not answer (up is 0): n2\n")
+    source.unreadable = True
+    assert explain_once(source, Rulebook(POLICY), asked, Preview({})) == 2
+    assert "last held" not in capsys.readouterr().err
+    source.unreadable = False
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
+    assert "does not answer" not in capsys.readouterr().err, "the holder is known, so nothing is missing"
 
 
 def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture[str]) -> None:

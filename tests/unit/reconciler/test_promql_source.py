@@ -248,17 +248,27 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
     assert 'count(gpu_up{namespace!=""})' in api.queries
 
 
-def test_an_answer_without_any_series_of_exporters_is_an_error() -> None:
+def test_an_answer_without_any_series_of_exporters_is_an_error_whose_reason_is_not_looked_for_in_each_cycle() -> None:
     api = FakeApi()
     api.blind = True
-    with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: correct --source.matcher'):
-        PromQLSource(
-            PromQLOptions(
-                address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'
-            ),
-            clock=ManualClock(wall=NOW),
-            fetch=api,
-        ).read_evidence()
+    source = PromQLSource(
+        PromQLOptions(
+            address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'
+        ),
+        clock=ManualClock(wall=NOW),
+        fetch=api,
+    )
+    for asked in (10, 3, 3):  # queries
+        api.queries.clear()
+        with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: Prometheus has had none'):
+            source.read_evidence()
+        assert len(api.queries) == asked, api.queries
+    api.blind = False
+    assert source.read_evidence().holders
+    api.blind = True
+    with pytest.raises(AnswerError, match="no target that matches"):
+        source.read_evidence()
+    assert "count by (job)" in api.queries[-7], "what was found before the exporters came back does not count"
 
 
 def test_one_exporter_that_is_down_is_a_problem_and_the_other_exporters_are_read() -> None:

@@ -69,6 +69,16 @@ def test_the_summary_counts_each_gpu_and_its_power_once() -> None:
     said = summary(READING, 2)
     assert said == "2 of 2 nodes, 6 GPUs and instances, 5 held, 2 idle, 1 free, 1 unknown, 1.8 kW"
     assert summary(ClusterReading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
+    shared = [NodeRow(node, row("3", holder=f"ml/{name}")) for node, name in (("n1", "a"), ("n1", "b"), ("n2", "c"))]
+    assert (
+        summary(ClusterReading(shared, 1, {}), 1) == "2 GPUs and instances, 2 held, 0 idle, 0 free, 0 unknown, 0.6 kW"
+    )
+
+
+def test_the_summary_does_not_contradict_the_idle_time_of_rows_without_a_state() -> None:
+    """In the first minutes the rows show how long a GPU has been idle, and no state yet."""
+    early = [NodeRow("n1", row(str(gpu), state="unknown", idle_s=idle)) for gpu, idle in enumerate((660.0, 3.0, None))]
+    assert "3 held, 0 idle, 0 free, 3 unknown (1 idle so far), " in summary(ClusterReading(early, 1, {}), 1)
 
 
 def test_the_node_is_shown_if_there_are_several_nodes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpu_exporter.agent.exposition.rows import describe_unheld
 from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
@@ -45,10 +46,9 @@ def _rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]])
         for held in holders:
             yield _held(label, name, held, view.wall)
         if not holders and not (gpu.snapshot.instances and not unit.mig_uuid):
-            not_free = gpu.not_free.get(unit.mig_uuid, "")
-            is_free = view.status.attribution_known and not not_free
-            doubt = not_free or ("" if is_free else "not every source has answered")
-            yield (label, name, "(free)" if is_free else "(unknown)", *[NONE] * 6, doubt)
+            state, why = describe_unheld(gpu, view, unit.mig_uuid)
+            doubt = why or ("" if state == "free" else "not every source has answered")
+            yield (label, name, "(free)" if state == "free" else "(unknown)", *[NONE] * 6, doubt)
 
 
 def _held(label: str, name: str, view: AllocationView, wall: float) -> tuple[str, ...]:

@@ -178,6 +178,7 @@ def _tiles(view: View, rows: Sequence[Row]) -> str:
         ("Free", str(states.count("free"))),
         ("Held and idle", str(states.count("held_idle") + states.count("held_no_process"))),
         ("Stalled", str(states.count("stalled"))),
+        ("Unknown", str(states.count("unknown"))),
         ("Low or bursty", str(states.count("low") + states.count("bursty"))),
         ("Throttled", str(states.count("throttled"))),
         ("Not answering", str(silent)),

@@ -13,6 +13,7 @@ from gpu_exporter.common.model.units import NO_PLACE, UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 
 FAULTS = frozenset(("throttled", "stalled", "lost", "missing", "hung", "stale"))  # acted on without a cause
+IN_USE_INTERVALS = 3  # sampling intervals: a unit that was busy within them is in use, although it rests at this moment
 
 
 def list_rows(view: View) -> list[Row]:
@@ -45,32 +46,45 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
     for allocation in whole:
         yield _row(gpu, view, label_of(gpu), identity.name, allocation)
     if not whole:
-        not_free = "" if gpu.snapshot.instances else gpu.not_free.get("", "")
-        state = "mig" if gpu.snapshot.instances else _unheld(view, not_free)
-        yield _row(gpu, view, label_of(gpu), identity.name or UNKNOWN, None, state, not_free=not_free)
+        unheld = ("mig", "") if gpu.snapshot.instances else describe_unheld(gpu, view)
+        yield _row(gpu, view, label_of(gpu), identity.name or UNKNOWN, None, unheld)
     for instance in gpu.snapshot.instances:
         label = f"{identity.index}:{instance.mig}"
         holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
         for held in holders:
             yield _row(gpu, view, label, instance.profile, held, mig=True)
         if not holders:
-            not_free = gpu.not_free.get(instance.uuid, "")
-            yield _row(gpu, view, label, instance.profile, None, _unheld(view, not_free), mig=True, not_free=not_free)
+            yield _row(gpu, view, label, instance.profile, None, describe_unheld(gpu, view, instance.uuid), mig=True)
 
 
-def _unheld(view: View, not_free: str) -> str:
-    """The state of a unit without a holder: free only if every source has answered. Without sources it is unknown."""
-    if not_free:
-        return "unknown"
-    if view.status.attribution_known:
-        return "free"
-    return "unknown" if view.status.sources else UNKNOWN
+def describe_unheld(gpu: GpuView, view: View, mig_uuid: str = "") -> tuple[str, str]:
+    """The state of a GPU or MIG instance without a holder, and why it is not free: it is free only if every source has
+    answered, and nothing uses it. Without sources its state is not known.
+    """
+    if not_free := gpu.not_free.get(mig_uuid, "") or gpu.snapshot.contradiction:
+        return "unknown", not_free
+    if not view.status.sources:
+        return UNKNOWN, ""
+    use = _describe_use(gpu, view, mig_uuid)
+    return "free" if view.status.attribution_known and not use else "unknown", use
 
 
-def _judge_row(
-    gpu: GpuView, view: View, allocation: AllocationView | None, state: str, not_free: str
-) -> tuple[str, str]:
-    """The state of a row, and why. `state`: that of a unit without a holder."""
+def _describe_use(gpu: GpuView, view: View, mig_uuid: str) -> str:
+    """What uses a unit without a holder, for people; "" if the last readings show no use."""
+    if not gpu.snapshot.up or gpu.withheld:
+        return ""
+    instance = next((each for each in gpu.snapshot.instances if each.uuid == mig_uuid), None)
+    facts = gpu.snapshot.facts if instance is None else instance.facts
+    totals = gpu.instance_totals.get(mig_uuid) if mig_uuid else gpu.totals
+    last = totals.last_active_wall if totals is not None else None
+    since = view.wall - IN_USE_INTERVALS * view.status.sample_interval_s
+    if facts.utilization or (last is not None and last >= since):
+        return "in use, but its holder is unknown"
+    return "a process is on it, but its holder is unknown" if facts.compute_processes else ""
+
+
+def _judge_row(gpu: GpuView, allocation: AllocationView | None, unheld: tuple[str, str]) -> tuple[str, str]:
+    """The state of a row, and why. `unheld`: those of a unit without a holder."""
     if gpu.snapshot.away:
         return "away", gpu.snapshot.error
     if gpu.hung:
@@ -82,10 +96,7 @@ def _judge_row(
         return "stale", f"last answer {format_age(gpu.age_s)} ago"
     if allocation is not None:
         return allocation.verdict.state, allocation.verdict.evidence
-    if not_free or gpu.snapshot.contradiction:
-        return state, not_free or gpu.snapshot.contradiction
-    in_use = gpu.snapshot.facts.utilization and view.status.sources
-    return state, "in use, but its holder is unknown" if in_use else ""
+    return unheld
 
 
 def _row(
@@ -94,13 +105,12 @@ def _row(
     label: str,
     name: str,
     allocation: AllocationView | None,
-    state: str = "",
+    unheld: tuple[str, str] = ("", ""),
     *,
     mig: bool = False,
-    not_free: str = "",
 ) -> Row:
     fresh = gpu.snapshot.up and not gpu.withheld
-    state, why = _judge_row(gpu, view, allocation, state, not_free)
+    state, why = _judge_row(gpu, allocation, unheld)
     utilization = memory = power = temperature = held = idle = None
     if fresh and allocation is not None:
         utilization, memory = allocation.utilization, allocation.memory_used_bytes

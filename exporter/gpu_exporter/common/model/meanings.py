@@ -61,7 +61,7 @@ STATES: Mapping[str, Meaning] = {
     ),
     "held_idle": Meaning(
         "held and idle",
-        "somebody holds the GPU, and nothing has run on it",
+        "somebody holds the GPU, and nothing has run on it for minutes",
         "release the GPU, or start its work",
     ),
     "held_no_process": Meaning(

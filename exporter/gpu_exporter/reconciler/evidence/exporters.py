@@ -136,6 +136,14 @@ class ExporterSource:
         """As ExplainingSource: empty, since exporters do not know who waits."""
         return {}
 
+    def read_gaps(self) -> Sequence[str]:
+        """As ExplainingSource: empty, since exporters that do not answer are problems of the evidence."""
+        return ()
+
+    def read_last_seen(self, name: HolderName) -> float | None:
+        """As ExplainingSource: None, since an exporter has no past."""
+        return None
+
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
         """As ExplainingSource, from the status of the exporters of these units. Who does not answer is left out."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.address import Address
@@ -20,6 +20,7 @@ from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 from gpu_exporter.common.plain import REASON_MAX, one_line
+from gpu_exporter.common.promql import absence
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote
 from gpu_exporter.common.threads import NoThread, run_ahead
@@ -58,6 +59,7 @@ WORKERS = 3  # parallel queries: the server works on some while another answer i
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
 MODELS_MAX = 200_000  # GPUs whose model is remembered
+ABSENCE_S = 600.0  # how long the reason for missing series counts: finding it costs more than a cycle
 HOLDER_BYTES = 1024  # bytes of an answer per holder that it may name
 PREFIX = "gpu_allocation_"
 FACTS = (
@@ -113,8 +115,13 @@ class PromQLSource:
         fetch: Fetch = fetch_text,
         pauses: Pauses | None = None,
         peaks: Peaks | None = None,
+        find_monitors: absence.FindMonitors | None = None,
     ) -> None:
-        """`pauses`: None for no expression. `peaks`: finds pods that could share their GPUs; None to find no pods."""
+        """`pauses`: None for no expression. `peaks`: finds pods that could share their GPUs; None to find no pods.
+        `find_monitors`: as explain_absence.
+        """
+        self._find_monitors = find_monitors
+        self._absence: tuple[float, str] | None = None  # when it was asked for (monotonic), and the reason
         self._at = options.at
         self._models: dict[str, str] | None = {} if options.asks_models else None
         self._pauses = pauses
@@ -145,8 +152,8 @@ class PromQLSource:
         refuse_several({row.labels.get("cluster", "") for row in suspects}, "the source returned series")
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
-            matcher = f"{{{self._matcher}}}"
-            raise AnswerError(f"no gpu-exporter series match {matcher}: correct --source.matcher")
+            raise AnswerError(self._explain_absence(wall))
+        self._absence = None
         if self._count("gpu_up", 'namespace!=""'):
             raise AnswerError(ENFORCED)
         self._compare_clocks()
@@ -168,6 +175,25 @@ class PromQLSource:
             usual_at=self._usual.at,
             sharing=sharing,
         )
+
+    def _explain_absence(self, wall: float) -> str:
+        now = time.monotonic()
+        if self._absence is None or now - self._absence[0] > ABSENCE_S:
+            found = absence.explain_absence(self.query, self._matcher, wall, self._find_monitors)
+            self._absence = now, str(found)
+        return self._absence[1]
+
+    def read_gaps(self) -> Sequence[str]:
+        """As ExplainingSource."""
+        self._until = time.monotonic() + EVIDENCE_S
+        gaps = absence.explain_gaps(self.query, self._matcher, self._clock.wall(), self._candidate_after_s)
+        return [str(gap) for gap in gaps]
+
+    def read_last_seen(self, name: HolderName) -> float | None:
+        """As ExplainingSource."""
+        self._until = time.monotonic() + EVIDENCE_S
+        found = (absence.last_seen(self.query, self.select("gpu_allocation_info", one)) for one in restrict([name]))
+        return next((wall for wall in found if wall is not None), None)
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
         """As EvidenceSource."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -231,6 +231,14 @@ class ExplainingSource(EvidenceSource, Protocol):
         """What these units of a holder do, with the causes of their states. Units without an answer are missing.
 
         Raises AnswerError.
+        """
+
+    def read_gaps(self) -> Sequence[str]:
+        """What is missing although exporters are seen, each with what to do; empty where that is not known."""
+
+    def read_last_seen(self, name: HolderName) -> float | None:
+        """When the holder last held a GPU (Unix seconds); None in no minute of the last day, or if the past is not
+        known. Raises AnswerError.
         """
 
 

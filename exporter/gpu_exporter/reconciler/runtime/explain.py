@@ -11,7 +11,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.plain import one_line, utc
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
@@ -83,11 +83,14 @@ def explain_once(
     if not chosen and not (past and question.form != "json"):
         seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
-        complain(f"{holder}: no such holder {has}; {FORMS}")
+        complain(f"{holder}: no such holder {has}; {_say_last_seen(source, names)}{FORMS}")
+        _say_gaps(source)
         return Exit.USAGE
     if not chosen:
         shown = one_line(", ".join(map(str, names)))
         print(f"{shown}: not in the evidence; its earlier marks:")  # noqa: T201
+    if any(decision.stage in ("unknown", "starting") for decision in chosen):
+        _say_gaps(source)
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
     for notice in (
         preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
@@ -106,6 +109,20 @@ def explain_once(
         )
     sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
+
+
+def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str:
+    """When the first of these holders last held a GPU; "" if that is not known."""
+    try:
+        last = source.read_last_seen(names[0]) if names else None
+    except AnswerError:
+        return ""
+    return "" if last is None else f"it last held a GPU at {format_time(last)}: --at={utc(last):%Y-%m-%dT%H:%M:%SZ}; "
+
+
+def _say_gaps(source: ExplainingSource) -> None:
+    for gap in source.read_gaps():
+        complain(gap)
 
 
 def _read_past(audit: Path | None, names: Collection[HolderName], until_wall: float) -> list[str]:

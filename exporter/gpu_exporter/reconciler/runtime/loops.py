@@ -20,7 +20,7 @@ from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence.records import EvidenceSource
+from gpu_exporter.reconciler.evidence.records import EvidenceSource, ExplainingSource
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseSource
@@ -41,7 +41,7 @@ FIRST_LOOK_S = 3.0
 
 
 def reconcile_once(
-    source: EvidenceSource,
+    source: ExplainingSource,
     book: Rulebook,
     form: str,
     preview: Preview,
@@ -54,7 +54,8 @@ def reconcile_once(
         complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
     outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())
-    for text in (*(f"the evidence is incomplete: {problem}" for problem in problems), *preview.notices):
+    incomplete = [f"the evidence is incomplete: {problem}" for problem in problems]
+    for text in (*incomplete, *source.read_gaps(), *preview.notices):
         complain(text)
     render = decisions_json if form == "json" else render_decisions
     sys.stdout.write(render(decisions, evidence, outlooks))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
+from gpu_exporter.common.promql.absence import Absence, FindMonitors
 from gpu_exporter.common.promql.client import Client
 from gpu_exporter.common.vendor import gpu_resources
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -17,7 +18,7 @@ from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import ExplainingSource, HostLimits
-from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.pause import PauseFile, PausePlace
 from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
@@ -35,9 +36,10 @@ def build_source(
     book: Rulebook,
     client: Client,
     at: float | None = None,
+    find_monitors: FindMonitors | None = None,
 ) -> ExplainingSource:
     """Build the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
-    (Unix seconds). Raises ValueError.
+    (Unix seconds). `find_monitors`: as explain_absence. Raises ValueError.
     """
     if (prometheus is not None) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
@@ -54,7 +56,7 @@ def build_source(
             at=at,
         )
         peaks = Peaks(site.sharing_below, site.sharing_window, clock) if at is None else None
-        return PromQLSource(options, clock, client, Pauses(site.pause_when, book.longest_s), peaks)
+        return PromQLSource(options, clock, client, Pauses(site.pause_when, book.longest_s), peaks, find_monitors)
     if at is not None:
         raise ValueError("--at needs --source.prometheus: an exporter keeps no past values")
     if book.site.pause_when:
@@ -75,6 +77,21 @@ class Targets(NamedTuple):
     resources: Sequence[str] = ()
     condition: bool = False
     field: str = "auto"
+
+
+def explain_monitors(targets: Targets) -> Absence | None:
+    """What the PodMonitors of the cluster show; None without a cluster, and if they cannot be read."""
+    if targets.kubernetes is False:
+        return None
+    try:
+        from gpu_exporter.reconciler.kubernetes import monitors
+        from gpu_exporter.reconciler.kubernetes.client.api import connect, is_in_cluster
+
+        if not (targets.kubeconfig or is_in_cluster()):
+            return None
+        return monitors.explain_monitors(connect(targets.kubeconfig))
+    except (ModuleNotFoundError, MarkError):
+        return None
 
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:

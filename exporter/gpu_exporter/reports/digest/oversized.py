@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.promql.vector import VectorRow
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, title, users_id_of
@@ -18,6 +18,7 @@ MEAN_MAX = 0.2
 PEAK_MAX = 10e9  # bytes
 UNIT = "cluster, node, uuid"
 GIB = 1024.0**3
+Key: TypeAlias = tuple[str, HolderName]  # with the cluster: two clusters may have pods of one name
 # The two smallest profiles of each product, with gigabytes of memory and share of the slices: NVIDIA's MIG user guide,
 # table of supported profiles.
 PROFILES = (
@@ -39,6 +40,7 @@ class Oversized(NamedTuple):
     mean: float
     peak: float
     would_do: str
+    cluster: str = ""
 
 
 def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
@@ -64,20 +66,26 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
 
 def find(rows: Mapping[str, list[VectorRow]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
     """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
-    mean = {holder_name(row.labels): row.value for row in rows["over_mean"]}
-    peak = {holder_name(row.labels): row.value for row in rows["over_peak"]}
-    models: dict[HolderName, set[str]] = {}
+    mean = {_key(row): row.value for row in rows["over_mean"]}
+    peak = {_key(row): row.value for row in rows["over_peak"]}
+    models: dict[Key, set[str]] = {}
     for row in rows["over_model"]:
-        models.setdefault(holder_name(row.labels), set()).add(row.labels.get("name", ""))
+        models.setdefault(_key(row), set()).add(row.labels.get("name", ""))
     found = []
     for row in rows["over_hours"]:
-        name = holder_name(row.labels)
-        if name not in mean or name not in peak or len(models.get(name, ())) != 1:
+        key = cluster, name = _key(row)
+        if key not in mean or key not in peak or len(models.get(key, ())) != 1:
             continue
-        (model,) = models[name]
-        known_as, advice = title(name, users_id_of(row.labels)), would_do(model, mean[name], peak[name])
-        found.append(Oversized(name, known_as, owner_of(row.labels), row.value, mean[name], peak[name], advice))
+        (model,) = models[key]
+        known_as, advice = title(name, users_id_of(row.labels)), would_do(model, mean[key], peak[key])
+        known_as = f"{cluster}: {known_as}" if cluster else known_as
+        owner = owner_of(row.labels)
+        found.append(Oversized(name, known_as, owner, row.value, mean[key], peak[key], advice, cluster))
     return sorted(found, key=lambda each: -each.hours)
+
+
+def _key(row: VectorRow) -> Key:
+    return row.labels.get("cluster", ""), holder_name(row.labels)
 
 
 def would_do(model: str, mean: float, peak: float) -> str:

@@ -12,6 +12,7 @@ from gpu_exporter.reports.top.columns import narrow
 from gpu_exporter.reports.top.nodes import ClusterReading, NodeRow, list_problems
 
 IDLE_STATES = ("held_idle", "held_no_process")
+QUIET_S = 60.0
 SILENT_STATES = ("lost", "hung", "stale")
 PLAIN, TITLE, CHOSEN, KEYS = "plain", "title", "chosen", "keys"  # styles of a line
 VALUES = ("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE")  # of the chosen row, also those that have no column
@@ -79,20 +80,26 @@ def move(reading: ClusterReading, wish: ViewOptions, step: int) -> ViewOptions:
 
 def summary(reading: ClusterReading, nodes: int) -> str:
     """The summary in one line."""
-    states = [each.row.state for each in reading.rows if each.row.state != "mig"]
-    held = sum(bool(each.row.holder) for each in reading.rows)
-    idle, silent = (sum(state in kind for state in states) for kind in (IDLE_STATES, SILENT_STATES))
-    power = sum(each.row.power_w or 0.0 for each in reading.rows if ":" not in each.row.gpu)
+    shown = [each for each in reading.rows if each.row.state != "mig"]
+
+    def count(is_so: Callable[[Row], object]) -> int:
+        """Units with such a row: a shared GPU has one for each holder."""
+        return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
+
+    stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)
+    # Before a state is published, its row already shows an idle time.
+    quiet = count(lambda row: row.state == "unknown" and (row.idle_s or 0.0) >= QUIET_S)
+    power = {(each.node, each.row.gpu): each.row.power_w or 0.0 for each in reading.rows if ":" not in each.row.gpu}
     parts = [
         f"{reading.answered} of {nodes} nodes" if nodes > 1 else "",
-        f"{len(states)} GPUs and instances",
-        f"{held} held",
-        f"{idle} idle",
-        f"{states.count('stalled')} stalled" if "stalled" in states else "",
-        f"{states.count('free')} free",
-        f"{states.count('unknown')} unknown",
+        f"{count(lambda row: True)} GPUs and instances",
+        f"{count(lambda row: row.holder)} held",
+        f"{count(lambda row: row.state in IDLE_STATES)} idle",
+        f"{stalled} stalled" if stalled else "",
+        f"{count(lambda row: row.state == 'free')} free",
+        f"{count(lambda row: row.state == 'unknown')} unknown" + (f" ({quiet} idle so far)" if quiet else ""),
         f"{silent} not answering" if silent else "",
-        f"{power / 1000:.1f} kW",
+        f"{sum(power.values()) / 1000:.1f} kW",
     ]
     return ", ".join(filter(None, parts))
 

@@ -1,0 +1,118 @@
+"""The period of a digest in parts of a day, which of its time Prometheus has seen, and where a part cannot end.
+
+A counter grows on while Prometheus does not scrape. Within one query its growth over such a gap counts. If a day ends
+in the gap, the growth would be between two queries, so both days become one segment. Which part of the growth belongs
+to which day is then unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.common.promql.absence import BUILD, moments_of
+
+DAY_S = 86400.0
+STEP_S = 60.0  # a minute counts as seen if any exporter had a sample in the five minutes before it
+STALE_S = 300.0  # a query finds samples that are at most this old
+UP_STEPS = 2000  # of the question how many scrapes failed: 5 minutes in a week
+WHOLE = 0.99  # share of a period that is as good as all of it
+
+
+class PeriodPart(NamedTuple):
+    """A part of the period: `span` seconds that ended `ago` seconds before the end."""
+
+    ago: float
+    span: float
+
+    @property
+    def window(self) -> str:
+        return f"[{self.span:.0f}s]{self.offset}"
+
+    @property
+    def offset(self) -> str:
+        return f" offset {self.ago:.0f}s" if self.ago else ""
+
+    def steps(self, step_s: float) -> str:
+        """The window of a subquery."""
+        return f"[{self.span:.0f}s:{step_s:.0f}s]{self.offset}"
+
+
+class Segment(NamedTuple):
+    """Consecutive parts, oldest first, between which no growth of a counter is lost."""
+
+    parts: tuple[PeriodPart, ...]
+
+    @property
+    def whole(self) -> PeriodPart:
+        return PeriodPart(self.parts[-1].ago, sum(part.span for part in self.parts))
+
+
+class Seen(NamedTuple):
+    """How much of the period Prometheus has seen, in seconds. `since`: the first sample of all (Unix seconds), None if
+    there were exporters before the period. `failed`: share of the failed scrapes of exporters, None if unknown.
+    """
+
+    seconds: float
+    span: float
+    since: float | None = None
+    failed: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.seconds >= WHOLE * self.span
+
+
+def list_days(since_s: float, ago: float) -> Iterator[PeriodPart]:
+    """The days of `since_s` seconds that ended `ago` seconds before the end, oldest first, which may be shorter."""
+    days = []
+    end = ago + since_s
+    while ago < end:
+        days.append(PeriodPart(ago, min(DAY_S, end - ago)))
+        ago += DAY_S
+    return reversed(days)
+
+
+def seen_seconds(matcher: str, part: PeriodPart) -> str:
+    """PromQL: the seconds of this part in which any exporter was seen."""
+    return f"count_over_time((count({BUILD}{{{matcher}}})){part.steps(STEP_S)}) * {STEP_S:.0f}"
+
+
+def first_sample(matcher: str, part: PeriodPart) -> str:
+    """PromQL: the time of the first sample of any exporter in this part, to the minute."""
+    return f"min_over_time({moments_of(f'{BUILD}{{{matcher}}}')}{part.steps(STEP_S)})"
+
+
+def failed_share(matcher: str, part: PeriodPart) -> str:
+    """PromQL: the share of scrapes that failed, of targets that had an exporter's series at any time of this part."""
+    step_s = max(STALE_S, part.span / UP_STEPS)
+    ours = f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}{part.steps(step_s)}))"
+    return f"1 - avg(avg_over_time(up{{{matcher}}}{part.steps(step_s)}) and on (job, instance) {ours})"
+
+
+def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
+    """PromQL: the number of exporters that have samples on both sides of the border of two parts, but not at it."""
+    behind = f" offset {before.ago - STALE_S:.0f}s"
+    series = f"{BUILD}{{{matcher}}}"
+    both = f"last_over_time({series}{before.window}) and last_over_time({series}{after.window})"
+    return f"count(({both}) unless ({series}{before.offset} and {series}{behind}))"
+
+
+def join(
+    parts: Sequence[PeriodPart], seen: Mapping[PeriodPart, float], borders: Iterable[PeriodPart]
+) -> Iterator[Segment]:
+    """The segments of these parts, oldest first. `borders`: parts at whose end growth would be lost. An unseen
+    part belongs to a gap if parts before and after it were seen.
+    """
+    lost = set(borders)
+    known = [at for at, part in enumerate(parts) if seen.get(part)]
+    inside = range(known[0], known[-1]) if known else range(0)
+    current: list[PeriodPart] = []
+    for at, part in enumerate(parts):
+        current.append(part)
+        is_gap = at in inside and not (seen.get(part) and seen.get(parts[at + 1]))
+        if not is_gap and part not in lost:
+            yield Segment(tuple(current))
+            current = []
+    if current:
+        yield Segment(tuple(current))
