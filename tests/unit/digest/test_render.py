@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reports.digest.hours import Hours, IdleHolder, TenantName
 from gpu_exporter.reports.digest.parts import Seen
@@ -54,8 +55,8 @@ def test_the_text_has_correct_sums_and_one_line_per_row() -> None:
         "HOLDER  OWNER  IDLE GPU-HOURS",
         f"job 7  {evil}  9.0",
         "",
-        "TENANT  CAUSE  GPU-HOURS WITH THIS CAUSE",
-        "ml  cpu_quota  12.3",
+        "TENANT  GPU-HOURS  CAUSE  IN WORDS  WHAT TO CHANGE",
+        "ml  12.3  cpu_quota  the CPU quota runs out  ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
         "",
         "DAY FROM (UTC)  HELD  USED  IDLE  STALLED  UNKNOWN",
         "Thu 1970-01-01 00:00  60.0  30.0  20.0  0.0  10.0",
@@ -89,7 +90,7 @@ def test_json_has_the_numbers_of_the_text_and_null_where_the_text_has_a_dash() -
         ("", EVIL, 20.0),
     ]
     assert data["causes"] == [
-        {"cluster": "", "scheduler": "kubernetes", "namespace": "ml", "account": "", "user": "", "cause": "cpu_quota", "hours": 12.34}
+        {"cluster": "", "scheduler": "kubernetes", "namespace": "ml", "account": "", "user": "", "cause": "cpu_quota", "hours": 12.34, "advice": CAUSES["cpu_quota"].owner}
     ]  # fmt: skip
     assert [day["idle_hours"] for day in data["days"]] == [20.0, None]
     assert (data["currency"], data["idle_short_seconds"], data["seen"]) == ("EUR", 600.0, None)

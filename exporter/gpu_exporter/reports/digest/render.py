@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.common.plain import layout, one_line, utc
 from gpu_exporter.common.promql.absence import moment
 from gpu_exporter.reports.digest.hours import Hours, TenantName, add_up
@@ -17,9 +18,9 @@ from gpu_exporter.reports.digest.read import Digest
 TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
 OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MAX MEMORY", "SUFFICIENT SIZE")
-CAUSE_HEADER = ("TENANT", "CAUSE", "GPU-HOURS WITH THIS CAUSE")
+CAUSE_HEADER = ("TENANT", "GPU-HOURS", "CAUSE", "IN WORDS", "WHAT TO CHANGE")
 DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN")
-WORDS = {"OWNER", "CAUSE", "SUFFICIENT SIZE"}  # columns with texts
+WORDS = {"OWNER", "CAUSE", "IN WORDS", "WHAT TO CHANGE", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
 WHOLE_MIN = 99.5
@@ -97,7 +98,10 @@ def render_json(digest: Digest) -> str:
             }
             for holder in digest.holders
         ],
-        "causes": [{**each.tenant._asdict(), "cause": each.cause, "hours": each.hours} for each in digest.causes],
+        "causes": [
+            {**each.tenant._asdict(), "cause": each.cause, "hours": each.hours, "advice": _meant(each.cause)[1]}
+            for each in digest.causes
+        ],
         "oversized": None
         if digest.oversized is None
         else [
@@ -186,8 +190,10 @@ def _tables(digest: Digest) -> list[Table]:
         top = [(holder.title, holder.owner or UNKNOWN, f"{holder.idle:,.1f}") for holder in digest.holders[:TOP]]
         tables.append((HOLDER_HEADER, top))
     if digest.causes:
-        top = [(str(each.tenant), each.cause, f"{each.hours:,.1f}") for each in digest.causes[:TOP]]
-        tables.append((CAUSE_HEADER, top))
+        caused = [
+            (str(each.tenant), f"{each.hours:,.1f}", each.cause, *_meant(each.cause)) for each in digest.causes[:TOP]
+        ]
+        tables.append((CAUSE_HEADER, caused))
     if digest.oversized:
         tables.append((OVERSIZED_HEADER, [_cells_of(each) for each in digest.oversized[:TOP]]))
     if len(digest.days) > 1:
@@ -197,6 +203,12 @@ def _tables(digest: Digest) -> list[Table]:
         ]
         tables.append((DAY_HEADER, days))
     return tables
+
+
+def _meant(cause: str) -> tuple[str, str]:
+    """A cause in a few words, and what its owner, or else the site, can change. A later version may have others."""
+    meaning = CAUSES.get(cause)
+    return (UNKNOWN, UNKNOWN) if meaning is None else (meaning.title, meaning.owner or meaning.site or UNKNOWN)
 
 
 def _cells_of(each: Oversized) -> tuple[str, ...]:
