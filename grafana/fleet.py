@@ -59,6 +59,15 @@ REASON_COLUMNS = {
     "owner": "What to change",
     "site": "For the site",
 }
+EMPTY = {  # by the id of the panel
+    10: "Nothing waits and nothing is held idle, as far as it is known.",
+    16: "No user names are published.",
+    18: "No holder whose use is known.",
+    19: "No GPU-hours in this range.",
+    20: "No candidate in this range. It needs days of data.",
+    21: "No workloads: kube-state-metrics is not scraped.",
+    23: "No cause of medium or high confidence in this range.",
+}
 HOLDER_HIDDEN = ("Time", "scheduler")
 HOLDER_WIDTHS = {
     "Namespace": 110,
@@ -106,7 +115,12 @@ def build(settings: Settings) -> models.Dashboard:
     queries, alerts = Fleet(settings), settings.alerts
     idle_for, used_within = format_duration(alerts.idle_for), format_duration(alerts.idle_short)
     board = Board(
-        UID, "GPUs: fleet", "GPUs that are held but not used, and their holders. Data: gpu-exporter.", "now-24h", "5m"
+        UID,
+        "GPUs: fleet",
+        "GPUs that are held but not used, and their holders. Data: gpu-exporter.",
+        "now-24h",
+        "5m",
+        EMPTY,
     )
     board.variable("cluster", "Cluster", "label_values(namespace:gpu_gpus:sum, cluster)")
     board.variable("namespace", "Namespace", f"label_values(namespace:gpu_gpus:sum{{{CLUSTER}}}, namespace)")

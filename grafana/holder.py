@@ -53,6 +53,21 @@ REASON_HIDDEN = ("Time", "cluster", "site", "Value", "Value #why")  # the site's
 NUMBER_COLUMNS = {"node": "Node", "gpu": "GPU", "number": "Number", "Value": "Value", "Value #number": "Value"}
 NUMBER_WIDTHS = {"Node": 110, "GPU": 60, "Value": 90}
 NUMBER_HIDDEN = ("Time", "cluster", "mig", "cause", "quantity")
+EMPTY = {  # by the id of the panel
+    6: "No GPU of this holder is reported now.",
+    7: "No state is reported in this time.",
+    8: "No mark in this time.",
+    10: "Not counted: GPM needs Hopper or newer.",
+    14: "No GPU was reported as slowed down.",
+    15: "Its cgroup is not visible.",
+    16: "Its cgroup is not visible.",
+    17: "No cause in this time.",
+    19: "No training loop reports its steps (docs/torch.md).",
+    20: "No training loop reports its phases (docs/torch.md).",
+    21: "No data of its ranks and GPUs.",
+    23: "No cause of medium or high confidence is known: `gpu-exporter explain` names what would have to be known.",
+    24: "No numbers without a cause.",
+}
 UNIT_COLUMNS = {
     "node": "Node",
     "gpu": "GPU",
@@ -81,6 +96,7 @@ def build(settings: Settings) -> models.Dashboard:
         "Activity of the GPUs of one holder, and reasons for low use. Links select namespace and pod, or a Slurm job.",
         "now-6h",
         "1m",
+        EMPTY,
     )
     board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
     board.variable("job", "Scrape job", f"label_values(gpu_exporter_build_info{{{CLUSTER}}}, job)")

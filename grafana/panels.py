@@ -53,12 +53,17 @@ MEANT = {  # columns that have a cause as text, and what they print for it
     "What to change": {name: sentence(each.owner) or "-" for name, each in CAUSES.items()},
     "For the site": {name: sentence(each.site) or "-" for name, each in CAUSES.items()},
 }
+NOTHING: Mapping[int, str] = {}
 
 
 class Board:
     """A dashboard. Panels are placed in the order in which they are added; each row is as high as its highest panel."""
 
-    def __init__(self, uid: str, title: str, description: str, since: str, refresh: str) -> None:
+    def __init__(
+        self, uid: str, title: str, description: str, since: str, refresh: str, empty: Mapping[int, str] = NOTHING
+    ) -> None:
+        """`empty`: what a panel shows without data, by its id; others show Grafana's `No data`."""
+        self._empty = empty
         self._x = self._y = self._height = 0
         self._dashboard = (
             builders.Dashboard(title)
@@ -121,6 +126,8 @@ class Board:
 
     def put(self, panel: Panel, width: int, height: int) -> None:
         """Place the next panel. `width`: in columns, of 24. `height`: in units of 38 pixels."""
+        if text := self._empty.get(panel.build().id_val or 0):
+            panel.no_value(text)
         if self._x + width > 24:
             self._break()
         self._dashboard.with_panel(panel.grid_pos(models.GridPos(h=height, w=width, x=self._x, y=self._y)))

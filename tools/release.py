@@ -248,7 +248,19 @@ def sums() -> None:
     say(f"sums: {len(lines)} files")
 
 
+def pictures() -> None:
+    """The pictures of the dashboards in docs were drawn from the dashboards that are released."""
+    listed = (ROOT / "docs" / "pictures" / "drawn-from.txt").read_text("ascii")
+    drawn = {name: digest for digest, name in (line.split() for line in listed.splitlines())}
+    boards = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
+    old = [path.name for path in boards if drawn.get(path.name) != hashlib.sha256(path.read_bytes()).hexdigest()]
+    if old:
+        raise ReleaseError(f"docs/pictures are older than {', '.join(old)}: python -m tests.preview.dashboards --save")
+    say(f"pictures: {len(boards)} dashboards drawn as they are")
+
+
 STEPS: dict[str, Callable[[], None]] = {
+    "pictures": pictures,
     "download": download,
     "dist": dist,
     "chart": chart,

@@ -200,10 +200,19 @@ def main() -> int:
             if options.save:
                 small = ROOT / "docs" / "pictures" / picture.name
                 browse(url, *size, f"--screenshot={small}", f"--force-device-scale-factor={SMALL}")
+                note_source(board)
         server.shutdown()
     for fault in wrong:
         print(fault, file=sys.stderr)
     return 1 if wrong else 0
+
+
+def note_source(board: str) -> None:
+    """Keep the hash of the dashboard beside its picture: a release compares it (tools/release.py)."""
+    path, name = ROOT / "docs" / "pictures" / "drawn-from.txt", f"gpu-{board}.json"
+    kept = [line for line in (path.read_text("ascii").splitlines() if path.exists() else []) if not line.endswith(name)]
+    digest = hashlib.sha256((ROOT / "grafana" / "dashboards" / name).read_bytes()).hexdigest()
+    path.write_text("".join(f"{line}\n" for line in sorted([*kept, f"{digest}  {name}"])), "ascii")
 
 
 if __name__ == "__main__":
