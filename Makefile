@@ -70,7 +70,7 @@ clean:
 	rm -rf $(VENV) out build exporter/*.egg-info
 
 # --- Long, on real servers: as root on Debian; elsewhere each test that cannot run says why
-verify: testbed programs ## slow tests, and those on API server, kubelet, Slurm, Prometheus and torch; the acceptance test
+verify: $(VENV)/dev testbed programs ## slow tests, and those on API server, kubelet, Slurm, Prometheus and torch; the acceptance test
 	@.ci/stages servers+slow,hook e2e
 
 servers: $(VENV)/dev
