@@ -287,7 +287,7 @@ def test_the_dry_run_shows_job_ids_as_users_write_them_and_the_field(
         for asked in (f"job/{array}_{task}", f"job/{raw}"):
             given = [each for each in command[1:] if each != "--once"]
             done = run_exporter("explain", asked, *given, environment=cluster.slurm.environment)
-            assert done.stdout.startswith(shown) and "\n  stage underused: " in done.stdout, done.stdout + done.stderr
+            assert done.stdout.startswith(shown) and "stage underused: " in done.stdout, done.stdout + done.stderr
             assert "  REFUSED: foreign: the field contains a text that the reconciler did not write\n" in done.stdout
         done = run_exporter(*command, "--apply", environment=cluster.slurm.environment)
     assert f"{shown}: not marked underused: the field contains a text that the reconciler did not write" in done.stderr
