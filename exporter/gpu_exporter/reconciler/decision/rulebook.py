@@ -53,7 +53,7 @@ class Rulebook:
             startup_grace=min(each.startup_grace for each in all_),
             coverage_min=min(each.coverage_min for each in all_),
         )
-        """A policy with the shortest windows of all. A holder that is idle by its own policy is also idle by this one."""
+        """A policy with the shortest windows. A holder that is idle by its own policy is idle by this one too."""
 
     @property
     def longest_s(self) -> float:

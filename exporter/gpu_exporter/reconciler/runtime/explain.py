@@ -1,4 +1,4 @@
-"""`explain`: why one holder has its stage, now or in the past, and the history of its marks."""
+"""`explain`: prints why a holder has its stage, now or in the past, and the history of its marks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ SHOWN_MAX = 8  # holders among which one has to be named
 
 
 class ExplainRequest(NamedTuple):
-    """`holder`: whom to explain, in one of FORMS. `form`: table or json. `audit`: file with the history of marks, None
-    for no history.
+    """`holder`: the holder to explain, in one of FORMS.
+    `form`: table or json.
+    `audit`: file with the history of marks, None for no history.
     """
 
     holder: str
@@ -38,8 +39,9 @@ class ExplainRequest(NamedTuple):
 
 
 def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
-    """Explain as of `at_wall` (Unix seconds), for which live objects are no longer known. Returns the exit code. Raises
-    OSError.
+    """Explain the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
+
+    Returns the exit code. Raises OSError.
     """
     return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
 
@@ -55,7 +57,7 @@ def explain_once(
 ) -> int:
     """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
 
-    `preview`: knows the live objects, None for a time in the past. `clock`: the time to explain.
+    `preview`: reads the live objects; None for a time in the past. `clock`: shows the time to explain.
     """
     holder, asked = question.holder, parse_asked(question.holder)
     try:
@@ -133,7 +135,7 @@ def _read_use(source: ExplainingSource, decision: Decision) -> UseOfUnits:
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """GPUs of its pools that are waited for; asked only about a holder that uses its GPUs badly."""
+    """GPUs of its pools that others wait for. Queried only for a holder that uses its GPUs badly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:
@@ -144,5 +146,5 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
 
 
 def complain(text: str) -> None:
-    """Print on standard error what is missing from the output."""
+    """Print to standard error what is missing from the output."""
     print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201
