@@ -157,7 +157,7 @@ def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf
                 torn += 1
             elif _is_asked(record, asked, until_wall):
                 found.append(record)
-    gaps = [f"{torn} torn lines were skipped"] if torn else []
+    gaps = [f"{torn} incomplete lines were skipped"] if torn else []
     gaps += [f"only its last {READ_MAX // 2**20} MiB were read"] if length > READ_MAX else []
     return Transitions(list(found), f"{path}: {', '.join(gaps)}" if gaps else "")
 

@@ -32,7 +32,7 @@ class PauseNote(NamedTuple):
         """The pause in words, at `wall` (Unix seconds)."""
         reason = one_line(self.reason, REASON_MAX)
         because = f": {reason}" if reason else ""
-        lasts = "paused until" if wall < self.until_wall else "not paused; a pause ended"
+        lasts = "paused until" if wall < self.until_wall else "not paused; the last pause ended"
         return f"{lasts} {timestamp(self.until_wall)}{because}"
 
 
@@ -103,7 +103,7 @@ def pause(evidence: Evidence, place: PauseSource) -> Evidence:
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:
-        return evidence._replace(paused=_join(evidence.paused, f"whether there is a pause cannot be read: {exc}"))
+        return evidence._replace(paused=_join(evidence.paused, f"an unreadable pause counts as active: {exc}"))
     if note is None:
         return evidence
     ended = min(note.until_wall, evidence.wall)

@@ -69,7 +69,7 @@ class Preview:
                 self._known.pop(decision.name, None)
                 if scheduler not in self._said:
                     self._said.add(scheduler)
-                    self.notices.append(f"{exc}; refusals of {HOLDERS[scheduler]} by --apply are not shown")
+                    self.notices.append(f"{exc}; cannot show which {HOLDERS[scheduler]} --apply would refuse")
         return {
             name: self._known[name][2] if name in self._known else Outlook(decision.label)
             for name, decision in wanted.items()
@@ -106,6 +106,6 @@ class Preview:
 
 HOLDERS = {"kubernetes": "pods", "slurm": "jobs"}
 NO_WAY = {
-    "kubernetes": "cannot connect to the API server: neither a service account nor --kubernetes.kubeconfig",
-    "slurm": "cannot ask Slurm: squeue and scontrol are not on PATH",
+    "kubernetes": "cannot connect to the API server: no service account, and no --kubernetes.kubeconfig",
+    "slurm": "cannot query Slurm: squeue and scontrol are not on PATH",
 }

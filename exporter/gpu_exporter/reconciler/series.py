@@ -48,7 +48,7 @@ class Stages(Collector):
         labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
         if len(labelled) > STAGES_MAX:
             if not self._is_full:
-                log.warning("%d stages are more than %d; some candidates have no series", len(labelled), STAGES_MAX)
+                log.warning("%d stages exceed the limit %d; some candidates have no series", len(labelled), STAGES_MAX)
             labelled.sort(key=lambda row: row[1] in CHEAP)
         self._is_full = len(labelled) > STAGES_MAX
         self._rows = [

@@ -148,9 +148,9 @@ class Acts:
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
-                failed = "it is done, but not yet counted in the record of decisions"
+                failed = "the act is done, but cannot be added to the record of decisions"
                 self._record.note_act(entry)
-                failed = "it is done, but its owner could not be notified"
+                failed = "the act is done, but its owner could not be notified"
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
             is_over = age_s >= GIVE_UP_S

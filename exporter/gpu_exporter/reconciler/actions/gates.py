@@ -36,10 +36,10 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"Alertmanager sends no alert on {decision.title} to a receiver")
+                raise Refused("not_warned", f"Alertmanager sends no alert about {decision.title} to any receiver")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
-                raise Refused("not_warned", f"the alert is older than {decision.title}: an earlier holder had its name")
+                raise Refused("not_warned", f"the alert began before {decision.title}: it is about another holder")
             lasted_s = wall - since_wall
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
@@ -59,7 +59,7 @@ class Gates:
                 since = describe_duration(REGRET_S)
                 raise Refused("watched", f"{decision.title} became underused less than {since} ago")
         if self._record.watches.is_open(proposal.decisions):
-            raise Refused("watched", "the target's last decision has no known outcome yet")
+            raise Refused("watched", "the outcome of the last decision on the target is not known yet")
         if self._settings.override:
             return None
         found: list[PolicyStanding] = []

@@ -136,5 +136,5 @@ def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple
         return Skipped("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
     fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
     if not fitting:
-        return Skipped("class", f"its class is {around.kind}")
+        return Skipped("class", f"no allowed act applies to its class, {around.kind}")
     return around.target, fitting

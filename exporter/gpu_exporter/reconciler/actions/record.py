@@ -198,7 +198,7 @@ class Record:
         own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
-            return Skipped("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
+            return Skipped("regret", f"{share} decisions {what} for tenant {account.tenant} were regretted")
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
             return Skipped("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
@@ -365,7 +365,7 @@ class Record:
     def _fill(self, plain: Any) -> None:
         last = None if plain["last"] is None else need_real(plain["last"])
         if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
-            raise MarkError("fenced", f"{plain['by']} wrote it a moment ago, and counts the same decisions")
+            raise MarkError("fenced", f"{plain['by']} wrote the record recently, and may count the same decisions")
         self.watches.last_wall = last
         for hour, seconds in plain["present"].items():
             self._present[math.floor(need_real(hour))] = need_real(seconds)

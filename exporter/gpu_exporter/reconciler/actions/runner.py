@@ -140,7 +140,7 @@ class ActionRunner:
             self._shadow(proposal, target, demand, freed)
             return
         if acts is None or not self._parts.may_write():
-            raise Refused("fenced", "another replica decides by now")
+            raise Refused("fenced", "another replica decides now")
         self._limits.note_act()
         told = acts.begin(actor, proposal, target, Receipt(warned, standing, demand, self._settings.override))
         if told == LOST or told not in MAY_BE_DONE:
@@ -177,7 +177,7 @@ class ActionRunner:
     def _object_to_limits(self, proposal: Proposal) -> None:
         acts = self._parts.acts
         if acts is not None and acts.is_pending(proposal.title):
-            raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
+            raise Refused("pending", "an act on it has begun, and its effect is not known yet")
         self._limits.object_to(proposal.title, acts.begun_within_an_hour() if acts is not None else None)
 
     def _object_to_target(self, target: Target, decisions: Mapping[HolderName, Decision]) -> None:

@@ -73,7 +73,7 @@ class Brakes:
         if is_one or exporters >= (1.0 - self._policy.freeze_exporters) * most:
             return ""
         hour = describe_duration(REMEMBERED_S)
-        return f"{exporters} exporters are seen, {most} were seen within the last {hour}: other faults are possible"
+        return f"only {exporters} of the {most} exporters of the last {hour} are seen: there may be a wider fault"
 
 
 def freeze_together(
@@ -107,11 +107,11 @@ def freeze_together(
             alone = idle_together(own, allocations, policy, usual_at)
             if alone is not None:
                 tenants.add(tenant)
-                texts.append(f"{alone.text} They belong to {tenant}, so only this tenant is frozen")
+                texts.append(f"{alone.text}. They belong to {tenant}, so only this tenant is frozen")
             left = [each for each in left if tenant_of(each) != tenant]
         elif pool and not frozen_pool and of_pool >= MOST_OF * found.gpus:
             frozen_pool = pool
-            texts.append(f"{found.text} They belong to {pool}, so only this pool is frozen")
+            texts.append(f"{found.text}. They belong to {pool}, so only this pool is frozen")
             left = [each for each in left if pool not in pools.get(each.name, ())]
         else:
             return Freeze(found.text)
@@ -199,8 +199,8 @@ def idle_together(
         return None
     span = describe_duration(TOGETHER_S)
     usual = usual_at(at)
-    than = "" if usual is None else f", {usual:g} are usual at that hour"
-    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}: is it one fault?"
+    than = "" if usual is None else f" ({usual:g} are usual at that hour)"
+    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}, maybe by one fault"
     limit = max(TOGETHER_MIN, _limit(at, allocations, policy, usual_at))
     return Together(worst, limit, [decision for _, _, _, decision in begun[those[0] : those[1]]], text)
 

@@ -207,12 +207,12 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
     if not min(held_s) >= policy.startup_grace:
-        return "starting", f"held for {_minutes(min(held_s))}, judged after {_minutes(policy.startup_grace)}"
+        return "starting", f"held for {_minutes(min(held_s))}; judged only after {_minutes(policy.startup_grace)}"
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
     if max(runs) > min(held_s) + fresh_s:
-        return "unknown", "an idle run is longer than the allocation: two holders under one name?"
+        return "unknown", "an idle run is longer than the allocation: two holders may have the same name"
     if holder.counts_from is not None:
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
@@ -224,9 +224,9 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
         return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
     if holder.held is None:
-        return "unknown", "the number of GPUs that the holder has in all is not published"
+        return "unknown", "the total number of GPUs of the holder is not published"
     if len(units) != holder.held:
-        return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
+        return "unknown", f"{len(units)} GPUs are seen, but the holder has {holder.held}"
     if idle < holder.held:
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
     return _judge_idle(holder.held, units, min(runs), policy, windows)
@@ -250,7 +250,7 @@ def _judge_idle(
         )
     beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
     if any(unit.witnesses is None for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but the number of witnesses for that is not published"
+        return "candidate", f"idle for {_minutes(shortest)}, but its number of witnesses is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but a part of that time has only one witness"
     return UNDERUSED, f"{_all(held)} idle for {_minutes(shortest)}{beside}"

@@ -74,7 +74,7 @@ class Rulebook:
         for rule in self.rules:
             answer = matches(rule.match, holder, around)
             if isinstance(answer, str):
-                return NotKnown(f"whether policy {rule.name} matches it is not known: {answer}")
+                return NotKnown(f"it is not known whether policy {rule.name} matches: {answer}")
             if answer:
                 return Chosen(rule.over(self.site), rule)
         return Chosen(self.site)

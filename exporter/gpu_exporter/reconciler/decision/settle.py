@@ -112,7 +112,7 @@ def _settle_alone(
     is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
     if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
         gap = describe_duration(asked.underused_s / 2)
-        why = f"it once worked again after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
+        why = f"it once resumed work after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
         return _lowered(settled, "candidate", f"{settled.reason}; it stays a candidate, since {'; '.join(ceilings)}")

@@ -72,7 +72,7 @@ def _judge(
         count = _count((Member(holder.name, "", holder.held),), holders, policy)
     if not count.stalled:
         return decision
-    said = f"{count.stalled} of {count.gpus} GPUs stalled for {describe_duration(count.run_s)} or less"
+    said = f"{count.stalled} of {count.gpus} GPUs stalled for at most {describe_duration(count.run_s)}"
     if count.working:
         why = f"{said}, but {count.working}: they may wait for it"
         return decision._replace(stall_why=why) if has_stall(holder) else decision

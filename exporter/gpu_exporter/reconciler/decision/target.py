@@ -136,7 +136,7 @@ def _membership(target: Target) -> Skipped | None:
     if target.strangers:
         return Skipped("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
     if target.wants is None:
-        return Skipped("uncounted", "the number of members that it wants is not known")
+        return Skipped("uncounted", "it is not known how many members it needs")
     there = Counter(part.role for part in target.ends)
     for role, wanted in sorted(target.wants.items()):
         if there[role] < wanted:
@@ -176,7 +176,7 @@ def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped |
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Skipped("class", f"its class is {kind}")
+        return Skipped("class", f"the act does not apply to its class, {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
         return Skipped("exempt", wish)
     return None

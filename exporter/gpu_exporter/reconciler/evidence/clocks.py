@@ -20,7 +20,7 @@ def describe_disagreement(ahead_s: float, whose: str, most_s: float = APART_MAX_
     side = "ahead of" if ahead_s > 0 else "behind"
     return (
         f"the clock of the reconciler is {abs(ahead_s):.0f} s {side} that of {whose}: synchronize both by NTP; until "
-        "then nothing is decided"
+        "then the reconciler decides nothing"
     )
 
 

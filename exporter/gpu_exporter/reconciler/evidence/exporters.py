@@ -72,7 +72,7 @@ class ExporterSource:
         Raises ValueError for too many exporters.
         """
         if len(addresses) > MAX_EXPORTERS:
-            raise ValueError(f"{len(addresses)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
+            raise ValueError(f"{len(addresses)} exporters exceed the limit of {MAX_EXPORTERS}: use --source.prometheus")
         self._addresses = list(dict.fromkeys(addresses))
         self._window_s = window_s
         self._clock = clock

@@ -48,7 +48,7 @@ class Peaks:
                 self.known = self._ask(api)
             except AnswerError as exc:
                 self.known = {}
-                log.warning("the servers that could share their GPUs are not known: %s", exc)
+                log.warning("cannot find the servers that could share their GPUs: %s", exc)
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"

@@ -40,7 +40,7 @@ class Usual:
                 days = self._read_days(hour)
             except AnswerError as exc:
                 self._failed[hour] = self._clock.monotonic()
-                log.warning("cannot tell how many GPUs usually become idle at this hour: %s", exc)
+                log.warning("cannot read how many GPUs usually become idle at this hour: %s", exc)
                 return None
             if len(self._known) + len(self._failed) >= HOURS_MAX:
                 self._known.clear()

@@ -32,7 +32,7 @@ class EventWriter:
         try:
             self._create(regarding, wall, reason, note, "Mark", secrets.token_hex(6))
         except MarkError as exc:
-            log.warning("no Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
+            log.warning("cannot write an Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
 
     def record_once(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str

@@ -304,12 +304,12 @@ class OwnerLook:
         elif (own := self._core().get(link.kind)) is not None:
             function, what = own, (link.name, self._namespace)
         else:
-            return Unread(link, KIND, f"{link.title} is of a kind that controls no pods")
+            return Unread(link, KIND, f"{link.title}: objects of this kind do not control pods")
         if self._reads_left <= 0 or self._clock.monotonic() > self._until:
             return Unread(
                 link,
                 LIMIT,
-                f"{link.title} was not read: one look reads at most {READS_MAX} owners, within a time limit",
+                f"{link.title} was not read: per namespace, at most {READS_MAX} owners are read, within a time limit",
             )
         self._reads_left -= 1
         is_counted = (link.group, link.kind) in COUNTED
@@ -338,8 +338,8 @@ class OwnerLook:
             if link.kind not in table:  # it may have been installed since
                 asked = self._discover(version)
                 if asked is None:
-                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per look"
-                    return Unread(link, LIMIT, f"{link.title} is beyond {limit}")
+                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per namespace"
+                    return Unread(link, LIMIT, f"{link.title} was not read because of {limit}")
                 table = asked
             if link.kind in table:
                 group, _, release = version.partition("/")

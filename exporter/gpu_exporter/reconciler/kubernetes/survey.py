@@ -229,7 +229,7 @@ def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unre
         return Unreadable(f"{why}: give all members one label, such as {GROUPS[0]}")
     if pod.metadata.get(SPEC_GROUP) and view.left_out:  # of these pods only the metadata was read
         others = ", ".join(sorted(view.left_out)[:3])
-        return Unreadable(f"whether {others} is in the gang of pod {name} is not known, since it cannot be read")
+        return Unreadable(f"it is not known whether {others} is in the gang of pod {name}, because it cannot be read")
     return None
 
 

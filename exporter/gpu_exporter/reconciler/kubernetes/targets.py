@@ -229,7 +229,7 @@ class TargetReader:
         if () in shape.chains:
             members += [(found, pod) for pod in pods.own]
         else:
-            strangers += [f"{_name(pod)} belongs to it in a way that is unknown for its kind" for pod in pods.own]
+            strangers += [f"{_name(pod)} belongs to it in a way that is not supported" for pod in pods.own]
         for owner, below in sorted(pods.below.items()):
             parent = look.parent(owner)
             if isinstance(parent, Unread):
@@ -243,9 +243,9 @@ class TargetReader:
                 elif intermediate is not None:
                     unread.append(f"{_name(below[0])}: {intermediate.why}")
             elif parent is not None and (parent.group, parent.kind, parent.name) == (link.group, link.kind, link.name):
-                strangers.append(f"{owner.title} belongs to an earlier object with its name")
+                strangers.append(f"{owner.title} belongs to an earlier object with the target's name")
             elif shape.shares_name and owner.name == link.name:
-                strangers.append(f"{owner.title} has its name, but does not belong to it")
+                strangers.append(f"{owner.title} has the target's name, but does not belong to it")
         whole = Found(found, between)
         strangers += [
             f"{_name(pod)} has no controller, and the target would adopt it"
@@ -261,7 +261,7 @@ class TargetReader:
             if chain.unread is not None:
                 unread.append(f"{_name(pod)}, which names the same group: {chain.unread.why}")
             elif any(owner.link.uid == link.uid for owner in chain.owners):
-                strangers.append(f"{_name(pod)} is below it in a way that is unknown for its kind")
+                strangers.append(f"{_name(pod)} is below it in a way that is not supported")
         return members, between, strangers, unread
 
     def _part(self, pod: PodView, shape: Shape, owner: Json, namespace: str, idle_s: float, wall: float) -> Part:
@@ -302,12 +302,12 @@ class TargetReader:
         try:
             workloads = self._workloads(version, place[2], link.uid)
         except OddAnswer as exc:
-            return None, Skipped("kueue", f"whether Kueue manages it is unknown: {exc}")
+            return None, Skipped("kueue", f"it is unknown whether Kueue manages it: {exc}")
         except MarkError as exc:
             if exc.status != 403:
                 raise
             return None, Skipped(
-                "kueue", f"whether Kueue manages it is unknown: the reconciler needs `list` on {WORKLOADS}"
+                "kueue", f"it is unknown whether Kueue manages it: the reconciler needs `list` on {WORKLOADS}"
             )
         if not workloads and not is_queued:
             return own, None

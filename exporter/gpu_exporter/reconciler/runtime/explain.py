@@ -68,7 +68,7 @@ def explain_once(
             names = list(dict.fromkeys(name for name, _ in found))
             if len(names if asked.pod else {unit for _, unit in found}) > 1:
                 several = ", ".join(f"{name} on {unit}" for name, unit in list(found)[:SHOWN_MAX])
-                complain(f"{holder}: there are several, so name one: {several}")
+                complain(f"{holder}: several holders match, so name one: {several}")
                 return Exit.USAGE
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
@@ -130,7 +130,7 @@ def _read_use(source: ExplainingSource, decision: Decision) -> UseOfUnits:
     try:
         return source.read_use(decision.name, decision.units)
     except AnswerError as exc:
-        complain(f"it is unknown what its GPUs do: {exc}")
+        complain(f"it is unknown how its GPUs are used: {exc}")
         return {}
 
 
@@ -141,7 +141,7 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
     try:
         return source.read_waiting(decision.name)
     except AnswerError as exc:
-        complain(f"it is unknown how many GPUs are waited for: {exc}")
+        complain(f"it is unknown how many GPUs others wait for: {exc}")
         return {}
 
 

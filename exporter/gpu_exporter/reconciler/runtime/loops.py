@@ -169,7 +169,7 @@ def remove_all(
             if not lease.wait(FIRST_LOOK_S):
                 complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
                 if not lease.wait(patience_s):
-                    hint = "; stop the holder first, or run it without --apply"
+                    hint = "; stop that reconciler first, or run it without --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
         for each in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
             facts = {"holder": each.title, "stage": each.stage, "outcome": each.outcome, "done": each.is_done}

@@ -166,12 +166,12 @@ def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
 def _obstacle(components: Sequence[LiveJob], verb: str) -> Skipped | None:
     first = components[0]
     if part := next((job for job in components if job.has_part), None):
-        why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
+        why = "has a part of a GPU (shard or MPS); its end would not help jobs that wait for whole GPUs"
         return Skipped("part", f"job {part.target} {why}")
     if unknown := next((job for job in components if job.asks and job.gpus is None), None):
         return Skipped("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
-        return Skipped("requeued", f"it was already started again {first.restarts} times")
+        return Skipped("requeued", f"Slurm has already started it again {first.restarts} times")
     return None
 
 

@@ -295,7 +295,7 @@ class JobMarker:
                 raise MarkError("error", f"{exc}; {NEEDS}: {remedy}") from exc
             self.fields.remove("AdminComment")
             self._denied.add("AdminComment")
-            left = f"from the next cycle on marks are written to {self.fields[0]}, and AdminComment is not changed"
+            left = f"from the next cycle on, marks are written to {self.fields[0]}, and AdminComment is not changed"
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
