@@ -37,14 +37,14 @@ class PauseNote(NamedTuple):
 
 
 class PauseUnreadable(ForeignError):
-    """The pause cannot be read, so it is unknown whether there is one. The text contains the place and the reason."""
+    """The pause cannot be read, so it is unknown whether a pause lasts. The text contains the place and the reason."""
 
 
 class PauseSource(Protocol):
     """Reads whether there is a pause."""
 
     def read_pause(self) -> PauseNote | None:
-        """The latest pause; None if there never was one. Raises PauseUnreadable."""
+        """The latest pause; None if no pause was ever started. Raises PauseUnreadable."""
 
 
 class PausePlace(PauseSource, Protocol):

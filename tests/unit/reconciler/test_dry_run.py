@@ -203,7 +203,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert dry.task.failures == 2
     assert sum("no decisions" in line for line in lines) == 1
     assert sum("would write" in line for line in lines) == 1
-    assert sum("are not shown" in line for line in lines) == 1
+    assert sum("--apply would refuse" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
     source.error = AnswerError("Prometheus is down")
     clock.advance(POLICY.unsupported_max)

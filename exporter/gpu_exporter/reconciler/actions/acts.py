@@ -1,4 +1,4 @@
-"""Begins acts and completes them: updates the journal, the owner, the audit log and the counters in a fixed order.
+"""Begins acts and completes them. In a fixed order, it updates the journal, notifies the owner, logs and counts.
 
 The journal entry is written before the act. Afterwards this process, or the next one after a crash, reads the live
 object and completes the entry. So no act is done twice, and every owner is notified.
@@ -91,8 +91,8 @@ class Acts:
         return any(not entry.told and entry.title == title for entry in self._entries)
 
     def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
-        """Each act that may have had an effect: its age (seconds), its number of GPUs, and by pool the GPUs that others
-        waited for at that time.
+        """The acts that may have had an effect: for each, its age (seconds), its GPUs, and the demand at that time by
+        pool.
         """
         wall = self._clock.wall()
         entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]

@@ -116,7 +116,7 @@ class Gates:
                 raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
-        """Raise Refused if the newest sample of any GPU is older than ACT_FRESH_S."""
+        """Raise Refused if the last sample of any GPU is older than ACT_FRESH_S."""
         wall = self._clock.wall()
         for decision in fresh.values():
             ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]

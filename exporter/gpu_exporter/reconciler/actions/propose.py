@@ -111,7 +111,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
 
 
 def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Skipped:
-    """The proposal for the holders of one group, or the reason why there is none."""
+    """The proposal for the holders of one group, or the reason why no act is proposed."""
     answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Skipped)]:
         return held[0]

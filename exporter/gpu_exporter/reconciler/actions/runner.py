@@ -226,8 +226,9 @@ class ActionRunner:
 
 
 def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Mapping[str, float]:
-    """The GPUs that others wait for, in the pools that all holders of the proposal belong to. Raises Refused if there
-    are none.
+    """The GPUs that others wait for, in the pools that all holders of the proposal belong to.
+
+    Raises Refused if no pod or job waits.
     """
     if proven.demand is None:
         return {}

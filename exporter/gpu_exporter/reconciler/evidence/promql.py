@@ -1,7 +1,7 @@
 """Reads evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
-The first query selects only holders with long idle runs, so its answer contains only suspects. The suspects are then
-divided into batches that fit into a query. Four instant queries read all series of a batch.
+The first query selects only holders with long idle runs, so its answer is short. These holders are divided into batches
+that fit into one query. Four instant queries then read all series of a batch.
 """
 
 from __future__ import annotations

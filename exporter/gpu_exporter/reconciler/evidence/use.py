@@ -74,8 +74,8 @@ def _cause(values: Mapping[str, Any]) -> PublishedCause:
 
 
 def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow]], over: str) -> UseOfUnits:
-    """The use of each unit from series. `rows`: of SERIES. `sums`: by each of SUMS, its rows over the time `over`, one
-    per unit.
+    """The use of each unit from series. `rows`: the series of SERIES. `sums`: for each of SUMS, one row per unit over
+    the time `over`.
 
     If a unit has two targets, their causes are joined. If the targets contradict each other, the unit has no state.
     """
