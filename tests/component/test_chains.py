@@ -165,7 +165,7 @@ def test_forged_references_do_not_use_up_the_reads_for_other_pods(site: Site, pi
         )
     decisions = site.judge()
     assert decisions[pods[0]].stage == "underused"
-    beyond = [name for name, decision in decisions.items() if "one look reads at most" in decision.reason]
+    beyond = [name for name, decision in decisions.items() if "owners are read, within a time limit" in decision.reason]
     assert 15 <= len(beyond) <= 25
 
 

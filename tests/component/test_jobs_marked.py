@@ -459,6 +459,6 @@ def test_without_administrator_rights_the_reconciler_writes_the_other_field(
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["error"], [])
     assert "only an Administrator of Slurm (sacctmgr), SlurmUser and root may write AdminComment" in caplog.text
-    assert f"from the next cycle on marks are written to {cluster.field}" in caplog.text
+    assert f"from the next cycle on, marks are written to {cluster.field}" in caplog.text
     assert bench.run() == (["written"], [])
     assert (cluster.read(job, "AdminComment"), cluster.read(job)[:15]) == ("", "gpu-exporter.io")

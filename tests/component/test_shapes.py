@@ -247,7 +247,7 @@ def test_a_job_of_an_earlier_jobset_with_the_same_name_is_a_stranger(ground: Gro
     )  # the finalizer keeps the Job until the test has read it
     target = ground.read(reference)
     batch.patch_namespaced_job("old", ground.namespace, {"metadata": {"finalizers": None}})
-    assert [each for each in target.strangers if "earlier object with its name" in each], pod
+    assert [each for each in target.strangers if "earlier object with the target's name" in each], pod
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "PyTorchJob", "MPIJob"])

@@ -1,4 +1,4 @@
-"""Decides which holders are underused, marks them, and acts on them where the site allows that.
+"""Decides which holders are underused, marks them, and acts on them if the site allows that.
 
-Evidence comes from metrics alone, surroundings from the live objects of Kubernetes and Slurm.
+The evidence comes only from metrics. The surroundings of a holder come from the live objects of Kubernetes and Slurm.
 """

@@ -1,7 +1,7 @@
-"""The calls that each scheduler must offer to take GPUs back. Every call may raise MarkError.
+"""The calls with which a scheduler takes GPUs back. Every call may raise MarkError.
 
-An act has four steps: read the target, rehearse, act, check the live object. The journal is written between them. The
-owner is told last, and only what the check found.
+An act has four steps: read the target, rehearse, act, check the live object. The journal is written between these
+steps. The owner is notified last, and only of a result that the check confirmed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
 class Entry(NamedTuple):
     """One act.
 
-    `wall`: when it began (Unix seconds). `target`: the object that it ends. `lever`: the object that it changes, which
-    is the target or Kueue's Workload. `note`: the text that it writes on both. `since_wall`: since when the GPUs were
-    idle (Unix seconds). `record`: policy, class and tenant, as in Account. `holders`: names of the holders that it
-    ends, up to a limit. `waited_for`: GPUs that were waited for, by pool. `told`: the result, "" while it is unknown.
+    `wall`: when it began (Unix seconds).
+    `target`: the object that the act ends.
+    `lever`: the object that the act changes: the target, or Kueue's Workload.
+    `note`: the text that the act writes on both.
+    `since_wall`: the time since which the GPUs were idle (Unix seconds).
+    `record`: policy, class and tenant, as in Account.
+    `holders`: names of the holders that the act ends, up to a limit.
+    `waited_for`: by pool, the GPUs that others waited for.
+    `told`: the result, "" while it is unknown.
     """
 
     ident: str
@@ -47,19 +52,19 @@ class Entry(NamedTuple):
 
 
 class Actor(Protocol):
-    """One scheduler's way to act. The actor writes a note on the live object, together with the act or before it."""
+    """The acts of one scheduler. An actor writes a note on the live object before the act or together with it."""
 
     scheduler: str
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """The live target with everything that an act would end. Writes nothing. Raises Refused.
+        """Read the live target, with everything that an act would end. Writes nothing. Raises Refused.
 
-        `verbs`: those of ACTIONS that are allowed. `idle_s`: how long the whole target has been idle (seconds). An
+        `verbs`: the allowed ones of ACTIONS. `idle_s`: how long the whole target has been idle (seconds), because an
         owner may have asked for a longer time.
         """
 
     def rehearse(self, target: Target) -> None:
-        """Check whether the act would have an effect, if the scheduler has a dry run. Do not act. Raises Refused."""
+        """If the scheduler has a dry run, check whether the act would have an effect. Does not act. Raises Refused."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
         """The journal entry of an act that is about to begin."""
@@ -67,14 +72,16 @@ class Actor(Protocol):
     def act(self, target: Target, entry: Entry) -> None:
         """Act on the target, unless it has changed since it was read. Raises Refused, MarkError.
 
-        After a MarkError, `MarkError.says_undone` shows whether the act had no effect for certain.
+        After a MarkError, `MarkError.says_undone` is true if the act certainly had no effect.
         """
 
     def look(self, entry: Entry) -> str:
-        """The result of an act by the live object: DONE, NOT_DONE, GONE, or UNCLEAR where the object shows neither."""
+        """The result of an act, read from the live object: DONE, NOT_DONE or GONE, or UNCLEAR if the object shows none
+        of these.
+        """
 
     def tell(self, entry: Entry, text: str) -> None:
-        """Tell the owner: an Event, and a note on the target where the act patched another object.
+        """Notify the owner by an Event. If the act patched another object, also write a note on the target.
 
         Further calls for the same entry change nothing.
         """

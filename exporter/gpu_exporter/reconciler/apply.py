@@ -1,4 +1,4 @@
-"""Runs cycles that write. Every problem is counted in every cycle, and logged only when it changes."""
+"""Runs cycles that write. A problem is counted in every cycle, and logged only when it changes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """Decides which of several processes writes. A Protocol, since the Lease needs the kubernetes client."""
+    """Decides which of several processes writes. It is a Protocol because the Lease needs the kubernetes client."""
 
     def may_write(self) -> bool:
-        """Whether this process is the one that writes, for certain."""
+        """Whether this process certainly is the one that may write."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until this process may write; whether it may write now."""
+        """Wait at most `seconds` until this process may write. Returns whether it may write now."""
 
 
 class ApplyRuns:
@@ -37,8 +37,9 @@ class ApplyRuns:
         wait_s: float = 0.0,
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leadership`: None where there is no other process. `wait_s`: how long a run waits for leadership (seconds).
-        `forget`: called while another process decides, since this process misses what happens meanwhile.
+        """`leadership`: None if there is no other process.
+        `wait_s`: how long a run waits for leadership (seconds).
+        `forget`: called while another process decides, because this process then misses changes.
         """
         self._cycle = cycle
         self._telemetry = telemetry
@@ -51,13 +52,13 @@ class ApplyRuns:
 
     @property
     def rests(self) -> bool:
-        """Whether a scheduler was slow, and gets no requests for now."""
+        """Whether a scheduler was slow and must get no requests now."""
         return self._clock.monotonic() < self._rest_until
 
     def run(self) -> str:
-        """One run. Returns what was left undone; "" for nothing, and when another process runs instead.
+        """Run once. Returns the work that was left undone, in words; "" for none, and if another process runs instead.
 
-        If a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
+        After a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
         """
         if self._leadership is not None and not self._leadership.may_write():
             self._telemetry.note_standby()
@@ -82,7 +83,7 @@ class ApplyRuns:
 
 
 class RemovedMark(NamedTuple):
-    """One mark: its holder, its stage, what became of it in words, and whether that succeeded."""
+    """One mark: its holder, its stage, the outcome in words, and whether the mark was removed."""
 
     title: str
     stage: str
@@ -93,10 +94,10 @@ class RemovedMark(NamedTuple):
 def withdraw_all(
     markers: Sequence[Marker], clock: Clock, *, apply: bool, may_write: Callable[[], bool] = lambda: True
 ) -> Iterator[RemovedMark]:
-    """Withdraw every mark, or without `apply` only list it.
+    """Withdraw every mark. Without `apply`, only list the marks.
 
-    `may_write`: whether no other reconciler writes, asked before each withdrawal. Raises MarkError if the marks cannot
-    be listed.
+    `may_write`: called before each withdrawal; false while another reconciler may write. Raises MarkError if the marks
+    cannot be listed.
     """
     for marker in markers:
         for mark in guard(marker.list_marks):

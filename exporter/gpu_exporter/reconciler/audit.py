@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for every mark that was set or withdrawn, and for every action, with its evidence.
+"""The audit log: one JSON line for every mark that was set or withdrawn, and for every act, with its evidence.
 
-The file is opened for each line, so that logrotate may move it. Decisions never read it. A line that cannot be written
-whole is counted. It prevents no mark, but it prevents an act.
+The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
+completely is counted. This does not prevent a mark, but it prevents an act.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MODE = 0o640  # it names users
 
 
 class AuditLog:
-    """Appends lines to one file; `-` is standard output."""
+    """Appends lines to a file; `-` means standard output."""
 
     def __init__(self, path: Path, book: Rulebook, clock: Clock, on_error: Callable[[], None]) -> None:
-        """`on_error`: called for every line that cannot be written. Raises OSError where the file is not writable."""
+        """`on_error`: called for every line that cannot be written. Raises OSError if the file is not writable."""
         self._path = path
         self._clock = clock
         self._on_error = on_error
@@ -53,7 +53,7 @@ class AuditLog:
             os.close(open_log(path, MODE))
 
     def note_marked(self, decision: Decision, field: str) -> None:
-        """Log a mark that was set, or rose. `field`: the label or the field of the job that carries it."""
+        """Log a mark that was set or raised. `field`: the label, or the field of the job, that contains the mark."""
         facts = {
             "incarnation": decision.incarnation,
             "stage": decision.stage,
@@ -63,16 +63,18 @@ class AuditLog:
         self._write("marked", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_withdrawn(self, mark: Mark, reason: str, decision: Decision | None) -> None:
-        """Log a mark that was withdrawn. `decision`: by the evidence; None without evidence."""
+        """Log a mark that was withdrawn. `decision`: from the evidence; None without evidence."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def note_action(self, decision: Decision, facts: Record) -> bool:
-        """Log an act on a holder. `facts`: the act, its result and its proofs. False where the line was not written."""
+        """Log an act on a holder. `facts`: the act, its result and its proofs. Returns False if the line was not
+        written.
+        """
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """Log the result of an act on a holder, of which only the name is still known."""
+        """Log the result of an act on a holder of which only the name is known by then."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:
@@ -97,7 +99,7 @@ class AuditLog:
 
 
 def _evidence_of(decision: Decision) -> Record:
-    """The evidence on a holder. `decided`: the stage that followed from it."""
+    """The evidence on a holder. `decided`: the stage that the reconciler chose."""
     around = decision.around
     return {
         "decided": decision.stage,
@@ -125,20 +127,23 @@ def _evidence_of(decision: Decision) -> Record:
 
 
 def policy_hash(book: Rulebook) -> str:
-    """A hash that changes when a setting of the policy or one of the site's policies changes."""
+    """A hash that changes with every setting of the policy and of the site's ordered policies."""
     text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Transitions(NamedTuple):
-    """The newest transitions of a holder, oldest first. `gap`: why some may be missing, "" if none is."""
+    """The newest transitions of a holder, oldest first.
+
+    `gap`: why some transitions may be missing; "" if all are there.
+    """
 
     records: list[Record]
     gap: str
 
 
 def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> Transitions:
-    """The transitions of a holder up to `until_wall` (Unix seconds). Lines of others are skipped. Raises OSError."""
+    """The transitions of a holder up to `until_wall` (Unix seconds). Skips other holders. Raises OSError."""
     found: deque[Record] = deque(maxlen=SHOWN_MAX)
     torn = 0
     with open_named(path) as file:
@@ -152,7 +157,7 @@ def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf
                 torn += 1
             elif _is_asked(record, asked, until_wall):
                 found.append(record)
-    gaps = [f"{torn} torn lines were skipped"] if torn else []
+    gaps = [f"{torn} incomplete lines were skipped"] if torn else []
     gaps += [f"only its last {READ_MAX // 2**20} MiB were read"] if length > READ_MAX else []
     return Transitions(list(found), f"{path}: {', '.join(gaps)}" if gaps else "")
 
@@ -167,7 +172,7 @@ def _is_asked(record: Record, asked: HolderName, until_wall: float) -> bool:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Every line. Of a line that is longer than LINE_MAX, only the beginning, which has no line break."""
+    """Every line. A line longer than LINE_MAX is cut there, without its line break."""
     while line := file.readline(LINE_MAX):
         yield line
         while line and not line.endswith(b"\n"):
@@ -175,7 +180,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line; {} for a line that is no audit record, None for one that lacks a part."""
+    """The record of a line; {} for a line that is not an audit record, None for a line that was cut."""
     try:
         record = json.loads(line.decode("utf-8", "replace")) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):

@@ -1,15 +1,15 @@
 """One cycle that writes: read the existing marks, read evidence, decide, withdraw, mark, renew.
 
-Withdrawals come first and are never limited. Withdrawals that need no evidence happen before the source is asked:
+Withdrawals come first and are never limited. These marks are withdrawn before the source is queried:
 
 - marks on live objects that must not carry a mark;
-- marks that were without support for too long. If the source answered in the last cycle, these wait for its next answer
-  (at most EVIDENCE_S), since that answer may support them again.
+- marks that no evidence has supported for too long. If the source answered in the last cycle, these marks wait for its
+  next answer (at most EVIDENCE_S), because that answer may support them again.
 
-Marks are written where evidence supports them, up to the limits of a cycle. Every marked object carries the time of its
-evidence, which is renewed while evidence lasts. A mark that evidence neither supports nor contradicts remains until
-`policy.unsupported_max` after that time. The live objects are the only memory for marks: a restarted reconciler takes
-over the marks that it finds, and a restart does not make a mark younger.
+Marks are written if evidence supports them, up to the limits of a cycle. Every marked object carries the time of its
+evidence, and this time is renewed while the evidence lasts. A mark that evidence neither supports nor contradicts
+remains until `policy.unsupported_max` after that time. Marks are stored only on the live objects. A restarted
+reconciler takes over the marks that it finds, and a restart does not make a mark younger.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second
 
 
 class CycleObserver(Protocol):
-    """Counts writes, and marks that were not set. A Protocol, since Telemetry, which does this, imports this module."""
+    """Counts writes, and marks that were not set. It is a Protocol because Telemetry, which counts, imports this
+    module.
+    """
 
     def count_write(self, result: str) -> None:
         """Count a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
@@ -50,9 +52,10 @@ class CycleObserver(Protocol):
 
 
 class CycleHooks(NamedTuple):
-    """Functions and the log that a cycle calls besides its markers.
+    """Calls of a cycle to parts other than its markers.
 
-    `may_write`: asked before each write; False where another process writes now. `audit`: None for no audit log.
+    `may_write`: called before each write; False while another process writes.
+    `audit`: None for no audit log.
     `act`: called at the end of a cycle with the decisions on holders that are marked underused; None for no acts.
     """
 
@@ -65,7 +68,7 @@ HOOKS = CycleHooks()
 
 
 class ReconcileCycle:
-    """Runs cycles, and remembers from one to the next what was logged and what is marked."""
+    """Runs cycles. Remembers the existing marks and the logged refusals from one cycle to the next."""
 
     def __init__(
         self,
@@ -78,8 +81,8 @@ class ReconcileCycle:
         *,
         once: bool = False,
     ) -> None:
-        """`once`: this is the only cycle, so a mark that its evidence does not support is withdrawn at once. The age of
-        marks does not count before the evidence is read: in a cron job it is the time since the last run.
+        """`once`: this process runs a single cycle, so a mark without supporting evidence is withdrawn at once. Before
+        the evidence is read, the age of marks does not count: in a cron job it is the time since the last run.
         """
         self._once = once
         self._may_write = hooks.may_write
@@ -101,9 +104,9 @@ class ReconcileCycle:
         self.standing: dict[HolderName, str] = {}
         """Stage of every mark that exists after the cycle."""
         self.frozen: dict[str, Freeze] = {}
-        """Active brakes, as in Brakes.check; `source` while there is no evidence."""
+        """Active brakes, as in Brakes.check. The brake `source` is active while there is no evidence."""
         self.decisions: Sequence[Decision] = ()
-        """The decisions of the last cycle on every holder in its evidence; empty without evidence."""
+        """The decisions of the last cycle on every holder of the evidence; empty if there was no evidence."""
         self.surveyed = 0
         self.unreadable: Sequence[tuple[str, str]] = ()
         """As in Judgement."""
@@ -111,7 +114,9 @@ class ReconcileCycle:
 
     @property
     def rest_s(self) -> float:
-        """Seconds from the start of the last cycle in which no other one may start, since a scheduler was slow."""
+        """After a slow answer of a scheduler: seconds from the start of the last cycle in which no other cycle may
+        start.
+        """
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
     @property
@@ -127,7 +132,7 @@ class ReconcileCycle:
     def run(self) -> str:
         """Run one cycle. Returns its problems, "" for none. Raises nothing.
 
-        After an unforeseen fault the next cycle does the rest: a process that ends could withdraw nothing.
+        After an unexpected error the next cycle continues, because a process that had ended could not withdraw marks.
         """
         try:
             return "; ".join(self._run())
@@ -162,7 +167,9 @@ class ReconcileCycle:
         return problems
 
     def _withdraw_at_once(self, marks: Sequence[Mark], wall: float) -> set[HolderName]:
-        """Withdraw marks that need no evidence for it. Returns their holders, which get no other mark in this cycle."""
+        """Withdraw the marks that can be withdrawn without evidence. Returns their holders, which get no other mark in
+        this cycle.
+        """
         withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
         if self._had_evidence:
             withdrawals = [each for each in withdrawals if each.mark.ended]
@@ -173,9 +180,9 @@ class ReconcileCycle:
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
-        """The decisions on holders whose marks can be written. Adds what was missing to `problems`.
+        """The decisions on holders whose marks can be written. Adds a text to `problems` for missing evidence.
 
-        After any error the list is empty, and marks age as if their holders had no series.
+        After any error the list is empty. Then marks age as if their holders had no series.
         """
         self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:
@@ -198,7 +205,9 @@ class ReconcileCycle:
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """All marks, and the error of each scheduler that cannot be read. Nothing is written to such a scheduler."""
+        """All marks, and the error of each scheduler whose marks cannot be read. Nothing is written to such a
+        scheduler.
+        """
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():
@@ -210,10 +219,10 @@ class ReconcileCycle:
         return marks, unlisted
 
     def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
-        """Compare live objects with the evidence, if any, and withdraw marks that they must not carry.
+        """Compare live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
 
-        Returns the holders of these marks. A mark must meet the conditions of its own stage. The conditions of a higher
-        stage are checked when the higher mark is written.
+        Returns the holders of the withdrawn marks. A mark must meet the conditions of its own stage. The conditions of
+        a higher stage are checked when the higher mark is written.
         """
         wall = self._clock.wall()
         refused: set[HolderName] = set()
@@ -255,7 +264,9 @@ class ReconcileCycle:
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Set marks while the evidence of `wall` is fresh: a slow API server can make it stale. Returns the marked."""
+        """Set marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
+        holders.
+        """
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         now = self._clock.monotonic()
@@ -302,9 +313,9 @@ class ReconcileCycle:
         return written
 
     def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
-        """Renew old evidence on marked objects, the oldest first.
+        """Renew the time of the evidence on marked objects, the oldest first.
 
-        A failed renewal has no effect while evidence lasts. If evidence ends, the mark is withdrawn earlier.
+        A failed renewal has no effect while evidence lasts. If the evidence then ends, the mark is withdrawn earlier.
         """
         due = [(mark, decision) for mark, decision in kept if is_due(mark, wall, self._policy)]
         due.sort(key=lambda pair: evidence_age(pair[0], wall, self._policy), reverse=True)

@@ -1,4 +1,4 @@
-"""The dry run: cycles that write nothing, and log what --apply would write, refuse or withdraw."""
+"""The dry run: its cycles write nothing, and log each mark that --apply would write, refuse or withdraw."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DryRun:
         self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     def run(self) -> None:
-        """Run one cycle. Raises nothing, so that the dry run goes on after any fault."""
+        """Run one cycle. Raises nothing, so that the dry run continues after any error."""
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()
@@ -85,13 +85,13 @@ class DryRun:
 
 
 class StageTracker:
-    """Remembers the mark that would be written for each holder, and reports changes."""
+    """Remembers for each holder the mark that --apply would write, and reports changes."""
 
     def __init__(self) -> None:
         self._labels: dict[str, str] = {}
 
     def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
-        """One sentence for every mark that would newly be written, refused or withdrawn."""
+        """One sentence for every mark that --apply would now write, refuse or withdraw, unlike before."""
         lines: list[str] = []
         labels: dict[str, str] = {}
         seen = {decision.title for decision in decisions}

@@ -1,4 +1,4 @@
-"""What a holder's owner reads first: what its GPUs do, why, and what to change."""
+"""The first line for the owner of a holder: what the GPUs do, why, and what to change."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
 def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCause]) -> str:
-    """The state of its GPUs, their utilization, the most certain cause and its advice, without those that are unknown;
-    "" if nothing is known.
+    """The state of a holder's GPUs, their utilization, the most certain cause and its advice. Unknown parts are left
+    out; "" if nothing is known.
     """
     seen = [use[unit.uuid, unit.mig] for unit in decision.units if (unit.uuid, unit.mig) in use]
     if not any(each.state for each in seen) and not causes:
@@ -35,14 +35,16 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
 
 
 def causes_of(decision: Decision, unit: UnitEvidence, use: UseOfUnits = NO_USE) -> Sequence[PublishedCause]:
-    """The causes of a unit with their texts, those of the table where the use is not known."""
+    """The causes of a unit with their texts. If the use of the unit is not known, the texts are those of the table of
+    meanings.
+    """
     found = use.get((unit.uuid, unit.mig))
     known = found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
     return [_for_server(cause, decision) for cause in known]
 
 
 def say_cause(decision: Decision) -> str:
-    """The most certain cause in words, its name, and what to change: for the mark. "" without a cause."""
+    """The text of the most certain cause for a mark: its evidence, its name and its advice; "" without a cause."""
     certain = _most_certain([cause for unit in decision.units for cause in causes_of(decision, unit)])
     if not certain:
         return ""
@@ -55,7 +57,7 @@ def _most_certain(causes: Sequence[PublishedCause]) -> list[PublishedCause]:
 
 
 def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
-    """The cause as it applies to the holder: what makes a training faster is no advice for one that serves requests."""
+    """The cause as it applies to the holder. If the holder serves requests, advice about training is removed."""
     around, meaning = decision.around, CAUSES.get(cause.name)
     if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
         return cause
@@ -64,7 +66,7 @@ def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
 
 
 def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
-    """Where no cause is known; nothing for a server, which may wait for requests."""
+    """The advice for the state of the GPUs, used if no cause is known; "" for a server, which may wait for requests."""
     states = {each.state for each in seen}
     if len(states) != 1 or (decision.around is not None and decision.around.kind == "serving"):
         return ""
@@ -82,7 +84,7 @@ def _states(seen: Sequence[UnitUse], units: int) -> str:
 
 
 def _utilization(seen: Sequence[UnitUse], units: int) -> str:
-    """The means over its GPUs, as far as every one is known."""
+    """The present and the mean utilization over all GPUs, each only if it is known for every GPU."""
     now, means = [each.now for each in seen], [each.mean for each in seen]
     parts = []
     if len(seen) == units and None not in now:

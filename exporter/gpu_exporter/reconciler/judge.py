@@ -1,4 +1,4 @@
-"""Makes decisions, for the dry run and for --apply alike: first by metrics, then by the surroundings of the holders."""
+"""Makes the decisions for the dry run and for --apply: first from metrics, then from the surroundings of holders."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ PROBLEMS_MAX = 3  # problems of one kind in a log line
 class Judgement(NamedTuple):
     """One reading of the source and its decisions, sorted by the holders' names.
 
-    `problems`: evidence or surroundings that were missing. `frozen`: active brakes, as in Brakes.check. `surveyed`: how
-    many holders had their surroundings read. `unreadable`: for every holder with an unreadable object around it, the
-    reason and the kind of that object.
+    `problems`: evidence or surroundings that were missing.
+    `frozen`: active brakes, as in Brakes.check.
+    `surveyed`: the number of holders whose surroundings were read.
+    `unreadable`: for each holder whose pod, owner or namespace cannot be read, the reason and the kind of that object.
     """
 
     evidence: Evidence
@@ -38,17 +39,19 @@ class Judgement(NamedTuple):
 
 
 class DecisionLog(Protocol):
-    """Keeps what came of the decisions. A Protocol, since the record that implements it is the proof of acts."""
+    """Records the outcomes of decisions. It is a Protocol because its implementation, Record, belongs to the acts."""
 
     def names(self) -> set[HolderName]:
-        """The holders to ask the source about."""
+        """The holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
+        """Take the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds). Raises
+        nothing.
+        """
 
 
 class Judge:
-    """Reads and decides. Remembers from one cycle to the next the members of gangs and the stages of holders."""
+    """Reads the evidence and decides. Remembers the members of gangs and the stages of holders between cycles."""
 
     def __init__(
         self,
@@ -59,8 +62,9 @@ class Judge:
         pauses: Sequence[PauseSource] = (),
         record: DecisionLog | None = None,
     ) -> None:
-        """`find_surveyor`: the surveyor of a scheduler; None where its live objects cannot be reached. `pauses`: places
-        where people ask for a pause. `record`: None where there is only one cycle.
+        """`find_surveyor`: returns the surveyor of a scheduler; None if its live objects cannot be reached.
+        `pauses`: places where people request a pause.
+        `record`: None if there is only one cycle.
         """
         self._record = record
         self._pauses = tuple(pauses)
@@ -72,9 +76,10 @@ class Judge:
         self._stages: dict[HolderName, str] = {}
 
     def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
-        """Read and decide. `marked`: holders that are always included. Raises AnswerError.
+        """Read the evidence and decide. Raises AnswerError.
 
-        Members of gangs are included too, since a list of idle holders does not contain a member that works.
+        `marked`: holders that are always included. Members of gangs are included too, because a list of idle holders
+        does not contain a member that works.
         """
         watched = self._record.names() if self._record is not None else set()
         evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
@@ -105,9 +110,9 @@ class Judge:
         return Judgement(evidence, hold(settled, frozen), problems, frozen, len(around), unreadable)
 
     def look_again(self, names: Collection[HolderName]) -> Mapping[HolderName, Decision]:
-        """Decisions on these holders by new evidence and new surroundings, without the brakes.
+        """New decisions on these holders from new evidence and new surroundings, without the brakes.
 
-        Raises AnswerError, and Refused while there is a pause.
+        Raises AnswerError, and Refused during a pause.
         """
         evidence = self._source.read_holders(names)
         for place in self._pauses:
@@ -129,7 +134,7 @@ class Judge:
         return evidence
 
     def _survey(self, evidence: Evidence, decisions: Collection[Decision], rising: Collection[HolderName]) -> Around:
-        """The surroundings of all holders that could be marked, or that are stalled."""
+        """The surroundings of all holders that could be marked or are stalled."""
         by_scheduler: defaultdict[str, list[HolderName]] = defaultdict(list)
         stalled = {holder.name for holder in evidence.holders if has_stall(holder)}
         for decision in decisions:

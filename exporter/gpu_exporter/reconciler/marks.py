@@ -1,4 +1,4 @@
-"""Marks on live objects, and the calls that every scheduler must offer to set and remove them."""
+"""Marks on live objects, and the calls with which every scheduler sets and removes them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ EXEMPT_UNTIL = PREFIX + "exempt-until"  # an owner's wish to keep idle GPUs
 class Mark(NamedTuple):
     """A mark of the reconciler on a live pod or job.
 
-    `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder no longer runs. `live`:
-    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: the last time at which evidence
-    supported the mark, as written on the object (Unix seconds); None if missing. `users_id`: as in HolderEvidence.
+    `incarnation`: the pod's UID, or the job's id, restart count and start.
+    `ended`: the holder no longer runs.
+    `live`: the object as its scheduler listed it, for `check` of the same marker.
+    `observed_wall`: the last time at which evidence supported the mark, as written on the object (Unix seconds); None
+    if missing.
+    `users_id`: as in HolderEvidence.
     """
 
     name: HolderName
@@ -45,13 +48,17 @@ class Mark(NamedTuple):
 class MarkError(ForeignError):
     """A mark could not be read or written. `result`: its label value in gpu_reconciler_writes_total.
 
-    replaced: the object is gone, or another object has its name. conflict: the object has changed meanwhile. throttled:
-    the server asks for fewer requests. error: anything else. The next cycle retries all but `replaced`; this cycle
-    retries nothing.
+    replaced: the object is gone, or another object has its name.
+    conflict: the object has changed in the meantime.
+    throttled: the server asks for fewer requests.
+    error: anything else.
+    This cycle retries nothing. The next cycle retries all but `replaced`.
     """
 
     def __init__(self, result: str, text: str, patience_s: float = 0.0, status: int = 0) -> None:
-        """`patience_s`: how long the server wants no requests (seconds). `status`: HTTP status, 0 for no answer."""
+        """`patience_s`: how long the server must get no requests (seconds). `status`: HTTP status, 0 if there was no
+        answer.
+        """
         super().__init__(text)
         self.result = result
         self.patience_s = patience_s
@@ -59,12 +66,12 @@ class MarkError(ForeignError):
 
     @property
     def says_undone(self) -> bool:
-        """Whether the write had no effect for certain. After a lost answer, or an answer 5xx, this is unknown."""
+        """Whether the write certainly had no effect. This is unknown after a lost answer or a 5xx status."""
         return self.result != "error" or 400 <= self.status < 500
 
 
 class Refused(ForeignError):
-    """The live object does not fit the evidence, or must not be marked. `reason`: one word, a label value."""
+    """The live object contradicts the evidence, or must not be marked. `reason`: one word, a label value."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -72,48 +79,48 @@ class Refused(ForeignError):
 
 
 class Marker(Surveyor, Protocol):
-    """Marks on the live objects of one scheduler. Every call but `survey` may raise MarkError."""
+    """The marks on live objects of one scheduler. Every call except `survey` may raise MarkError."""
 
     scheduler: str
     rest_s: float
-    """Seconds from the start of the last list in which a slow scheduler must get no requests; 0 if it is not slow."""
+    """If the scheduler is slow: seconds from the start of the last list in which it must get no requests; else 0."""
     foreign: int
-    """Objects in the last list with a mark label that the reconciler did not set. The reconciler ignores them."""
+    """Objects in the last list whose mark label the reconciler did not set. The reconciler ignores them."""
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """How often an object was left out of a list, by its kind and a reason in one word."""
+        """How often an object was left out of a list, by its kind and the reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
-        """Every mark of the reconciler, on any object."""
+        """Every mark of the reconciler on any object."""
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        """Compare the marked object, as it was listed, with the evidence. Raises Refused."""
+        """Compare the evidence with the marked object as it was listed. Raises Refused."""
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
-        """Check without usable evidence whether the listed object may carry any mark. Raises Refused.
+        """Check whether the listed object may carry a mark at all, if there is no usable evidence. Raises Refused.
 
         `decision`: the decision with stage `unknown`; None if the holder has no series. `needed_s`: how long the holder
         must have been able to work (seconds).
         """
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        """Read and compare the live object as `write` does, but write nothing. Raises Refused."""
+        """Read the live object and compare it as `write` does, but write nothing. Raises Refused."""
 
     def label(self, decision: Decision) -> str:
-        """The mark as `write` would set it, for people."""
+        """The mark that `write` would set, for people."""
 
     def write(self, decision: Decision, wall: float) -> str:
-        """Read the live object, compare it as `check` does, and set the mark. Returns its field. Raises Refused."""
+        """Read the live object, compare it as `check` does, and set the mark. Returns the field. Raises Refused."""
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """Write the new evidence and its time to the marked object. The mark keeps its stage. Raises Refused.
+        """Write the new evidence and its time on the marked object. The mark keeps its stage. Raises Refused.
 
         Nothing is written if the object has changed since it was listed, so no change by its owner is overwritten.
         """
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark from this incarnation of the object only."""
+        """Remove the mark, only from this incarnation of the object."""
 
 
 def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
@@ -125,7 +132,7 @@ def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
 
 
 def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call a function. An unforeseen exception becomes a MarkError, so that one object does not affect others."""
+    """Call a function. An unexpected exception becomes a MarkError, so that one object does not affect others."""
     try:
         return function(*arguments, **options)
     except (MarkError, Refused, AnswerError):

@@ -1,6 +1,6 @@
-"""A pause that a person starts with `gpu-exporter pause`, so that the reconciler can keep running.
+"""A pause that a person starts with `gpu-exporter pause`, while the reconciler continues to run.
 
-The pause is kept where every replica reads it: in a file, or in annotations of the Lease. While it lasts, the
+The pause is stored in a file, or in annotations of the Lease, so that every replica reads it. While it lasts, the
 reconciler marks nothing, and idle time before its end does not count. An unreadable pause is treated as active.
 """
 
@@ -23,44 +23,44 @@ FILE_MAX = 64 * 1024
 
 
 class PauseNote(NamedTuple):
-    """A pause until `until_wall` (Unix seconds), also one that has ended, which says since when idle time counts."""
+    """A pause until `until_wall` (Unix seconds). If it has ended, idle time counts from then on."""
 
     until_wall: float
     reason: str
 
     def describe(self, wall: float) -> str:
-        """In words, at `wall` (Unix seconds)."""
+        """The pause in words, at `wall` (Unix seconds)."""
         reason = one_line(self.reason, REASON_MAX)
         because = f": {reason}" if reason else ""
-        lasts = "paused until" if wall < self.until_wall else "not paused; a pause ended"
+        lasts = "paused until" if wall < self.until_wall else "not paused; the last pause ended"
         return f"{lasts} {timestamp(self.until_wall)}{because}"
 
 
 class PauseUnreadable(ForeignError):
-    """Whether there is a pause cannot be read. The text says where and why."""
+    """The pause cannot be read, so it is unknown whether a pause lasts. The text contains the place and the reason."""
 
 
 class PauseSource(Protocol):
     """Reads whether there is a pause."""
 
     def read_pause(self) -> PauseNote | None:
-        """The latest pause, None if there was no pause. Raises PauseUnreadable."""
+        """The latest pause; None if no pause was ever started. Raises PauseUnreadable."""
 
 
 class PausePlace(PauseSource, Protocol):
-    """Where the pause is kept."""
+    """The place where the pause is stored."""
 
     def write_pause(self, note: PauseNote) -> None:
         """Replace the pause. Raises OSError, MarkError."""
 
 
 def note_facts(note: PauseNote) -> dict[str, str]:
-    """As annotations, and as the keys of the file."""
+    """The pause as annotations, which are also the keys of the file."""
     return {UNTIL: timestamp(note.until_wall), REASON: one_line(note.reason, REASON_MAX)}
 
 
 def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
-    """The pause in these annotations or keys, None if they hold no pause. Raises PauseUnreadable."""
+    """The pause in these annotations or keys; None if they contain no pause. Raises PauseUnreadable."""
     text = facts.get(UNTIL)
     if text is None:
         return None
@@ -99,11 +99,11 @@ class PauseFile:
 
 
 def pause(evidence: Evidence, place: PauseSource) -> Evidence:
-    """Apply the stored pause: block marking while it lasts, and restart idle time after it."""
+    """Apply the stored pause: prevent marks while it lasts, and let idle time start again at its end."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:
-        return evidence._replace(paused=_join(evidence.paused, f"whether there is a pause cannot be read: {exc}"))
+        return evidence._replace(paused=_join(evidence.paused, f"an unreadable pause counts as active: {exc}"))
     if note is None:
         return evidence
     ended = min(note.until_wall, evidence.wall)

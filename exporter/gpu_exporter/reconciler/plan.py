@@ -1,4 +1,4 @@
-"""Plans the work of a cycle, from the existing marks and the new decisions. Pure."""
+"""Plans the writes of a cycle from the existing marks and the new decisions. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RENEW_SHARE = 0.25  # of policy.unsupported_max: while there is evidence, its ti
 
 
 class Withdrawal(NamedTuple):
-    """A mark to remove, with the reason. `decision`: by the present evidence; None without evidence."""
+    """A mark to remove, with the reason. `decision`: from the present evidence; None without evidence."""
 
     mark: Mark
     reason: str
@@ -25,9 +25,10 @@ class Withdrawal(NamedTuple):
 class Plan(NamedTuple):
     """The work of a cycle.
 
-    `kept`: marks that evidence supports, with the supporting decision. `waiting`: marks that evidence neither supports
-    nor contradicts, with their decision of stage `unknown`, or None. A holder is in `kept` and `writes` when its
-    mark must rise, and in `withdrawals` and `writes` when its mark must fall.
+    `kept`: marks that evidence supports, each with its decision.
+    `waiting`: marks that evidence neither supports nor contradicts, each with its decision of stage `unknown`, or None.
+    If a mark must rise, its holder is in `kept` and in `writes`. If a mark must fall, its holder is in `withdrawals`
+    and in `writes`.
     """
 
     withdrawals: list[Withdrawal]
@@ -37,10 +38,10 @@ class Plan(NamedTuple):
 
 
 class Limits:
-    """Limits the marks that one cycle may set: in all, per namespace, and per policy of the site."""
+    """Limits the marks that one cycle may set: in total, per namespace, and per policy of the site."""
 
     def __init__(self, policy: Policy, hour: int = 0) -> None:
-        """`hour`: how many marks the cycles of the last hour have set."""
+        """`hour`: the number of marks that cycles have set in the last hour."""
         self._policy = policy
         self._most = min(policy.new_marks_max, policy.new_marks_hour_max - hour)
         self._set: Counter[tuple[str, str]] = Counter()
@@ -63,10 +64,10 @@ class Limits:
 
 
 def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
-    """Seconds since evidence supported the mark, by the time on its object; infinite if this time is missing.
+    """Seconds since evidence last supported the mark, by the time on its object; infinite if this time is missing.
 
-    A time in the future would make the mark immortal, so it counts as missing. A time that is ahead by less than
-    `policy.fresh_min` counts as now, since the clocks of two hosts may differ.
+    A time in the future would make the mark immortal, so it is treated as missing. A time that is ahead by less than
+    `policy.fresh_min` is treated as now, because the clocks of two hosts may differ.
     """
     if mark.observed_wall is None or mark.observed_wall > wall + policy.fresh_min:
         return math.inf
@@ -81,7 +82,7 @@ def is_due(mark: Mark, wall: float, policy: Policy) -> bool:
 def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, policy: Policy) -> Plan:
     """Compare the decisions with the existing marks at `wall` (Unix seconds).
 
-    Writes are sorted by the length of the idle run, longest first; sharing candidates come last.
+    Writes are sorted by the length of the idle run, longest first. Sharing candidates come last.
     """
     wanted = {decision.name: decision for decision in decisions}
     result = Plan([], [], [], [])

@@ -1,7 +1,7 @@
-"""Shows in the dry run what --apply would write or refuse, by reading the live objects.
+"""In the dry run, reads the live objects to find the marks that --apply would write or refuse.
 
-People judge the reconciler by its dry run before they let it write. So the preview uses the same markers and the same
-checks, and writes nothing. If the live objects cannot be reached, this is reported once, and no refusal is shown.
+People judge the reconciler by its dry run before they allow writes. So the preview uses the same markers and checks,
+and writes nothing. If the live objects cannot be reached, the preview reports this once, and shows no refusals.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ INSPECTIONS_MAX = 500  # live objects per cycle at 4 ms each, those first whose 
 class Outlook(NamedTuple):
     """The expected result of one decision.
 
-    `label`: the mark. `refused`: the reason of a refusal in one word, "" when the mark would be written. `why`: the
-    same in a sentence. `checked`: whether the live object was read; otherwise it is unknown whether it would be
-    refused.
+    `label`: the mark. `refused`: the reason of a refusal in one word; "" if the mark would be written. `why`: the same
+    in a sentence. `checked`: whether the live object was read; if not, a refusal is still possible.
     """
 
     label: str
@@ -33,10 +32,10 @@ class Outlook(NamedTuple):
 
 
 class Preview:
-    """Inspects decisions that would be written. `notices`: failures for the log, each once."""
+    """Checks the marks that --apply would write. `notices`: failures for the log, each once."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Marker]], made: Mapping[str, Marker] | None = None) -> None:
-        """`makers`: by scheduler, a function that makes its marker at the first use; it may raise MarkError."""
+        """`makers`: for each scheduler, a function that makes its marker at the first use; it may raise MarkError."""
         self._makers = makers
         self._markers = dict(made or {})
         self._known: dict[HolderName, tuple[str, int, Outlook]] = {}  # stage, number of the look, and its result
@@ -50,7 +49,7 @@ class Preview:
         return sum_odd(self._markers.values())
 
     def look(self, decisions: Sequence[Decision], wall: float) -> dict[HolderName, Outlook]:
-        """The outlook of every decision that would leave a mark."""
+        """The outlook of every decision that leads to a mark."""
         self._looks += 1
         wanted = {decision.name: decision for decision in decisions if decision.label}
         self._known = {
@@ -70,7 +69,7 @@ class Preview:
                 self._known.pop(decision.name, None)
                 if scheduler not in self._said:
                     self._said.add(scheduler)
-                    self.notices.append(f"{exc}; refusals of {HOLDERS[scheduler]} by --apply are not shown")
+                    self.notices.append(f"{exc}; cannot show which {HOLDERS[scheduler]} --apply would refuse")
         return {
             name: self._known[name][2] if name in self._known else Outlook(decision.label)
             for name, decision in wanted.items()
@@ -80,14 +79,14 @@ class Preview:
         return self._known[name][1] if name in self._known else 0
 
     def surveyor(self, scheduler: str) -> Marker | None:
-        """The marker of a scheduler, to survey its holders; None where the scheduler cannot be reached."""
+        """The marker of a scheduler, which surveys its holders; None if the scheduler cannot be reached."""
         try:
             return self._marker(scheduler)
         except MarkError:
             return None  # `look` reports the error
 
     def _inspect(self, decision: Decision, wall: float) -> Outlook:
-        """The outlook of one decision. Raises MarkError when the live object cannot be read."""
+        """The outlook of one decision. Raises MarkError if the live object cannot be read."""
         marker = self._marker(decision.name.scheduler)
         label = marker.label(decision)
         try:
@@ -97,7 +96,7 @@ class Preview:
         return Outlook(label, checked=True)
 
     def _marker(self, scheduler: str) -> Marker:
-        """The marker of a scheduler, made at the first use. Raises MarkError when it cannot be made."""
+        """The marker of a scheduler, made when it is first used. Raises MarkError if this fails."""
         if scheduler not in self._markers:
             if scheduler not in self._makers:
                 raise MarkError("error", NO_WAY[scheduler])
@@ -107,6 +106,6 @@ class Preview:
 
 HOLDERS = {"kubernetes": "pods", "slurm": "jobs"}
 NO_WAY = {
-    "kubernetes": "cannot connect to the API server: neither a service account nor --kubernetes.kubeconfig",
-    "slurm": "cannot ask Slurm: squeue and scontrol are not on PATH",
+    "kubernetes": "cannot connect to the API server: no service account, and no --kubernetes.kubeconfig",
+    "slurm": "cannot query Slurm: squeue and scontrol are not on PATH",
 }

@@ -40,7 +40,9 @@ HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRI
 def render_decisions(
     decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
 ) -> str:
-    """One line per holder, marked holders first, then how much was seen. Ends with a newline."""
+    """One line per holder, marked holders first; then how many exporters and allocations were seen. Ends with a
+    newline.
+    """
     outlooks = outlooks or {}
     seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
     if evidence.hidden:
@@ -65,7 +67,7 @@ def render_decisions(
 
 
 def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
-    """The mark that --apply would write, or why it would refuse."""
+    """The mark that --apply would write, or the reason why it would refuse."""
     outlook = outlooks.get(decision.name)
     if outlook is None:
         return decision.label or "-"
@@ -82,11 +84,13 @@ def explain(
     use: UseOfUnits = NO_USE,
     waiting: Mapping[str, float] = NOBODY,
 ) -> str:
-    """Explain one holder: in the first line what its GPUs do, why, and what to change; then its stage, every number
-    that counted, and the limits of the policy.
+    """Explain one holder. The first line shows what its GPUs do, why, and what to change. Then follow its stage, the
+    numbers behind it, and the limits of the policy.
 
-    `action`: the act that may follow, by what_may_follow. `use`: what its GPUs do. `other`: the witnesses that kept
-    its GPUs from being idle in the last `other_s` seconds. `waiting`: GPUs of its pools that are waited for.
+    `action`: the act that may follow, from what_may_follow.
+    `use`: what its GPUs do.
+    `other`: the witnesses that kept its GPUs from being idle in the last `other_s` seconds.
+    `waiting`: by pool of its GPUs, the number of GPUs that others wait for.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
@@ -143,7 +147,9 @@ def explain(
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:
-    """The causes of one unit with their numbers, what speaks against them, and what to change, each once per holder."""
+    """The causes of one unit with their numbers, the evidence against them, and the advice. Each text appears once per
+    holder.
+    """
     for cause in causes:
         known = cause in said
         yield f"    cause: {cause.name}, confidence {cause.confidence}{': as above' if known else ''}" + (
@@ -157,7 +163,7 @@ def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause])
 
 
 def _what_is_next(decision: Decision, windows: Windows) -> str:
-    """The event that would change the stage; "" where the reason already contains it."""
+    """The event that would change the stage; "" if the reason already contains it."""
     since = decision.idle_since_wall
     if decision.stage == "candidate" and decision.is_capped:
         return "it stays a candidate; any work ends the mark"
@@ -196,7 +202,7 @@ def decisions_json(
     outlooks: Mapping[HolderName, Outlook] | None = None,
     uses: Mapping[HolderName, UseOfUnits] | None = None,
 ) -> str:
-    """JSON for scripts: how much was seen, and one object per holder.
+    """JSON for scripts: the number of exporters and allocations, and one object per holder.
 
     `refused` is null where it is unknown whether --apply would refuse the mark. `uses`: what the GPUs of each holder
     do; each holder then has one object per GPU or MIG instance, with its causes.
@@ -248,7 +254,7 @@ def _unit_json(decision: Decision, unit: UnitEvidence, use: UseOfUnits) -> dict[
 
 
 def format_time(wall: float | None) -> str:
-    """UTC to the second, `-` when unknown."""
+    """UTC to the second; `-` if the time is unknown."""
     if wall is None:
         return "-"
     return utc(wall).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""Collectors for metrics that may be absent, that have one series per holder, or that are counted elsewhere."""
+"""Collectors for metrics that may be absent, that have one series per holder, or that another part counts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class LastSuccess(Collector):
 
 
 class Stages(Collector):
-    """One series per holder with a marked stage, and one per holder of a gang without progress.
+    """One series per holder whose stage leads to a mark, and one per holder whose gang makes no progress.
 
-    The alerts to owners use them, so that only the reconciler decides.
+    The alerts to owners use these series, so that only the reconciler decides.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Stages(Collector):
         self._is_full = False
 
     def note(self, decisions: Sequence[Decision]) -> None:
-        """Keep only the published labels, without the evidence behind them."""
+        """Keep only the published labels, not the evidence behind them."""
         labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED]
         labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
         if len(labelled) > STAGES_MAX:
             if not self._is_full:
-                log.warning("%d stages are more than %d; some candidates have no series", len(labelled), STAGES_MAX)
+                log.warning("%d stages exceed the limit %d; some candidates have no series", len(labelled), STAGES_MAX)
             labelled.sort(key=lambda row: row[1] in CHEAP)
         self._is_full = len(labelled) > STAGES_MAX
         self._rows = [
@@ -69,7 +69,7 @@ class Stages(Collector):
 
 
 class DemandSeries(Collector):
-    """Absent while Slurm does not answer, and on sites without Slurm: 0 would mean that no job waits."""
+    """Absent while Slurm does not answer, and on sites without Slurm, because 0 would mean that no job waits."""
 
     def __init__(self) -> None:
         self.demand: Demand | None = None
@@ -97,7 +97,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes the counts of objects that were left out, which are counted where the objects are read."""
+    """Publishes how many objects were left out. The markers count them when they read the objects."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

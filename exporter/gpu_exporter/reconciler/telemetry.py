@@ -91,7 +91,9 @@ SKIPPED = (  # reasons why an underused group was not acted on
 
 
 class Telemetry:
-    """The metrics gpu_reconciler_*. Known label values exist from the start, so that no first event is missed."""
+    """The metrics gpu_reconciler_*. Series for known label values exist from the start, so that their first increase is
+    visible.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # for the whole process, before the first metric
@@ -225,7 +227,7 @@ class Telemetry:
             self._labelled.labels(stage)
 
     def note_actions(self, kinds: Collection[str]) -> None:
-        """Create the series of the actions that the site allows, with value 0."""
+        """Create the series of the acts that the site allows, with value 0."""
         for kind in kinds:
             for result in ACTION_RESULTS:
                 self._actions.labels(kind, result)
@@ -242,17 +244,17 @@ class Telemetry:
         self._applies.set(applies)
 
     def note_standby(self) -> None:
-        """Note that another process decides: this process is healthy, and publishes no marks and holders."""
+        """Note that another process decides. This process is healthy, but publishes no marks and no holders."""
         self._leader.set(0)
         self._last_end = self._clock.monotonic()
         self._note_state({}, (), ())
 
     def note_demand(self, demand: Demand | None) -> None:
-        """Publish the GPUs that pending jobs wait for, by partition; None while they are not known."""
+        """Publish the GPUs that pending jobs wait for, by partition; None while this is not known."""
         self._demand.demand = demand
 
     def since_last_cycle_s(self) -> float:
-        """Seconds since the last cycle ended, with or without evidence; before the first end, since the start."""
+        """Seconds since the end of the last cycle, with or without evidence; since the start if no cycle has ended."""
         return self._clock.monotonic() - self._last_end
 
     def count_write(self, result: str) -> None:
@@ -294,7 +296,9 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """Publish odd objects. `counts`: since the start, by kind and reason. `foreign`: as in Marker."""
+        """Publish malformed or too large objects. `counts`: since the start, by kind and reason. `foreign`: as in
+        Marker.
+        """
         self._odd_objects.counts = dict(counts)
         self._foreign.set(foreign)
 
@@ -324,7 +328,7 @@ class Telemetry:
             self._success.wall = self._clock.wall()
 
     def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """Publish spared GPUs. The tenants with the most GPUs get their own series, all others share one."""
+        """Publish spared GPUs. The tenants with the most GPUs get their own series. All others share one series."""
         tally, self._spared_next = self._spared_next, Tally()
         for decision in decisions:
             if reason := why_spared(decision):

@@ -1,4 +1,4 @@
-"""Texts that outlive the process: in the Lease, or for reconcilers without a Lease in files of one directory."""
+"""Texts that survive a restart: in the Lease, or without a Lease in the files of one directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE_MAX = 1024 * 1024
 
 
 class TextPlace(Protocol):
-    """Keeps texts that outlive the process. Every call may raise MarkError."""
+    """Stores texts that survive a restart. Every call may raise MarkError."""
 
     def read_text(self, key: str) -> str:
         """The text under this key, "" if there is no text."""
@@ -22,10 +22,10 @@ class TextPlace(Protocol):
 
 
 class TextFiles:
-    """The files reconciler-NAME.json in a directory that no other process may use meanwhile."""
+    """The files reconciler-NAME.json in a directory. No other process may use the directory at the same time."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError; this is BlockingIOError where another process uses the directory."""
+        """Raises OSError. This is a BlockingIOError if another process uses the directory."""
         make_directory(directory)
         self._directory = directory
         try:

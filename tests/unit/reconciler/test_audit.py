@@ -190,7 +190,7 @@ def test_a_line_that_is_cut_is_not_written_and_explain_reports_it(tmp_path: Path
     assert bench.audit.note_action(decision, {"act": "suspend", "result": "later"})
     records, gap = read_transitions(path, A)
     assert [record.get("result") for record in records] == [None, "later"]
-    assert gap == f"{path}: 1 torn lines were skipped"
+    assert gap == f"{path}: 1 incomplete lines were skipped"
 
 
 def test_standard_output_that_takes_a_part_of_a_line_gets_the_next_one_on_its_own(
@@ -225,7 +225,7 @@ def test_a_torn_last_line_and_one_that_never_ends_cost_only_themselves(
     )
     records, gap = read_transitions(path, A)
     assert [record["reason"] for record in records] == ["first", "second"]
-    assert gap.endswith(": 2 torn lines were skipped")
+    assert gap.endswith(": 2 incomplete lines were skipped")
     monkeypatch.setattr(audit, "READ_MAX", 2**20)
     with path.open("r+b") as file:
         file.truncate(3 * 2**30)  # sparse

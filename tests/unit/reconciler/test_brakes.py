@@ -218,7 +218,7 @@ def test_more_than_three_times_the_usual_number_is_a_fault_although_below_the_sh
 
     bench.usual_at, days = usual, 6.0
     bench.run()
-    assert bench.problem.startswith("frozen: 20 of 1000 GPUs became idle within 15m, in several groups, 6 are usual")
+    assert bench.problem.startswith("frozen: 20 of 1000 GPUs became idle within 15m, in several groups (6 are usual")
     assert set(hours) == {WALL - CANDIDATE}, "the hour at which they became idle, not the present one"
     days = 7.0
     assert (len(bench.run()), bench.problem) == (20, "")

@@ -117,9 +117,9 @@ def test_a_scheduler_that_cannot_be_reached_is_reported_once_and_no_refusal_is_s
             B: Outlook("AdminComment=gpu-exporter.io/utilization=underused"),
         }
     assert preview.notices == [
-        "cannot connect to the API server: neither a service account nor --kubernetes.kubeconfig; "
-        "refusals of pods by --apply are not shown",
-        "cannot ask Slurm: squeue and scontrol are not on PATH; refusals of jobs by --apply are not shown",
+        "cannot connect to the API server: no service account, and no --kubernetes.kubeconfig; "
+        "cannot show which pods --apply would refuse",
+        "cannot query Slurm: squeue and scontrol are not on PATH; cannot show which jobs --apply would refuse",
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_server_that_does_not_answer_is_not_asked_for_every_holder() -> None:
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert len(book.calls) == FAILURES_MAX
     assert not any(outlook.checked for outlook in seen.values())
-    assert preview.notices == ["API server: timed out; refusals of pods by --apply are not shown"]
+    assert preview.notices == ["API server: timed out; cannot show which pods --apply would refuse"]
     book.fail = None
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert all(outlook.checked for outlook in seen.values())
@@ -212,7 +212,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert dry.task.failures == 2
     assert sum("no decisions" in line for line in lines) == 1
     assert sum("would write" in line for line in lines) == 1
-    assert sum("are not shown" in line for line in lines) == 1
+    assert sum("--apply would refuse" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
     source.error = AnswerError("Prometheus is down")
     clock.advance(POLICY.unsupported_max)
@@ -279,7 +279,7 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     shown = capsys.readouterr()
     assert shown.err == "".join(
         f"gpu-exporter: it is unknown {what}: Prometheus is slow\n"
-        for what in ("which witnesses were active", "what its GPUs do")
+        for what in ("which witnesses were active", "how its GPUs are used")
     )
     first, _, rest = text.replace(said, "\n").partition("\n  stage active: ")
     assert shown.out == f"{first.partition(':')[0]}: stage active: {rest}"
@@ -292,7 +292,7 @@ def test_an_explanation_of_idle_gpus_says_how_many_such_gpus_are_waited_for(caps
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
     shown = capsys.readouterr()
-    assert "gpu-exporter: it is unknown how many GPUs are waited for: Prometheus is slow\n" in shown.err
+    assert "gpu-exporter: it is unknown how many GPUs others wait for: Prometheus is slow\n" in shown.err
     assert "wait for" not in shown.out
 
 
@@ -412,7 +412,7 @@ def test_a_name_that_several_holders_have_is_answered_with_a_list(capsys: pytest
         assert explain_once(Source(one, other), Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
-        assert "there are several, so name one: dev/train on GPU-01, ml/train on GPU-0" in shown.err
+        assert "several holders match, so name one: dev/train on GPU-01, ml/train on GPU-0" in shown.err
     for asked in ("ml/train/main", "GPU-0", "n:0"):
         only = Source(one) if ":" in asked else Source(one, other)
         assert explain_once(only, Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 0

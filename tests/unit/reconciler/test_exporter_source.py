@@ -150,5 +150,5 @@ def test_a_page_that_contains_no_metrics_is_an_error() -> None:
 
 
 def test_too_many_exporters_are_refused() -> None:
-    with pytest.raises(ValueError, match="201 exporters are more than 200: use --source.prometheus"):
+    with pytest.raises(ValueError, match="201 exporters exceed the limit of 200: use --source.prometheus"):
         ExporterSource([parse_exporter("http://n/")] * 201, 1.0, ManualClock(wall=NOW))

@@ -347,7 +347,7 @@ def test_if_admin_comment_is_denied_marks_are_written_to_the_next_field() -> Non
     marker.denied = {"AdminComment"}
     with pytest.raises(
         MarkError,
-        match="only an Administrator .* may write AdminComment; from the next cycle on marks are written to Extra",
+        match="only an Administrator .* may write AdminComment; from the next cycle on, marks are written to Extra",
     ):
         marker.write(JOB, WALL)
     marker.write(JOB, WALL)

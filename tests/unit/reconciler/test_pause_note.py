@@ -67,7 +67,7 @@ def test_a_pause_that_cannot_be_read_counts_as_a_pause_and_names_the_command_to_
     for text in ("", "{", "[]", '"x"', "[" * 5000, json.dumps({UNTIL: "tomorrow"}), json.dumps({UNTIL: 5})):
         file.write_text(text)
         found = pause(EVIDENCE, PauseFile(file))
-        assert found.paused.startswith(f"whether there is a pause cannot be read: {file}: ")
+        assert found.paused.startswith(f"an unreadable pause counts as active: {file}: ")
         assert found.paused.endswith("; end the pause with gpu-exporter pause --end")
     file.write_text("{}")
     assert pause(EVIDENCE, PauseFile(file)) is EVIDENCE
@@ -118,7 +118,7 @@ def test_the_command_begins_shows_and_ends_a_pause(tmp_path: Path, capsys: pytes
     assert note is not None
     assert before + 3599 <= note.until_wall <= SYSTEM_CLOCK.wall() + 3600
     assert end_pause(place) == 0
-    assert capsys.readouterr().out.startswith("not paused; a pause ended ")
+    assert capsys.readouterr().out.startswith("not paused; the last pause ended ")
     ended = place.read_pause()
     assert ended is not None
     assert before - 1 <= ended.until_wall <= SYSTEM_CLOCK.wall()
@@ -186,5 +186,5 @@ def test_the_pause_command_shows_what_it_wrote_also_without_the_right_to_read(
     assert start_pause(place, 3600.0, "storage") == 0
     assert capsys.readouterr().out.endswith("Z: storage\n")
     assert end_pause(place) == 0
-    assert capsys.readouterr().out.startswith("not paused; a pause ended ")
+    assert capsys.readouterr().out.startswith("not paused; the last pause ended ")
     assert place.note is not None

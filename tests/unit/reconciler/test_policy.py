@@ -109,14 +109,14 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min ahead: a clock is wrong"),
         ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
-        ({"start_wall": NOW - 600}, "starting", "held for 10 min, judged after 30 min"),
+        ({"start_wall": NOW - 600}, "starting", "held for 10 min; judged only after 30 min"),
         ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
         ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
         ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
         ({"idle_run_s": math.nan}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
         ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
-        ({"witnesses": None}, "candidate", "idle for 3.0 h, but the number of witnesses for that is not published"),
+        ({"witnesses": None}, "candidate", "idle for 3.0 h, but its number of witnesses is not published"),
         ({"witnesses": 1}, "candidate", "idle for 3.0 h, but a part of that time has only one witness"),
         ({"witnesses": 2}, "underused", "its one GPU idle for 3.0 h"),
         ({"idle_run_s": 7200.0}, "underused", "its one GPU idle for 120 min"),
@@ -134,17 +134,17 @@ def unit(**changes: Any) -> UnitEvidence:
             "the newest sample is 4 min ahead: a clock is wrong",
         ),
         ({"idle_run_s": 1800.0, "start_wall": NOW - 1800}, "active", "longest idle run 30 min, below 60 min"),
-        ({"idle_run_s": 0.0, "start_wall": NOW - 1799}, "starting", "held for 29 min, judged after 30 min"),
+        ({"idle_run_s": 0.0, "start_wall": NOW - 1799}, "starting", "held for 29 min; judged only after 30 min"),
         ({"start_wall": NOW - 3 * 3600 + 120}, "underused", "its one GPU idle for 3.0 h"),
         (
             {"start_wall": NOW - 3 * 3600 + 121},
             "unknown",
-            "an idle run is longer than the allocation: two holders under one name?",
+            "an idle run is longer than the allocation: two holders may have the same name",
         ),
         (
             {"start_wall": NOW - 2 * 3600},
             "unknown",
-            "an idle run is longer than the allocation: two holders under one name?",
+            "an idle run is longer than the allocation: two holders may have the same name",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_all_gpus_of_a_holder_must_be_idle() -> None:
 
 def test_every_gpu_that_the_scheduler_counts_must_be_seen() -> None:
     decision = judge(unit(), held=2)
-    assert (decision.stage, decision.reason) == ("unknown", "1 GPUs are seen, the holder has 2")
+    assert (decision.stage, decision.reason) == ("unknown", "1 GPUs are seen, but the holder has 2")
     assert judge(unit(), unit(), held=2).stage == "unknown"  # one GPU reported twice is one GPU
 
 
@@ -243,8 +243,8 @@ def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is observed")
     assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
     assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
-    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min, judged after")
-    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("the number of witnesses for that is not published")
+    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min; judged only after")
+    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("its number of witnesses is not published")
     assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of that time has only one witness")
     silent = {"idle_run_s": None}
     assert (
@@ -269,7 +269,7 @@ def test_an_unknown_gpu_takes_precedence_over_a_gpu_whose_holder_cannot_run() ->
 def test_a_holder_whose_idle_run_is_longer_than_an_allocation_is_unknown() -> None:
     young = unit(gpu="1", uuid="GPU-1", idle_run_s=7200.0, start_wall=NOW - 7300)
     for units in ((unit(), young), (young, unit())):
-        assert judge(*units).reason == "an idle run is longer than the allocation: two holders under one name?"
+        assert judge(*units).reason == "an idle run is longer than the allocation: two holders may have the same name"
     assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
 
 
@@ -309,7 +309,7 @@ def test_a_holder_whose_size_is_not_published_is_unknown() -> None:
     (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
     assert (decision.stage, decision.reason) == (
         "unknown",
-        "the number of GPUs that the holder has in all is not published",
+        "the total number of GPUs of the holder is not published",
     )
 
 

@@ -92,7 +92,7 @@ def test_the_first_policy_that_matches_decides_and_no_policy_is_tried_after_an_u
     book = Rulebook(POLICY, [careful, bold])
     assert book.choose(job(account="phys"), None) == Chosen(POLICY, careful)
     assert book.choose(job(account="chem"), None).policy.underused_after == 10 * M
-    said = NotKnown("whether policy careful matches it is not known: the series do not name the account")
+    said = NotKnown("it is not known whether policy careful matches: the series do not name the account")
     assert book.choose(job(), None) == said
     assert Rulebook(POLICY, [careful]).choose(job(account="chem"), None) == Chosen(POLICY, None)
 

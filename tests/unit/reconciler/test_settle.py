@@ -418,7 +418,7 @@ def test_a_holder_that_worked_again_after_a_gap_is_underused_after_twice_this_ga
     for around in ({}, {NAMES[0]: Surroundings(kind="batch")}):
         (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
         assert decision.stage == stage, decision.reason
-        said = "it once worked again after 1h30m or more, so its limit is 3h"
+        said = "it once resumed work after 1h30m or more, so its limit is 3h"
         assert (said in decision.reason) == (stage == "candidate" and gap_h == 1.5)
 
 
@@ -443,7 +443,7 @@ def test_the_longest_window_of_wish_class_and_gap_counts() -> None:
     wish = around[NAMES[0]]._replace(idle_after_s=4 * H)
     (decision,) = settle(evidence, decide(evidence, POLICY), {NAMES[0]: wish}, Rulebook(POLICY))
     assert decision.windows == (4 * H, 6 * H)
-    assert "it once worked again after 3h or more, so its limit is 6h" in decision.reason
+    assert "it once resumed work after 3h or more, so its limit is 6h" in decision.reason
     short = evidence.holders[0]._replace(units=(evidence.holders[0].units[0]._replace(longest_gap_s=1.5 * H),))
     evidence = Evidence(WALL, (short._replace(units=tuple(u._replace(idle_run_s=3.5 * H) for u in short.units)),))
     (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))

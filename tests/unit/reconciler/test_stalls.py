@@ -64,7 +64,7 @@ def test_one_stalled_member_and_others_at_rest_are_a_stalled_gang_and_the_late_c
     found = judge(pod("a", STALL, STALL), pod("b", REST, STALL))
     assert stalls(found) == ["stalled", "stalled"]
     late = "GPU 0 on node-b at 0 %, so the others may wait for it; "
-    assert found[0][1] == f"{late}3 of 4 GPUs stalled for 22m or less"
+    assert found[0][1] == f"{late}3 of 4 GPUs stalled for at most 22m"
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Taking GPUs back: the acts that an underused holder allows, the proofs that an act needs, and the act itself."""
+"""Takes GPUs back: proposes acts on underused holders, checks the proofs that an act needs, and acts."""

@@ -1,7 +1,7 @@
-"""Begins acts and completes them: updates the journal, the owner, the audit log and the counters in a fixed order.
+"""Begins acts and completes them. In a fixed order, it updates the journal, notifies the owner, logs and counts.
 
-The journal entry is written before the act. Later this process or the next one reads the live object and completes the
-entry. So no act is done twice, and every owner is told.
+The journal entry is written before the act. Afterwards this process, or the next one after a crash, reads the live
+object and completes the entry. So no act is done twice, and every owner is notified.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # limits of a journal entry: names of holde
 
 
 class ActionObserver(Protocol):
-    """Counts acts, and underused groups that were not acted on. A Protocol, since Telemetry imports this package."""
+    """Counts acts, and underused groups without an act. It is a Protocol because Telemetry imports this package."""
 
     def count_action(self, action: str, result: str) -> None:
         """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
 
     def count_not_acted(self, reason: str) -> None:
-        """Count an underused group that was not acted on in this cycle, by reason."""
+        """Count an underused group on which this cycle did not act, by reason."""
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        """Note underused holders that keep their GPUs, with the reason."""
+        """Note the underused holders that keep their GPUs for this reason."""
 
 
 class Receipt(NamedTuple):
-    """The proofs for an act, for the audit log. `standing`: None where the site's setting `override` replaces it."""
+    """The proofs for an act, for the audit log.
+
+    `standing` is None if the site's setting `override` replaces the record.
+    """
 
     warned: Mapping[HolderName, Warned]
     standing: PolicyStanding | None
@@ -55,7 +58,7 @@ class Receipt(NamedTuple):
 
 
 class Acts:
-    """Begins acts, and completes acts that have begun."""
+    """Begins acts, and completes the acts that have begun."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Acts:
         observer: ActionObserver,
         clock: Clock,
     ) -> None:
-        """`actors`: by scheduler. `audit`: None where no audit log is kept."""
+        """`actors`: by scheduler. `audit`: None if the site keeps no audit log."""
         self._journal = journal
         self._actors = actors
         self._record = record
@@ -77,27 +80,29 @@ class Acts:
 
     @property
     def notes(self) -> set[str]:
-        """The notes that the acts in the journal have written on live objects."""
+        """The notes on live objects that belong to the acts in the journal."""
         return {entry.note for entry in self._entries}
 
     def begun_within_an_hour(self) -> int:
         return begun_within(self._entries, self._clock.wall())
 
     def is_pending(self, title: str) -> bool:
-        """Whether an act on this target has begun, and its result is not known yet."""
+        """Whether an act on this target has begun, and its result is still unknown."""
         return any(not entry.told and entry.title == title for entry in self._entries)
 
     def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
-        """For every act that may have had an effect: its age (seconds), its GPUs, and the GPUs waited for, by pool."""
+        """The acts that may have had an effect: for each, its age (seconds), its GPUs, and the demand at that time by
+        pool.
+        """
         wall = self._clock.wall()
         entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]
         return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Write the journal entry, act, and complete the entry by the live object. Returns the result in the entry.
+        """Write the journal entry, act, and complete the entry from the live object. Returns the result in the entry.
 
-        Returns LOST where the act failed without a clear answer, and the live object does not show the result.
-        Raises Refused and MarkError where the act has not begun.
+        Returns LOST if the act failed without a clear answer and the live object does not show the result. Raises
+        Refused and MarkError if the act has not begun.
         """
         entry = actor.open_entry(target, secrets.token_hex(4), self._clock.wall())._replace(
             gpus=proposal.gpus,
@@ -127,7 +132,7 @@ class Acts:
         return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
-        """Complete the acts that this or an earlier process began. Raises MarkError if the journal is unreadable."""
+        """Complete the acts that this process or an earlier one began. Raises MarkError for an unreadable journal."""
         self._entries = self._journal.read()
         for entry in self._entries:
             if not entry.told and (actor := self._actors.get(entry.scheduler)) is not None:
@@ -143,9 +148,9 @@ class Acts:
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
-                failed = "it is done, but not yet counted in the record of decisions"
+                failed = "the act is done, but cannot be added to the record of decisions"
                 self._record.note_act(entry)
-                failed = "it is done, but its owner could not be notified"
+                failed = "the act is done, but its owner could not be notified"
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
             is_over = age_s >= GIVE_UP_S
@@ -164,7 +169,7 @@ class Acts:
             self._finish(entry, "error" if sight == NOT_DONE else "unconfirmed")
 
     def _finish(self, entry: Entry, result: str) -> None:
-        """Keep, log and count the result of an entry."""
+        """Write the result of an entry to the journal and the log, and count it."""
         try:
             self._journal.complete(entry.ident, result)
         except MarkError as exc:  # the next cycle tries again
@@ -201,7 +206,7 @@ class Acts:
                 self._record.note_gone(entry)
 
     def _note_begin(self, proposal: Proposal, entry: Entry, receipt: Receipt) -> bool:
-        """Write the act that is about to begin, and its proofs, to the audit log; False where that failed."""
+        """Write the coming act and its proofs to the audit log. Returns False if this failed."""
         if self._audit is None:
             return True
         is_written = True
@@ -226,7 +231,7 @@ class Acts:
 
 
 def _some(names: Sequence[str]) -> tuple[str, ...]:
-    """The first of these names, within the limits of a journal entry."""
+    """The first names that fit within the limits of a journal entry."""
     kept = names[:HOLDERS_KEPT]
     while sum(map(len, kept)) > NAMES_KEPT:
         kept = kept[:-1]

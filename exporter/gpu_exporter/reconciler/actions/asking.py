@@ -1,4 +1,6 @@
-"""Asks the sources of proofs about some proposals in every cycle, and leaves a source that failed alone for a while."""
+"""Reads the proofs for some proposals in every cycle. After a source has failed, the reconciler does not query it for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ ASKED_MAX = 100  # proposals of which a cycle asks for proofs
 
 
 class Proven(NamedTuple):
-    """The answers of this cycle. `demand`: GPUs that are waited for, by holder and pool; None if demand is ignored."""
+    """The answers of this cycle.
+
+    `demand`: by holder and pool, the GPUs that others wait for; None if the settings ignore demand.
+    """
 
     warnings: Mapping[HolderName, Warned]
     demand: Mapping[HolderName, Mapping[str, float]] | None
 
 
 class ProofAsker:
-    """Remembers whose turn is next, which warnings it has seen, and which trouble a source had."""
+    """Remembers which proposals come next, the warnings so far, and the last failure of a source."""
 
     def __init__(self, proofs: Proofs, clock: Clock, *, asks_demand: bool) -> None:
         self._proofs = proofs
@@ -36,7 +41,7 @@ class ProofAsker:
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
 
     def take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
-        """The proposals of this cycle, at most ASKED_MAX; later cycles take the next ones."""
+        """At most ASKED_MAX proposals for this cycle. Later cycles take the others in turn."""
         self._seen.begin_cycle(-(-len(proposals) // ASKED_MAX))
         if len(proposals) <= ASKED_MAX:
             return proposals
@@ -45,7 +50,7 @@ class ProofAsker:
         return [*proposals[first:], *proposals[:first]][:ASKED_MAX]
 
     def ask(self, proposals: Sequence[Proposal]) -> Proven:
-        """The answers of the sources about these proposals. Raises Refused for PATIENCE_S after a source failed."""
+        """Read the proofs for these proposals. Raises Refused for PATIENCE_S after a source failed."""
         if self._trouble is not None and self._clock.monotonic() < self._trouble[0]:
             raise Refused("proof", self._trouble[1])
         self._trouble = None
@@ -60,7 +65,7 @@ class ProofAsker:
             raise Refused("proof", self._trouble[1])
 
     def note_trouble(self, trouble: AnswerError) -> Refused:
-        """Leave the source alone for PATIENCE_S; the reason for what is not done meanwhile."""
+        """Query no source for PATIENCE_S. Returns the reason why nothing is done during this time."""
         self._trouble = self._clock.monotonic() + PATIENCE_S, str(trouble)
         return Refused("proof", str(trouble))
 

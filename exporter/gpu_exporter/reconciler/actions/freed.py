@@ -1,4 +1,4 @@
-"""GPUs that pods or jobs wait for, minus GPUs that were taken back for them."""
+"""Subtracts the GPUs that were already taken back from the GPUs that pods or jobs wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ FREED_S = 6 * 3600.0  # after this time, freed GPUs no longer reduce the demand
 
 
 class _Freed(NamedTuple):
-    """GPUs of a pool that were taken back at `at` (monotonic seconds). `waiting`: GPUs that were waited for then."""
+    """GPUs of a pool that were taken back at `at` (monotonic seconds).
+
+    `waiting`: GPUs that pods or jobs waited for at that time.
+    """
 
     at: float
     pool: str
@@ -23,7 +26,7 @@ class _Freed(NamedTuple):
 class FreedGpus:
     """Remembers GPUs that were taken back.
 
-    The demand metric falls some time after a pod is scheduled, and never for an unschedulable pod.
+    The demand metric falls only some time after a pod is scheduled, and never for an unschedulable pod.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -31,9 +34,9 @@ class FreedGpus:
         self._freed: list[_Freed] = []
 
     def observe(self, demand: Iterable[Mapping[str, float]]) -> None:
-        """Drop freed GPUs that no longer count: the demand has fallen by their number, or FREED_S is over.
+        """Forget freed GPUs when the demand has fallen by their number, or after FREED_S.
 
-        `demand`: for each holder that was asked about, the GPUs that others wait for, by pool.
+        `demand`: for each holder of this cycle, the GPUs that others wait for, by pool.
         """
         least: dict[str, float] = {}
         for pools in demand:
@@ -46,9 +49,9 @@ class FreedGpus:
         ]
 
     def wanted(self, by_holder: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """GPUs that are waited for and not yet freed, by pool, for pools that all of these holders belong to.
+        """GPUs that others wait for, minus the freed ones, by pool. Covers only pools that all these holders belong to.
 
-        A pool with less than one such GPU is left out.
+        A pool is left out if less than one GPU remains.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}

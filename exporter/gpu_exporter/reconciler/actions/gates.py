@@ -1,4 +1,4 @@
-"""The conditions before an act. Each gate checks one condition, and raises Refused with a reason if it is not met."""
+"""The conditions before an act. Each gate checks one condition, and raises Refused with the reason if it fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun t
 
 
 class Gates:
-    """The gates, checked in the order in which they are written here."""
+    """The gates. The runner calls them in the order of the methods below."""
 
     def __init__(self, settings: Settings, proofs: Proofs, record: Record, host: HostLimits, clock: Clock) -> None:
-        """`host`: above these limits a holder counts as working on its host."""
+        """`host`: a holder above these limits counts as working on its host."""
         self._settings = settings
         self._proofs = proofs
         self._record = record
@@ -36,10 +36,10 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"Alertmanager sends no alert on {decision.title} to a receiver")
+                raise Refused("not_warned", f"Alertmanager sends no alert about {decision.title} to any receiver")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
-                raise Refused("not_warned", f"the alert is older than {decision.title}: an earlier holder had its name")
+                raise Refused("not_warned", f"the alert began before {decision.title}: it is about another holder")
             lasted_s = wall - since_wall
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
@@ -49,9 +49,9 @@ class Gates:
         return {name: warnings[name] for name in proposal.names}
 
     def object_to_record(self, proposal: Proposal) -> PolicyStanding | None:
-        """The record of the policies; None where the site's setting `override` replaces the record.
+        """The record of the policies; None if the site's setting `override` replaces the record.
 
-        `override` never replaces the first hour of a group after it became underused.
+        Even with `override`, a group is left alone for the first hour after it became underused.
         """
         for decision in proposal.decisions:
             needed_s = (decision.windows.underused_s if decision.windows is not None else 0.0) + REGRET_S
@@ -59,7 +59,7 @@ class Gates:
                 since = describe_duration(REGRET_S)
                 raise Refused("watched", f"{decision.title} became underused less than {since} ago")
         if self._record.watches.is_open(proposal.decisions):
-            raise Refused("watched", "the target's last decision has no known outcome yet")
+            raise Refused("watched", "the outcome of the last decision on the target is not known yet")
         if self._settings.override:
             return None
         found: list[PolicyStanding] = []
@@ -71,7 +71,7 @@ class Gates:
         return min(found)
 
     def object_to_work(self, proposal: Proposal, target: Target) -> None:
-        """Raise Refused for members without GPUs that work, and for holders that work on their host.
+        """Raise Refused if a member without GPUs works, or if a holder works on its host.
 
         Raises AnswerError.
         """
@@ -89,7 +89,7 @@ class Gates:
                     raise Refused("host_work", f"{decision.title} {said} on {node}, so its GPUs are not taken back")
 
     def _describe_work(self, work: Work) -> str:
-        """How a holder works on its host; "" where it does not. Unknown activity counts as work."""
+        """The work of a holder on its host, in words; "" for none. Unknown activity counts as work."""
         if work.cpu is None:
             return "has unknown CPU use (set agent.hostActivity in the chart, --path.cgroup or actions.host_work_max)"
         if work.cpu > self._host.cpu_ratio:
@@ -116,7 +116,7 @@ class Gates:
                 raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
-        """Raise Refused when the newest sample of any GPU is older than ACT_FRESH_S."""
+        """Raise Refused if the last sample of any GPU is older than ACT_FRESH_S."""
         wall = self._clock.wall()
         for decision in fresh.values():
             ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]

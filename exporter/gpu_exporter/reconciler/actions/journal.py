@@ -1,7 +1,7 @@
-"""The journal of acts: an entry is written before each act, completed after it, and checked by every cycle. Pure.
+"""The journal of acts. An entry is written before each act and completed after it; every cycle checks it. Pure.
 
-The journal is a short text that outlives the process: an annotation of the leader's Lease, or a file. After a crash, or
-a lost answer, the next cycle completes the entry by the live object. The hourly limits are counted from the journal, so
+The journal is a short text that survives a restart: an annotation of the leader's Lease, or a file. After a crash or a
+lost answer, the next cycle completes the entry from the live object. The hourly limits are counted from the journal, so
 a restart does not reset them.
 """
 
@@ -29,7 +29,7 @@ VERSION = 1
 
 
 class Journal:
-    """The entries, oldest first. Every call may raise MarkError: then nothing was kept, and no act may begin."""
+    """The entries, oldest first. Every call may raise MarkError. Then nothing was saved, and no act may begin."""
 
     def __init__(self, texts: TextPlace) -> None:
         self._texts = texts
@@ -48,7 +48,7 @@ class Journal:
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Keep the result of an entry."""
+        """Write the result of an entry."""
         self._write(each._replace(told=told) if each.ident == ident else each for each in self.read())
 
     def _write(self, entries: Iterable[Entry]) -> None:
@@ -56,7 +56,10 @@ class Journal:
 
 
 def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """How many acts began in the last `seconds` before `wall`. Acts in the future count too: a clock was wrong."""
+    """How many acts began in the last `seconds` before `wall`.
+
+    Acts with a time in the future count too, because a clock was wrong.
+    """
     return sum(wall - entry.wall < seconds for entry in entries)
 
 
@@ -65,9 +68,10 @@ def render(entries: Iterable[Entry]) -> str:
 
 
 def parse(text: str, longest: int = TEXT_MAX) -> tuple[Entry, ...]:
-    """The entries of a text. `longest`: characters that the text may have.
+    """The entries of a text.
 
-    Raises MarkError for a longer text and for another format: then it is unknown which acts have begun.
+    `longest`: the maximum length of the text (characters). Raises MarkError for a longer text and for another format,
+    because it is then unknown which acts have begun.
     """
     if not text:
         return ()

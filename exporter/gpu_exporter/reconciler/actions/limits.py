@@ -1,4 +1,4 @@
-"""How much the reconciler may do and read: in one cycle, in an hour, and to a target whose last attempt failed."""
+"""Limits the acts and reads of the reconciler per cycle and per hour, and pauses a target after a failed attempt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITHIN_S = 60.0  # longest time that a cycle spends on actions; the next cycle w
 
 
 class ActionLimits:
-    """Counts per cycle and per hour. A check changes nothing; `begin_cycle` and the `note_` methods do."""
+    """Counts per cycle and per hour. `begin_cycle` and the `note_` methods change the counts; checks do not."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -31,7 +31,7 @@ class ActionLimits:
         self._until = 0.0  # monotonic
 
     def begin_cycle(self, titles: Collection[str]) -> None:
-        """Start to count again. `titles`: of every proposal, also of those that other cycles ask about."""
+        """Reset the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
         now = self._clock.monotonic()
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
@@ -44,7 +44,10 @@ class ActionLimits:
         return self._read_at.get(title, -math.inf)
 
     def object_to(self, title: str, begun: int | None) -> None:
-        """Raise Refused if a limit is reached. `begun`: acts of the last hour by the journal, None in mode shadow."""
+        """Raise Refused if a limit is reached.
+
+        `begun`: acts of the last hour according to the journal; None in mode shadow.
+        """
         now = self._clock.monotonic()
         if now - self._failed_at.get(title, -math.inf) < FAILED_S:
             raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
@@ -67,11 +70,11 @@ class ActionLimits:
         self._read_at[title] = self._clock.monotonic()
 
     def note_act(self, *, is_shadow: bool = False) -> None:
-        """One act is done, or would be done in mode act."""
+        """Count one act, or in mode shadow the act that mode act would do."""
         self._acts_left -= 1
         if is_shadow:
             self._shadowed.append(self._clock.monotonic())
 
     def note_failure(self, title: str) -> None:
-        """An attempt on this target failed, and it is the target's own fault."""
+        """Note that an attempt on this target failed because of the target itself."""
         self._failed_at[title] = self._clock.monotonic()

@@ -1,7 +1,11 @@
-"""The proofs that an act needs, read from Alertmanager and from the PromQL API.
+"""Reads the proofs that an act needs from Alertmanager and from the PromQL API:
 
-The owner was warned, and for long enough. Pods or jobs wait for GPUs of the same pool. Holders do not work on their
-host. Members without GPUs do not work. A missing or partial answer proves nothing.
+- The owner was warned, and for long enough.
+- Pods or jobs wait for GPUs of the same pool.
+- The holders do not work on their hosts.
+- Members without GPUs do not work.
+
+A missing or partial answer proves nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +41,17 @@ CPU, READ, WRITTEN = (f"container_{name}_total" for name in ("cpu_usage_seconds"
 
 
 class Warned(NamedTuple):
-    """The owner of a holder is warned since `since_wall` (Unix seconds), by these receivers of Alertmanager."""
+    """The owner of a holder has been warned since `since_wall` (Unix seconds), by these receivers of Alertmanager."""
 
     since_wall: float
     receivers: tuple[str, ...]
 
 
 class Alert(NamedTuple):
-    """An alert on a holder. `cluster`: its label. `warned`: None if it has no receiver, or its start is invalid."""
+    """An alert about a holder.
+
+    `cluster`: its label. `warned`: None if it has no receiver, or if its start time is invalid.
+    """
 
     name: HolderName
     cluster: str
@@ -52,10 +59,10 @@ class Alert(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Activity of a holder or pod on its host. None where a value is not known.
+    """Activity of a holder or pod on its host. A value is None if it is unknown.
 
-    `cpu`: for a holder the share of its CPUs, for a pod without GPUs a number of CPUs. `io_bytes_per_s`: bytes per
-    second from and to disks.
+    `cpu`: for a holder, the used share of its CPUs; for a pod without GPUs, a number of CPUs.
+    `io_bytes_per_s`: disk reads and writes, bytes per second.
     """
 
     cpu: float | None
@@ -78,8 +85,9 @@ class Proofs:
         fetch: Fetch,
         fetch_alerts: Fetch,
     ) -> None:
-        """`filters`: further matchers for the alerts, e.g. cluster="a". `matcher`: for the exporters' series; its
-        matchers on `cluster` apply to every query here. `rules_s`: evaluation interval of the rules (seconds).
+        """`filters`: additional matchers for the alerts, e.g. cluster="a".
+        `matcher`: for the exporters' series. Its matchers on `cluster` apply to every query here.
+        `rules_s`: evaluation interval of the rules (seconds).
         """
         self._prometheus, self._alertmanager = prometheus, alertmanager
         self._matcher = matcher
@@ -114,7 +122,7 @@ class Proofs:
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """By holder, the pools of its GPUs, each with the GPUs that were waited for during all of WAITED."""
+        """By holder, the pools of its GPUs, and for each pool the GPUs that others waited for during all of WAITED."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
@@ -131,7 +139,9 @@ class Proofs:
         return demand
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """The present activity of these holders on their hosts, by node, or by the exporter's `instance` without it."""
+        """The present activity of these holders on their hosts, by node; by the exporter's `instance` if `node` is
+        missing.
+        """
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
         for of_these in restrict(names):
             matcher = ",".join(part for part in (self._matcher, of_these) if part)
@@ -146,9 +156,10 @@ class Proofs:
         return found
 
     def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
-        """The highest activity of each of these pods in the last `idle_s` seconds, from the kubelets' cAdvisor.
+        """The highest activity of each of these pods in the last `idle_s` seconds, from the cAdvisor metrics of the
+        kubelets.
 
-        A pod that was not seen for most of that time (KNOWN_MIN) is missing in the answer.
+        A pod is missing in the answer if its series do not cover most of that time (KNOWN_MIN).
         """
         step_s = max(60.0, math.ceil(idle_s / STEPS_MAX))
         window, step, over = f"{idle_s:.0f}s", f"{step_s:.0f}s", f"{max(RATE_S, step_s):.0f}s"
@@ -181,7 +192,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """The rows. Raises AnswerError where they and `clusters` together name several clusters."""
+        """The rows. Raises AnswerError if the rows and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )
@@ -190,9 +201,9 @@ class Proofs:
 
 
 def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
-    """The alerts on these holders in an answer of /api/v2/alerts. Raises AnswerError.
+    """The alerts about these holders in an answer of /api/v2/alerts. Raises AnswerError.
 
-    The filters match a pod name in all namespaces, so the answer may contain alerts on other holders.
+    The filters match a pod name in all namespaces, so the answer may contain alerts about other holders.
     """
     try:
         rows: list[Any] = load_json(text)
@@ -207,7 +218,7 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
 
 
 def _parse_alert(row: Any) -> Alert | None:
-    """One alert; None if it is malformed, since it proves nothing."""
+    """One alert; None if it is malformed, because a malformed alert proves nothing."""
     try:
         return _read_alert(row)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

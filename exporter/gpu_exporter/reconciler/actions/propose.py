@@ -1,8 +1,8 @@
 """Proposes acts on holders that are marked underused: one proposal for each target. Pure.
 
-Only targets that can be resumed are proposed, and targets that the site allows by name. A Deployment, a server or a pod
-without a controller is never proposed. A proposal names a target to read; the live target then shows which act is
-allowed.
+A target is proposed only if it can be resumed, or if the site names it. A Deployment, a server or a pod without a
+controller is never proposed. A proposal names the target to read. Whether the act is allowed follows from the live
+target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 
 
 class Proposal(NamedTuple):
-    """Possible acts on one target. `possible`: of ACTIONS. `decisions`: on its underused holders."""
+    """The possible acts on one target.
+
+    `possible`: some of ACTIONS. `decisions`: on the underused holders of the target.
+    """
 
     target: Reference
     namespace: str
@@ -29,7 +32,7 @@ class Proposal(NamedTuple):
 
     @property
     def first(self) -> Decision:
-        """The decision that represents all of them where they are alike."""
+        """The first decision, for values that are equal in all of them."""
         return self.decisions[0]
 
     @property
@@ -49,7 +52,7 @@ class Proposal(NamedTuple):
 
     @property
     def since_wall(self) -> float:
-        """Since when all of them have been idle (Unix seconds)."""
+        """The time since which all holders have been idle (Unix seconds)."""
         return max(decision.idle_since_wall or decision.observed_wall for decision in self.decisions)
 
     @property
@@ -58,7 +61,7 @@ class Proposal(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A group that is not acted on, with the reason."""
+    """A group on which the reconciler does not act, with the reason."""
 
     title: str
     skipped: Skipped
@@ -71,7 +74,7 @@ def allowed_kinds(text: str) -> tuple[str, ...]:
 
 
 def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[Proposal], list[Spared]]:
-    """Proposals for holders that are marked underused, the longest idle first, and the groups that are spared.
+    """The proposals for holders that are marked underused, the longest idle first; and the groups that are spared.
 
     `verbs`: acts that the site allows.
     """
@@ -95,7 +98,7 @@ def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[P
 
 
 def what_may_follow(decision: Decision, settings: Actions) -> str:
-    """The act that may follow for an underused holder, in words; "" where actions are off, or for other stages."""
+    """The act that may follow for an underused holder, in words; "" for other stages, and if actions are off."""
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
     answer = _allowed(decision, allowed_kinds(settings.kinds))
@@ -108,7 +111,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
 
 
 def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Skipped:
-    """The proposal for the holders of one group, or why there is no proposal."""
+    """The proposal for the holders of one group, or the reason why no act is proposed."""
     answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Skipped)]:
         return held[0]
@@ -122,7 +125,7 @@ def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | 
 
 
 def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Skipped:
-    """The target of a holder and the possible acts, without regard to other members of its group."""
+    """The target of a holder and the possible acts. Does not check other members of its group."""
     around = decision.around
     if around is None:
         return Skipped("unknown", "its surroundings are not known")
@@ -133,5 +136,5 @@ def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple
         return Skipped("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
     fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
     if not fitting:
-        return Skipped("class", f"its class is {around.kind}")
+        return Skipped("class", f"no allowed act applies to its class, {around.kind}")
     return around.target, fitting

@@ -1,8 +1,8 @@
-"""The record of each policy: outcomes of its decisions in the last days, by class and tenant, kept over restarts.
+"""The record of each policy: the outcomes of its decisions in the last days, by class and tenant. It survives restarts.
 
-A policy may act only if its record is good. No tenant decides alone: a tenant counts for at most a fifth of the
-decisions, and at least three tenants are needed. If a tenant has too many regrets, the reconciler does not act on this
-tenant, and the worst such tenant is left out of the record for the others.
+A policy may act only if its record is good. At least three tenants are needed, and one tenant counts for at most a
+fifth of the decisions. The reconciler does not act on a tenant with too many regrets. The worst such tenant is left out
+of the record that counts for the others.
 """
 
 from __future__ import annotations
@@ -67,24 +67,25 @@ TAKEN_OVER_S = 120.0  # a record that another host wrote within this time still 
 
 
 class PolicyStanding(NamedTuple):
-    """The record for one policy and class: the decisions that count, and how many of them were regretted."""
+    """The record of one policy and class: the number of decisions that count, and the number of regrets."""
 
     decisions: float
     regrets: float
 
 
 class Record:
-    """The record of one site. It is read from its place when this process begins to decide.
+    """The record of one site. A process reads it when it begins to decide.
 
-    As Observer it counts the outcomes that its watches find.
+    As Observer, it counts the outcomes of its watches.
     """
 
     def __init__(
         self, place: TextPlace | None, observer: RecordObserver, clock: Clock, keep_s: float, by: str = ""
     ) -> None:
-        """`place`: keeps the record after the process; None to forget it. `observer`: publishes the counts. `keep_s`:
-        how long a decision counts (seconds). `by`: name of the writer; by default this host, which has one process at a
-        time.
+        """`place`: stores the record; None to keep it only in memory.
+        `observer`: publishes the counts.
+        `keep_s`: how long a decision counts (seconds).
+        `by`: name of the writer, by default this host, on which only one process writes at a time.
         """
         self._place = place
         self._observer = observer
@@ -96,7 +97,7 @@ class Record:
         self._clear()
 
     def forget(self) -> None:
-        """Forget the record while another process decides. It is read again when this process decides."""
+        """Forget the record while another process decides. This process reads it again when it decides itself."""
         if self._place is not None:
             self._clear()
             self._observer.forget()
@@ -138,7 +139,7 @@ class Record:
         self._observer.count_outcome(account, outcome)
 
     def count_dropped(self, what: str, number: int) -> None:
-        """As Observer. Logged once an hour."""
+        """As Observer. Logs at most once an hour."""
         now = self._clock.monotonic()
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
@@ -148,9 +149,9 @@ class Record:
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
-        """Count an act that was done. For a day it is checked whether its owner resumes the target.
+        """Count a completed act. For one day, later cycles check whether its owner resumes the target.
 
-        The same act counts once. Raises MarkError while the record cannot be read.
+        Counts each act only once. Raises MarkError while the record cannot be read.
         """
         self._load()
         if not self._is_loaded:
@@ -164,7 +165,7 @@ class Record:
         self._save()
 
     def acts_due(self) -> list[Entry]:
-        """The acts that must be checked now."""
+        """The acts whose targets must be checked now."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
@@ -179,11 +180,11 @@ class Record:
         self._count(Account(*entry.record), RESUMED)
 
     def note_gone(self, entry: Entry) -> None:
-        """Drop an act whose target no longer exists, so that its owner cannot resume it."""
+        """Drop an act whose target no longer exists, because its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
-        """Why the record of a policy, class and tenant allows no act yet; else the record."""
+        """The record of a policy, class and tenant, or the reason why this record does not allow an act yet."""
         if not self._is_loaded:
             return Skipped("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
@@ -197,7 +198,7 @@ class Record:
         own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
-            return Skipped("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
+            return Skipped("regret", f"{share} decisions {what} for tenant {account.tenant} were regretted")
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
             return Skipped("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
@@ -213,7 +214,7 @@ class Record:
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
-        """The decisions with outcome `right` or `regret`, and the regrets, of each tenant."""
+        """By tenant: the number of decisions with outcome `right` or `regret`, and the number of regrets."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
             for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
@@ -236,8 +237,9 @@ class Record:
             self._fold(day, TENANTS_MAX)
 
     def _fold(self, day: defaultdict[Account, list[int]], most: int) -> None:
-        """Count tenants of a day as OTHER, so that each policy and class names at most `most`: first those without
-        regrets and with the fewest decisions.
+        """Count some tenants of a day as OTHER, so that each policy and class names at most `most` tenants.
+
+        Tenants without regrets are folded first, and among them those with the fewest decisions.
         """
         groups: defaultdict[tuple[str, str], list[Account]] = defaultdict(list)
         for account in day:
@@ -253,12 +255,12 @@ class Record:
                 self.count_dropped(TENANTS, len(folded))
 
     def _drop_act(self) -> None:
-        """Drop the oldest act. The record then cannot show whether the owner resumes its target."""
+        """Drop the oldest act. The record then cannot show whether its owner resumes the target."""
         del self._acts[next(iter(self._acts))]
         self.count_dropped(ACTS, 1)
 
     def _load(self) -> None:
-        """Read the record of the previous process. If it cannot be read, the next cycle tries again."""
+        """Read the record of the previous process. If this fails, the next cycle tries again."""
         if self._is_loaded or self._place is None:
             return
         try:
@@ -292,8 +294,10 @@ class Record:
             self._is_changed, self._saved_at, self._trouble = False, now, ""
 
     def _render_within(self, longest: int) -> str:
-        """The record as a text of at most `longest` characters. Drops in the order of DROPPED: watches first, which are
-        many, and days last, since without them no act is allowed for two weeks.
+        """The record as a text of at most `longest` characters.
+
+        Drops parts in the order of DROPPED. Watches are dropped first, because there are many. Days are dropped last,
+        because without them no act is allowed for two weeks.
         """
         text = self._render()
         while len(text) > longest and self.watches.open:
@@ -361,7 +365,7 @@ class Record:
     def _fill(self, plain: Any) -> None:
         last = None if plain["last"] is None else need_real(plain["last"])
         if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
-            raise MarkError("fenced", f"{plain['by']} wrote it a moment ago, and counts the same decisions")
+            raise MarkError("fenced", f"{plain['by']} wrote the record recently, and may count the same decisions")
         self.watches.last_wall = last
         for hour, seconds in plain["present"].items():
             self._present[math.floor(need_real(hour))] = need_real(seconds)
@@ -398,7 +402,7 @@ def _zeros() -> list[int]:
 
 
 def _counts(numbers: Iterable[Any]) -> list[int]:
-    """The counts in the order of COUNTS. Raises ValueError for a wrong number of counts."""
+    """The counts in the order of COUNTS. Raises ValueError if their number is wrong."""
     counts = list(need_wholes(numbers))
     if len(counts) != len(COUNTS):
         raise ValueError("wrong number of counts")
@@ -406,10 +410,11 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
 
 
 def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
-    """The record of all tenants together, where each counts for at most a fifth; None for fewer than TENANTS_MIN.
+    """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
+    fifth.
 
-    The tenant with the largest share of regrets is left out if this share is too large, so that it cannot prevent acts
-    on other tenants.
+    If the tenant with the largest share of regrets has too many, it is left out. So it cannot prevent acts on other
+    tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

@@ -1,6 +1,6 @@
-"""Acts on holders that are marked underused, or says what it would do: the gates, in order, each with its reason.
+"""Acts on holders that are marked underused; in mode shadow, logs and counts what mode act would do.
 
-Each cycle first completes what an earlier one, or another process, has begun.
+Each proposal passes the gates in order. Each cycle first completes the acts that an earlier cycle or process began.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ SAID_MAX = 1000  # holders whose last logged reason is remembered
 
 
 class Parts(NamedTuple):
-    """What a runner is made of.
+    """The parts of a runner.
 
-    `acts`: None in mode shadow, where nothing is done. `actors`, `markers`: by scheduler. `look_again`: decisions on
-    these holders by evidence and surroundings of now; raises AnswerError, and Refused while there is a pause.
-    `may_write`: asked before each action.
+    `acts`: None in mode shadow, which changes nothing.
+    `actors`, `markers`: by scheduler.
+    `look_again`: new decisions on these holders from present evidence and surroundings. Raises AnswerError, and Refused
+    during a pause.
+    `may_write`: called before each action.
     """
 
     proofs: Proofs
@@ -50,7 +52,7 @@ class Parts(NamedTuple):
 
 
 class ActionRunner:
-    """Takes each proposal through the gates. ActionLimits, turns and proofs have classes of their own."""
+    """Takes each proposal through the gates. Limits, turns and proofs are in classes of their own."""
 
     def __init__(self, settings: Settings, parts: Parts, observer: ActionObserver, clock: Clock) -> None:
         self._settings = settings
@@ -64,7 +66,7 @@ class ActionRunner:
         self._said: dict[str, str] = {}  # by title, the reason that was logged last
 
     def run(self, decisions: Collection[Decision]) -> None:
-        """One cycle over the holders that are underused, and marked so. Raises nothing."""
+        """Run one cycle for the holders that are marked underused. Raises nothing."""
         try:
             self._run(decisions)
         except Exception:  # the marks of this cycle remain, and those of the next must not wait for it
@@ -107,7 +109,9 @@ class ActionRunner:
                     return
 
     def _complete_all(self) -> FreedGpus:
-        """Complete the acts that were begun; the GPUs that they freed. Raises MarkError for an unreadable journal."""
+        """Complete the acts that have begun. Returns the GPUs that were freed. Raises MarkError if it cannot read the
+        journal.
+        """
         acts = self._parts.acts
         if acts is not None:
             acts.complete_all()
@@ -118,7 +122,7 @@ class ActionRunner:
         return self._freed
 
     def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
-        """Go through the gates, and act if all are open. Raises Refused, MarkError, AnswerError."""
+        """Check all gates, then act. Raises Refused, MarkError, AnswerError."""
         gates, acts, actor = self._parts.gates, self._parts.acts, self._find_actor(proposal)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
@@ -136,7 +140,7 @@ class ActionRunner:
             self._shadow(proposal, target, demand, freed)
             return
         if acts is None or not self._parts.may_write():
-            raise Refused("fenced", "another replica decides by now")
+            raise Refused("fenced", "another replica decides now")
         self._limits.note_act()
         told = acts.begin(actor, proposal, target, Receipt(warned, standing, demand, self._settings.override))
         if told == LOST or told not in MAY_BE_DONE:
@@ -148,7 +152,7 @@ class ActionRunner:
         return self._parts.actors.get(proposal.first.name.scheduler)
 
     def _prove_target(self, proposal: Proposal, actor: Actor) -> tuple[Target, Mapping[HolderName, Decision]]:
-        """The object that the act would end, and new decisions on all its parts. Raises the same as _consider."""
+        """The object that the act would end, and new decisions on all its parts. Raises as _consider does."""
         wall, began = self._clock.wall(), self._clock.monotonic()
         idle_s = wall - proposal.since_wall
         target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)
@@ -164,7 +168,7 @@ class ActionRunner:
         return target, fresh
 
     def _shadow(self, proposal: Proposal, target: Target, demand: Mapping[str, float], freed: FreedGpus) -> None:
-        """Count and log what mode act would do, once."""
+        """Count and log once the act that mode act would do."""
         if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
             self._observer.count_action(target.verb, "shadow")
             self._limits.note_act(is_shadow=True)
@@ -173,7 +177,7 @@ class ActionRunner:
     def _object_to_limits(self, proposal: Proposal) -> None:
         acts = self._parts.acts
         if acts is not None and acts.is_pending(proposal.title):
-            raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
+            raise Refused("pending", "an act on it has begun, and its effect is not known yet")
         self._limits.object_to(proposal.title, acts.begun_within_an_hour() if acts is not None else None)
 
     def _object_to_target(self, target: Target, decisions: Mapping[HolderName, Decision]) -> None:
@@ -183,7 +187,9 @@ class ActionRunner:
             raise Refused(*held)
 
     def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
-        """Decisions as of now on all that the target would end. Raises Refused if they differ, AnswerError."""
+        """New decisions on every holder that the act would end. Raises Refused if a decision has changed, and
+        AnswerError.
+        """
         holding = {part.name for part in target.ends if part.units != 0}
         found = self._parts.look_again(holding | proposal.members)
         then = {decision.name: decision for decision in proposal.decisions}
@@ -209,7 +215,7 @@ class ActionRunner:
         self._say(title, skipped.reason, f"nothing is done: {skipped.why}")
 
     def _say(self, title: str, reason: str, text: str) -> bool:
-        """Log once, not in every cycle; whether it was now."""
+        """Log a reason once, not in every cycle. Returns whether it was logged now."""
         if self._said.get(title) == reason:
             return False
         if len(self._said) >= SAID_MAX:
@@ -220,7 +226,10 @@ class ActionRunner:
 
 
 def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Mapping[str, float]:
-    """The GPUs that others wait for, by pool, in pools that all holders of the proposal belong to. Raises Refused."""
+    """The GPUs that others wait for, in the pools that all holders of the proposal belong to.
+
+    Raises Refused if no pod or job waits.
+    """
     if proven.demand is None:
         return {}
     wanted = freed.wanted([proven.demand.get(decision.name, {}) for decision in proposal.decisions])

@@ -1,7 +1,7 @@
-"""Measures how long each owner has been warned, as far as this process has seen it.
+"""Measures for how long each owner has been warned, as far as this process has observed it.
 
-The start time of an alert hides silences that have ended, routes that were changed, and outages of Alertmanager. So
-only the time between two checks counts, and a gap resets the timer to zero.
+The start time of an alert does not show ended silences, changed routes, or outages of Alertmanager. So only the time
+between two checks counts, and a gap resets the timer to zero.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ CYCLE_MAX_S = 120.0  # a longer gap between cycles means that the process was st
 
 
 class _Sight(NamedTuple):
-    """When this process first and last saw a warning (monotonic seconds)."""
+    """The first and the last time at which this process saw a warning (monotonic seconds)."""
 
     first: float
     last: float
 
 
 class SeenWarnings:
-    """Keeps, from cycle to cycle, the holders whose owner was warned."""
+    """Remembers from cycle to cycle which owners of holders are warned."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class SeenWarnings:
         self._cycle_s = 0.0
 
     def begin_cycle(self, turns: int) -> None:
-        """Begin a cycle. `turns`: each holder is checked once in this number of cycles."""
+        """Begin a cycle. `turns`: the number of cycles in which each holder is checked once."""
         now = self._clock.monotonic()
         most_s = max(UNSEEN_MAX_S, 2 * self._cycle_s * turns)  # by the previous cycle: a gap must not extend its limit
         self._cycle_s = min(now - self._last_cycle, CYCLE_MAX_S) if self._last_cycle is not None else 0.0
@@ -42,7 +42,10 @@ class SeenWarnings:
         self._sights = {name: sight for name, sight in self._sights.items() if now - sight.last <= most_s}
 
     def note(self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]) -> dict[HolderName, Warned]:
-        """The warnings of this check, each with the start of its time without a gap. `asked`: holders checked."""
+        """The warnings of this check. Each starts when it was first seen without a gap since then.
+
+        `asked`: the holders that were checked.
+        """
         now, wall = self._clock.monotonic(), self._clock.wall()
         found: dict[HolderName, Warned] = {}
         for name in asked:

@@ -1,1 +1,1 @@
-"""Decides on each holder from evidence. `unknown` takes precedence over idle. Pure."""
+"""Decides on each holder from its evidence. `unknown` takes precedence over idle. Pure."""

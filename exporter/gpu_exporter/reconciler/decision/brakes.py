@@ -1,8 +1,9 @@
-"""Brakes: conditions under which no new marks are set, because idle GPUs probably have a common cause elsewhere.
+"""Brakes: conditions under which no new marks are set, because one fault elsewhere may have made many GPUs idle.
 
-While a brake is active, every decision that would leave a mark becomes `unknown`. So no new mark is set, and existing
+While a brake is active, every decision that would lead to a mark becomes `unknown`. So no new mark is set, and existing
 marks are withdrawn after `policy.unsupported_max` without support. Work on a GPU still ends a mark at once. If most of
-the GPUs that became idle together belong to one tenant or one pool, only this is frozen; otherwise, everything is.
+the GPUs that became idle together belong to one tenant or one pool, only that tenant or pool is frozen. Otherwise
+everything is frozen.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Freeze(NamedTuple):
 
 
 class Brakes:
-    """Checks the brakes, and remembers how many exporters were seen."""
+    """Checks the brakes. Remembers how many exporters were seen."""
 
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self._policy = policy
@@ -72,7 +73,7 @@ class Brakes:
         if is_one or exporters >= (1.0 - self._policy.freeze_exporters) * most:
             return ""
         hour = describe_duration(REMEMBERED_S)
-        return f"{exporters} exporters are seen, {most} were seen within the last {hour}: other faults are possible"
+        return f"only {exporters} of the {most} exporters of the last {hour} are seen: there may be a wider fault"
 
 
 def freeze_together(
@@ -82,14 +83,14 @@ def freeze_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Freeze:
-    """The brake for GPUs that became idle together; its text is "" where they are not too many.
+    """The brake for too many GPUs that became idle together; its text is "" if there are not too many.
 
     `pools`: by holder, the resources or partitions of its GPUs.
 
-    The largest tenant counts for no more than the second largest, so that one tenant cannot freeze others. If too few
-    GPUs remain then, the largest tenant alone is frozen where its own GPUs are too many, and the other tenants are
-    checked without it. If several tenants are affected, the pool that has at least MOST_OF of the GPUs is frozen, and
-    the rest is checked without this pool. If the rest has too many as well, everything is frozen.
+    The largest tenant counts for at most as many GPUs as the second largest, so that one tenant cannot freeze others.
+    If the number is then within the limit, the largest tenant is frozen only if its own GPUs exceed the limit, and the
+    other tenants are checked without it. If several tenants are affected, the pool that has at least MOST_OF of the
+    GPUs is frozen, and the rest is checked without this pool. If the rest exceeds the limit too, everything is frozen.
     """
     tenants: set[str] = set()
     frozen_pool = ""
@@ -106,11 +107,11 @@ def freeze_together(
             alone = idle_together(own, allocations, policy, usual_at)
             if alone is not None:
                 tenants.add(tenant)
-                texts.append(f"{alone.text} They belong to {tenant}, so only this tenant is frozen")
+                texts.append(f"{alone.text}. They belong to {tenant}, so only this tenant is frozen")
             left = [each for each in left if tenant_of(each) != tenant]
         elif pool and not frozen_pool and of_pool >= MOST_OF * found.gpus:
             frozen_pool = pool
-            texts.append(f"{found.text} They belong to {pool}, so only this pool is frozen")
+            texts.append(f"{found.text}. They belong to {pool}, so only this pool is frozen")
             left = [each for each in left if pool not in pools.get(each.name, ())]
         else:
             return Freeze(found.text)
@@ -138,7 +139,10 @@ def _gpus_by(decisions: Iterable[Decision], keys_of: Callable[[Decision], Iterab
 
 
 class Together(NamedTuple):
-    """GPUs that became idle at about the same time. `limit`: a greater number is a fault. `text`: in words."""
+    """GPUs that became idle at about the same time.
+
+    `limit`: a number above this limit indicates a fault. `text`: the finding in words.
+    """
 
     gpus: int
     limit: float
@@ -152,12 +156,14 @@ def idle_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Together | None:
-    """GPUs that became idle at about the same time, if they are too many, e.g. because their storage failed.
+    """Finds too many GPUs that became idle at about the same time, e.g. because their storage failed; None if there are
+    not.
 
-    The limit is `policy.freeze_share` of the GPUs held, or `policy.freeze_usual` times the usual number at that hour,
-    whichever is less, and at least TOGETHER_MIN. The GPUs of the largest group do not count toward the limit: when a
-    job ends its work, all of its GPUs become idle at once. Idle runs that are older than `policy.freeze_max` after the
-    candidate window do not count: by then a fault would have been repaired, or the users have gone home.
+    The limit is the smaller of two numbers: `policy.freeze_share` of the allocated GPUs, and `policy.freeze_usual`
+    times the usual number at that hour. It is at least TOGETHER_MIN. The GPUs of the largest group do not count toward
+    the limit, because all GPUs of a job become idle at once when it ends its work. Idle runs older than the candidate
+    window plus `policy.freeze_max` do not count either: by then a fault would have been repaired, or the users have
+    gone home.
     """
     begun: list[tuple[float, str, int, Decision]] = []
     for decision in decisions:
@@ -193,15 +199,15 @@ def idle_together(
         return None
     span = describe_duration(TOGETHER_S)
     usual = usual_at(at)
-    than = "" if usual is None else f", {usual:g} are usual at that hour"
-    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}: is it one fault?"
+    than = "" if usual is None else f" ({usual:g} are usual at that hour)"
+    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}, maybe by one fault"
     limit = max(TOGETHER_MIN, _limit(at, allocations, policy, usual_at))
     return Together(worst, limit, [decision for _, _, _, decision in begun[those[0] : those[1]]], text)
 
 
 def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
-    """How many GPUs may become idle together at this time. The source is asked only where the share allows
-    more than TOGETHER_MIN.
+    """How many GPUs may become idle together at this time. The source is queried only if the share allows more than
+    TOGETHER_MIN.
     """
     limit = policy.freeze_share * allocations
     usual = usual_at(since) if limit > TOGETHER_MIN else None
@@ -209,7 +215,7 @@ def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[f
 
 
 def hold(decisions: Sequence[Decision], frozen: Mapping[str, Freeze]) -> list[Decision]:
-    """The decisions under these brakes: frozen holders that would be marked become `unknown`."""
+    """The decisions under these brakes: a frozen holder that would be marked becomes `unknown`."""
     return [_held(decision, frozen) if decision.stage in LABELLED else decision for decision in decisions]
 
 

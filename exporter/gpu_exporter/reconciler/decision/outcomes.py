@@ -1,11 +1,11 @@
-"""Outcomes of decisions: a group that became underused is watched for an hour, and gets one outcome. Pure.
+"""Outcomes of decisions: a group that became underused is watched for an hour, and then gets one outcome. Pure.
 
-A group is a gang, or a single pod or job: a Job of 64 pods is one decision. Decisions are counted, not marks. So they
-are counted in a dry run too, and a policy can be judged before it may write.
+A group is a gang, or a single pod or job, so a Job of 64 pods is one decision. Decisions are counted instead of marks.
+So a dry run counts them too, and a site can judge a policy before the policy may write.
 
-If an idle run is younger than the decision, either work or unknown time ended the run before it. Two facts tell them
-apart. Only work lets the longest gap of a holder grow. Unknown time ends a run only if it lasts longer than the time
-between two cycles.
+If an idle run began after the decision, the run before it was ended by work or by unknown time. Two facts show which.
+Only work increases the longest gap of a holder. Unknown time ends a run only if it lasts longer than the time between
+two cycles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AskFate: TypeAlias = Callable[[HolderName, str], str]
 
 
 class Account(NamedTuple):
-    """The record to which a decision belongs: the policy that decided, the class of the holder and its tenant."""
+    """The record to which a decision belongs: the policy that decided, the class of the holder, and its tenant."""
 
     policy: str
     kind: str
@@ -44,16 +44,16 @@ class Account(NamedTuple):
 
 
 class OutcomeObserver(Protocol):
-    """Counts decisions and their outcomes, by account. A Protocol, since Telemetry imports this module."""
+    """Counts decisions and their outcomes, by account. It is a Protocol because Telemetry imports this module."""
 
     def count_decision(self, account: Account) -> None:
         """Count a group that became underused."""
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """Count the outcome, one of OUTCOMES, of a decision that was counted."""
+        """Count the outcome of a counted decision: one of OUTCOMES."""
 
     def count_dropped(self, what: str, number: int) -> None:
-        """Count what was dropped of the record since it was full, by a word of DROPPED."""
+        """Count parts of the record that were dropped because it was full. `what`: a word of DROPPED."""
 
 
 class RecordObserver(OutcomeObserver, Protocol):
@@ -63,11 +63,11 @@ class RecordObserver(OutcomeObserver, Protocol):
         """Add the counts of earlier processes."""
 
     def forget(self) -> None:
-        """Drop all counts, since another process counts now."""
+        """Drop all counts, because another process counts now."""
 
 
 class WatchStart(NamedTuple):
-    """A holder at the start of its watch: how long it had been idle, and its longest gap until then (seconds)."""
+    """A holder when its watch begins: how long it has been idle, and its longest gap so far (seconds)."""
 
     incarnation: str
     idle_s: float
@@ -78,9 +78,10 @@ class WatchStart(NamedTuple):
 class Watch:
     """One group that became underused at `wall` (Unix seconds).
 
-    `ended`: holders that are gone and did not work. `quiet`: by holder, the last time at which it was observed to have
-    been idle since `wall` (Unix seconds); 0 where the last observation does not show that. `last`: by holder, when its
-    idle run was last seen (Unix seconds), and its length (seconds).
+    `ended`: holders that are gone and did not work.
+    `quiet`: by holder, the last time at which all of its time since `wall` was observed as idle (Unix seconds); 0 if
+    the last observation does not show that.
+    `last`: by holder, the time of the last observed idle run (Unix seconds), and its length (seconds).
     """
 
     account: Account
@@ -92,17 +93,17 @@ class Watch:
 
 
 class Watches:
-    """Remembers the groups whose hour is not over, and the groups that are underused."""
+    """Remembers the groups that are watched, and the groups that are underused."""
 
     def __init__(self, observer: OutcomeObserver) -> None:
         self._observer = observer
         self.open: dict[Key, Watch] = {}
         self.last_wall: float | None = None
-        """Time of the last cycle with evidence (Unix seconds), in this process or in the one before it."""
+        """Time of the last cycle with evidence (Unix seconds), in this process or in the previous one."""
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """The holders to ask the source about: a list of idle holders does not contain a holder that works."""
+        """The holders that the next query must name, because a list of idle holders does not contain one that works."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     @property
@@ -115,8 +116,9 @@ class Watches:
         return not self.open.keys().isdisjoint(map(key_of, decisions))
 
     def give_up(self, holders: int) -> None:
-        """Stop watching at least this many holders, and count their outcome as unknown. The tenant with the most
-        holders loses its newest watch first, so that no tenant can end the watches of others.
+        """Stop watching at least this many holders, and count the outcomes as unknown.
+
+        The tenant with the most holders loses its newest watch first, so that no tenant can end the watches of others.
         """
         number = 0
         keys: defaultdict[str, list[Key]] = defaultdict(list)
@@ -134,9 +136,10 @@ class Watches:
             self._observer.count_dropped(WATCHES, number)
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle on evidence of `wall` (Unix seconds), before any brake.
+        """Take the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds).
 
-        `ask_fate`: the fate of a holder without series: RUNS, ENDED, or LOST if it was taken away or is unknown.
+        `ask_fate`: returns the fate of a holder without series: RUNS, ENDED, or LOST if it was taken away or its fate
+        is unknown.
         """
         by_name = {decision.name: decision for decision in decisions}
         left = FATES_MAX
@@ -151,7 +154,10 @@ class Watches:
     def _follow(
         self, watch: Watch, by_name: Mapping[HolderName, Decision], wall: float, ask_fate: AskFate, left: int
     ) -> tuple[str, int]:
-        """The outcome, "" while it is not known. `left`: the number of fates that may still be asked for."""
+        """The outcome, "" while it is not known; and the new value of `left`.
+
+        `left`: how many calls of `ask_fate` remain in this cycle.
+        """
         is_over = wall >= watch.wall + REGRET_S
         is_whole = True
         for name in sorted(watch.holders.keys() - watch.ended):
@@ -231,12 +237,12 @@ def account_of(decision: Decision) -> Account:
 
 
 def tenant_of(decision: Decision) -> str:
-    """The namespace of a pod; the account of a job as the exporter shows it, else its user."""
+    """The namespace of a pod. For a job, its account if the exporter publishes it, otherwise its user."""
     return decision.name.namespace or decision.owner.rpartition("/")[2]
 
 
 def shortest_run(decision: Decision) -> float:
-    """How long all units of a holder have been idle (seconds); 0 where that is not known."""
+    """How long all units of a holder have been idle (seconds); 0 if this is not known."""
     return min((unit.idle_run_s or 0.0 for unit in merge_units(decision.units)), default=0.0)
 
 
@@ -246,14 +252,14 @@ def _incarnation(decision: Decision) -> str:
 
 
 def _rests(decision: Decision | None, incarnation: str) -> bool:
-    """Whether a holder that was underused has not worked since. Its present stage does not matter."""
+    """Whether a holder that was underused has done no work since then. Its present stage does not matter."""
     if decision is None or _incarnation(decision) != incarnation:
         return False
     return decision.stage == "exempt" or not decision.active
 
 
 def _idle_since(decision: Decision, wall: float) -> bool:
-    """Whether every unit was observed idle for the whole time since `wall` (Unix seconds)."""
+    """Whether every unit was observed as idle for the whole time since `wall` (Unix seconds)."""
     elapsed_s = decision.observed_wall - wall
     return all(
         unit.idle_run_s is not None and unit.sample_age_s is not None and unit.idle_run_s + SLACK_S >= elapsed_s
@@ -266,7 +272,9 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
-    """Whether a unit of this holder worked since the watch began: its idle run ended, and not by unknown time."""
+    """Whether a unit of this holder worked after the watch began: its idle run ended, and unknown time is not the
+    reason.
+    """
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True

@@ -1,7 +1,7 @@
-"""The decision on one holder by metrics alone. Pure. `unknown` takes precedence over idle.
+"""Decides on one holder from metrics alone. `unknown` takes precedence over idle. Pure.
 
-A holder is judged as a whole: all of its GPUs must be idle. Missing, stale or contradictory evidence makes its stage
-`unknown`, and then no mark is set.
+A holder is judged as a whole: all of its GPUs must be idle. If evidence is missing, stale or contradictory, the stage
+is `unknown` and no mark is set.
 """
 
 from __future__ import annotations
@@ -45,30 +45,35 @@ FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many samp
 
 
 class Windows(NamedTuple):
-    """How long one holder must have been idle, in seconds, for each stage."""
+    """The idle time that one holder needs for each stage (seconds)."""
 
     candidate_s: float
     underused_s: float
 
     def needed_s(self, stage: str) -> float:
-        """Seconds that a holder must have been idle, and able to work, for a mark of this stage."""
+        """Seconds for which a holder must have been idle, and able to work, for a mark of this stage."""
         return self.underused_s if stage == UNDERUSED else self.candidate_s
 
 
 class Decision(NamedTuple):
     """The decision on one holder.
 
-    `stage`: marked are candidate, underused, partial and sharing-candidate. Not marked are active, starting,
-    not_running and unknown, and by the surroundings serving, exempt and waiting. `held`: units as in HolderEvidence.
-    `incarnation`: the pod's UID; "" for jobs and when unknown. `start_wall`: when the newest of its units was allocated
-    (Unix seconds). `needed_s`: how long the holder must have been idle, and able to work, for this stage (seconds).
-    `active`: a fresh sample shows a unit that is not idle, even if other units are unknown. `observed_wall`: time of
-    the evidence (Unix seconds). `users_id`: as in HolderEvidence. `cluster`: the Slurm cluster of the evidence; "" for
-    pods and when unknown. `windows`: the windows of this holder, which its class and its owner may extend; None for the
-    windows of the policy. `around`: its surroundings, once they are known. `exempt_by`: for stage exempt, the source of
-    the exemption, one of EXEMPT_BY. `rule`: the one of the site's policies that decided; None where the section
-    `policy` decided alone. `stall`: whether its gang makes no progress: stalled, spinning (a server), unknown, or "";
-    `stall_why`: in words. A stall never leads to a mark or an act.
+    `stage`: with a mark: candidate, underused, partial, sharing-candidate. Without a mark: active, starting,
+    not_running, unknown; and because of the surroundings: serving, exempt, waiting.
+    `held`: units as in HolderEvidence.
+    `incarnation`: the pod's UID; "" for jobs and if unknown.
+    `start_wall`: when the newest of its units was allocated (Unix seconds).
+    `needed_s`: how long the holder must have been idle, and able to work, for this stage (seconds).
+    `active`: a fresh sample shows a unit that is not idle, even if other units are unknown.
+    `observed_wall`: time of the evidence (Unix seconds).
+    `users_id`: as in HolderEvidence.
+    `cluster`: the Slurm cluster of the evidence; "" for pods and if unknown.
+    `windows`: the windows of this holder, which its class or its owner may extend; None for the windows of the policy.
+    `around`: its surroundings, once they are known.
+    `exempt_by`: for stage exempt, the source of the exemption, one of EXEMPT_BY.
+    `rule`: the ordered policy that decided; None if only the section `policy` applied.
+    `stall`: whether its gang makes no progress: stalled, spinning (for a server), unknown, or "". `stall_why`: the
+    reason in words. A stall never leads to a mark or an act.
     """
 
     name: HolderName
@@ -98,32 +103,32 @@ class Decision(NamedTuple):
         return title(self.name, self.users_id)
 
     def is_named(self, text: str, asked: HolderName | None) -> bool:
-        """Whether `text` names this holder. `asked`: the parsed `text` (parse_asked)."""
+        """Whether `text` names this holder. `asked`: the result of parse_asked for `text`."""
         if asked is not None and asked.scheduler == self.name.scheduler == "slurm":
             return asked.name in (self.name.name, self.users_id)
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Whether the evidence covers all `given` GPUs of the scheduler. Several replicas may be one GPU."""
+        """Whether the evidence covers all `given` GPUs that the scheduler assigned. Several replicas may be one GPU."""
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
         return given == self.held or (given > self.held and are_replicas)
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether it has been idle for at least `seconds`; false if it has no idle time."""
+        """Whether the holder has been idle for at least `seconds`; false if its idle time is not known."""
         since = self.idle_since_wall
         return since is not None and self.observed_wall - since >= seconds
 
     @property
     def is_capped(self) -> bool:
-        """Whether its annotations or its policy keep it from rising above `candidate`."""
+        """Whether annotations or a policy keep the holder from rising above `candidate`."""
         by_sign = self.around is not None and bool(self.around.ceiling)
         return by_sign or (self.rule is not None and bool(self.rule.ceiling))
 
     @property
     def label(self) -> str:
-        """The mark for this stage, "" for no mark. Pods get a label, jobs a text in AdminComment."""
+        """The mark for this stage; "" for no mark. Pods get a label, jobs a text in AdminComment."""
         if self.stage not in MARKED:
             return ""
         if self.name.scheduler == "slurm":
@@ -132,7 +137,7 @@ class Decision(NamedTuple):
 
 
 def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
-    """One decision per holder by metrics alone, sorted by name."""
+    """One decision per holder from metrics alone, sorted by name."""
     return [
         decide_holder(holder, evidence.wall, policy, windows_for(holder, policy))
         for holder in sorted(evidence.holders, key=lambda holder: holder.name)
@@ -140,13 +145,13 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 
 
 def windows_of(policy: Policy) -> Windows:
-    """The windows of the policy, without regard to a holder."""
+    """The windows of the policy, before any holder changes them."""
     return Windows(policy.candidate_after, policy.underused_after)
 
 
 def windows_for(holder: HolderEvidence, policy: Policy) -> Windows:
-    """The windows of a holder by its metrics: it becomes underused after twice its longest idle gap,
-    within the limits of the policy.
+    """The windows of a holder according to its metrics: it becomes underused after twice its longest idle gap, within
+    the limits of the policy.
     """
     windows = windows_of(policy)
     gap_s = max((unit.longest_gap_s for unit in holder.units if math.isfinite(unit.longest_gap_s)), default=0.0)
@@ -202,12 +207,12 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
     if not min(held_s) >= policy.startup_grace:
-        return "starting", f"held for {_minutes(min(held_s))}, judged after {_minutes(policy.startup_grace)}"
+        return "starting", f"held for {_minutes(min(held_s))}; judged only after {_minutes(policy.startup_grace)}"
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
     if max(runs) > min(held_s) + fresh_s:
-        return "unknown", "an idle run is longer than the allocation: two holders under one name?"
+        return "unknown", "an idle run is longer than the allocation: two holders may have the same name"
     if holder.counts_from is not None:
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
@@ -219,9 +224,9 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
         return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
     if holder.held is None:
-        return "unknown", "the number of GPUs that the holder has in all is not published"
+        return "unknown", "the total number of GPUs of the holder is not published"
     if len(units) != holder.held:
-        return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
+        return "unknown", f"{len(units)} GPUs are seen, but the holder has {holder.held}"
     if idle < holder.held:
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
     return _judge_idle(holder.held, units, min(runs), policy, windows)
@@ -230,7 +235,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
 def _judge_idle(
     held: int, units: Sequence[UnitEvidence], shortest: float, policy: Policy, windows: Windows
 ) -> tuple[str, str]:
-    """Stage and reason for a holder whose units have all been idle for `shortest` seconds or more.
+    """Stage and reason of a holder whose units have all been idle for at least `shortest` seconds.
 
     `shortest` is at least candidate_s.
     """
@@ -245,14 +250,14 @@ def _judge_idle(
         )
     beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
     if any(unit.witnesses is None for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but the number of witnesses for that is not published"
+        return "candidate", f"idle for {_minutes(shortest)}, but its number of witnesses is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but a part of that time has only one witness"
     return UNDERUSED, f"{_all(held)} idle for {_minutes(shortest)}{beside}"
 
 
 def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
-    """Stage and reason for units without an idle run: their holder cannot work now, or its activity is unknown."""
+    """Stage and reason for units without an idle run. Either the holder cannot work now, or its activity is unknown."""
     unclear = [unit for unit in silent if unit.obstacle in OBSTACLES or not unit.obstacle]
     if unclear:
         why = OBSTACLES.get(unclear[0].obstacle, "its activity is not known")
@@ -266,7 +271,7 @@ WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io", "steps_els
 
 
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
-    """How a holder works on the busiest of its hosts; "" where its work is below the limits or unknown."""
+    """The work of a holder on its busiest host, in words; "" if the work is below the limits or unknown."""
     cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
     io = max((unit.host_io_bytes_per_s or 0.0 for unit in units), default=0.0)
     if cpu > policy.host_busy_ratio:
@@ -277,7 +282,7 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
 
 
 def _other_work(units: Sequence[UnitEvidence]) -> str:
-    """What a holder does while its GPUs are idle, by its published causes; "" if they do not say."""
+    """The work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is published."""
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
     return f"is busy elsewhere (cause {works})" if works else ""
 
@@ -315,7 +320,7 @@ def _fresh_s(unit: UnitEvidence, policy: Policy) -> float:
 
 
 def is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
-    """Whether the last sample of a unit is new enough to count."""
+    """Whether the last sample of a unit is recent enough to count."""
     fresh_s = _fresh_s(unit, policy)
     return -fresh_s <= _number(unit.sample_age_s) < fresh_s
 

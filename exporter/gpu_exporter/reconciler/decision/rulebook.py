@@ -1,7 +1,7 @@
-"""Chooses the one of the site's ordered policies that decides on a holder. Pure.
+"""Chooses the policy for a holder from the site's ordered policies. Pure.
 
-Sometimes it is unknown whether a policy matches, e.g. if the series lack the account, or the pod cannot be read. Then
-no later policy is tried, since the unknown one may be the more careful one.
+It may be unknown whether a policy matches, e.g. if the series lack the account, or the pod cannot be read. Then no
+later policy is tried, because the unknown one may be the more careful one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_LABEL = "the series do not name the {what}"
 
 
 class Chosen(NamedTuple):
-    """The policy for a holder. `rule`: None where no policy of the list matches."""
+    """The policy for a holder. `rule`: None if no ordered policy matches."""
 
     policy: Policy
     rule: PolicyRule | None = None
@@ -32,13 +32,13 @@ class Chosen(NamedTuple):
 
 
 class NotKnown(NamedTuple):
-    """The policy for a holder is not known. `why`: the reason."""
+    """It is unknown which policy applies to a holder. `why`: the reason."""
 
     why: str
 
 
 class Rulebook:
-    """The section `policy`, and the ordered policies over it."""
+    """The section `policy`, and the ordered policies that change it."""
 
     def __init__(self, site: Policy, rules: Sequence[PolicyRule] = ()) -> None:
         self.site = site
@@ -53,11 +53,11 @@ class Rulebook:
             startup_grace=min(each.startup_grace for each in all_),
             coverage_min=min(each.coverage_min for each in all_),
         )
-        """A policy with the shortest windows of all: a holder that is idle by its own policy is idle by this policy."""
+        """A policy with the shortest windows. A holder that is idle by its own policy is idle by this one too."""
 
     @property
     def longest_s(self) -> float:
-        """The longest idle time that any class, policy or owner's wish can require (seconds)."""
+        """The longest idle time that any class, policy or wish of an owner can require (seconds)."""
         return max(
             max(
                 each.underused_after,
@@ -70,18 +70,18 @@ class Rulebook:
         )
 
     def choose(self, holder: HolderEvidence, around: Surroundings | None) -> Chosen | NotKnown:
-        """The first policy that matches. `around`: None where the live objects cannot be reached."""
+        """The first policy that matches. `around`: None if the live objects cannot be reached."""
         for rule in self.rules:
             answer = matches(rule.match, holder, around)
             if isinstance(answer, str):
-                return NotKnown(f"whether policy {rule.name} matches it is not known: {answer}")
+                return NotKnown(f"it is not known whether policy {rule.name} matches: {answer}")
             if answer:
                 return Chosen(rule.over(self.site), rule)
         return Chosen(self.site)
 
 
 def matches(match: Match, holder: HolderEvidence, around: Surroundings | None) -> bool | str:
-    """Whether a policy matches a holder. Returns a text with the reason where that is not known.
+    """Whether a policy matches a holder. If this is unknown, returns the reason as a text.
 
     If one criterion fails, the policy does not match, even if other criteria are unknown.
     """
@@ -122,7 +122,7 @@ def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None)
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Whether the single value in the series fits. Returns a text where the series have no value or several."""
+    """Whether the single value in the series fits. If the series have no value or several, returns a text."""
     if len(values) != 1 or not min(values):
         return (
             NO_LABEL.format(what=what)

@@ -1,8 +1,9 @@
 """Adjusts decisions to the surroundings of their holders. Pure. Surroundings never raise a stage.
 
-First every holder by itself: a holder that serves requests or is exempt is not marked. Its class or its owner's wish
-may extend the windows. An annotation of another tool keeps it at `candidate`. Then gangs: the least idle member decides
-for all members.
+First, each holder by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of its owner
+may extend the windows. An annotation of another tool keeps it at `candidate`.
+
+Then gangs. The least idle member decides for all members.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ IDLE = ("candidate", UNDERUSED)
 def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, book: Rulebook) -> list[Decision]:
     """The adjusted decisions, in the same order.
 
-    `decisions`: by metrics alone, and by the loosest of all policies. `around`: the surroundings of all holders that
-    could be marked, where the live objects can be reached.
+    `decisions`: from metrics alone, by the loosest of all policies. `around`: the surroundings of all holders that
+    could be marked, if their live objects can be reached.
     """
     holders = {holder.name: holder for holder in evidence.holders}
     alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
@@ -65,7 +66,7 @@ def members_of(around: Around) -> set[HolderName]:
 
 
 def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Windows:
-    """The windows of a holder in these surroundings. `windows`: its windows without them."""
+    """The windows of a holder in these surroundings. `windows`: its windows from metrics alone."""
     if around.kind == INTERACTIVE:
         windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
     if around.idle_after_s > windows.candidate_s:  # the time from `candidate` to `underused` stays the same
@@ -111,7 +112,7 @@ def _settle_alone(
     is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
     if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
         gap = describe_duration(asked.underused_s / 2)
-        why = f"it once worked again after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
+        why = f"it once resumed work after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
         return _lowered(settled, "candidate", f"{settled.reason}; it stays a candidate, since {'; '.join(ceilings)}")
@@ -119,10 +120,10 @@ def _settle_alone(
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """The decision on a holder that is not marked, by its own policy, as far as metrics show which policy that is.
+    """The decision on a holder without a mark, by its own policy, if metrics alone show which policy that is.
 
-    So its reason names the numbers of its own policy. An idle run that is long enough for the loosest policy may be too
-    short for its own.
+    So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
+    and too short for its own.
     """
     if not book.rules:
         return decision
@@ -135,7 +136,7 @@ def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> D
 
 
 class _Gang:
-    """A summary of the decisions on all members of a gang, made once for all of them."""
+    """A summary of the decisions on all members of a gang. It is made once and used for every member."""
 
     def __init__(self, members: Sequence[Member], alone: Mapping[HolderName, Decision]) -> None:
         seen = {member: alone.get(member.name) for member in members}
@@ -151,7 +152,7 @@ class _Gang:
 
 
 def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
-    """The decision on a member of a gang by the decisions on all members.
+    """The decision on one member of a gang, which follows from the decisions on all members.
 
     Reasons that end a mark at once are checked first: a wish, a member that waits, a member that works. Unknown members
     are checked next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become
@@ -187,7 +188,7 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
 
 
 def _waits(gang: _Gang, missing: int, title: str) -> str:
-    """The reason why a gang waits; "" if it does not wait."""
+    """Why a gang waits; "" if it does not wait."""
     if missing:
         return f"{title} still waits for {_members(missing)}"
     if gang.waits is not None:
@@ -202,7 +203,7 @@ def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """Why the evidence does not show that a member is idle; "" when it does."""
+    """Why the evidence does not show that a member is idle; "" if it does."""
     if decision is None:
         return "it has no series"
     if decision.stage not in IDLE:
@@ -221,7 +222,7 @@ def _share(
     evidence: Evidence,
     book: Rulebook,
 ) -> Decision:
-    """Turn a server that uses little even in its busiest hour into a sharing candidate, unless it is exempt."""
+    """Turn a server into a sharing candidate if it uses little even in its busiest hour, unless it is exempt."""
     little = evidence.sharing.get(decision.name)
     if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
         return decision
@@ -243,7 +244,7 @@ def _exempt(decision: Decision, exemption: Exemption) -> Decision:
 
 
 def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
-    """The decision with another stage, which is never higher."""
+    """The decision with another stage. The new stage is never higher."""
     windows = decision.windows
     needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
     since = decision.idle_since_wall if stage in LABELLED else None

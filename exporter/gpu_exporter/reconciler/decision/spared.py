@@ -1,4 +1,4 @@
-"""Why a holder keeps GPUs that have been idle for long enough. Pure."""
+"""The reason why a holder keeps GPUs that have been idle for long enough. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BY_STAGE = ("exempt", "serving", "waiting", "unknown")  # stages that keep an id
 
 
 def why_spared(decision: Decision) -> str:
-    """One word: the stage that keeps an idle holder from being marked underused, or `capped`; "" for any other."""
+    """One word: the stage that prevents the mark `underused` on an idle holder, or `capped`; "" for other holders."""
     if decision.stage == "exempt":  # an owner's wish may make the windows longer than the idle time
         return "exempt"
     if decision.windows is None or shortest_run(decision) < decision.windows.underused_s:

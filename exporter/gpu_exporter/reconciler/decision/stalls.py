@@ -1,8 +1,8 @@
-"""Whether a holder and its gang make no progress, from the stalls that exporters have found. Pure.
+"""Whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
 
-One member that is stalled is enough if every other member is stalled too, or at rest without work on its host. One
-member that works is enough against it: the others wait for it. A stall is only reported: it never leads to a mark or an
-act.
+A gang counts as stalled if one member is stalled and every other member is stalled too, or is at rest without work on
+its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only reported. It
+never leads to a mark or an act.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ SPINS_RATIO = 0.5  # of its CPUs, which is work also beside processes that spin;
 
 
 class _Count(NamedTuple):
-    """The GPUs of a gang. `working`: which member works, "" for none of them. `run_s`: the longest stall."""
+    """The GPUs of a gang.
+
+    `working`: the work of a member that works, in words; "" if none works. `run_s`: the longest stall (seconds).
+    """
 
     gpus: int
     stalled: int
@@ -37,7 +40,7 @@ class _Count(NamedTuple):
 
 
 def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
-    """The decisions, those on holders of stalled gangs with `stall`."""
+    """The same decisions. Those on holders of stalled gangs get `stall` and `stall_why`."""
     holders = {holder.name: holder for holder in evidence.holders}
     if not any(has_stall(holder) for holder in holders.values()):
         return list(decisions)
@@ -69,7 +72,7 @@ def _judge(
         count = _count((Member(holder.name, "", holder.held),), holders, policy)
     if not count.stalled:
         return decision
-    said = f"{count.stalled} of {count.gpus} GPUs stalled for {describe_duration(count.run_s)} or less"
+    said = f"{count.stalled} of {count.gpus} GPUs stalled for at most {describe_duration(count.run_s)}"
     if count.working:
         why = f"{said}, but {count.working}: they may wait for it"
         return decision._replace(stall_why=why) if has_stall(holder) else decision
@@ -111,7 +114,7 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
 
 
 def _describe_host(unit: UnitEvidence, ratio: float, policy: Policy) -> str:
-    """What the holder does on the host of a GPU at rest, "" for less than counts as work there, or if it is unknown."""
+    """The work of a holder on the host of a GPU at rest, in words; "" if it is below the limits or unknown."""
     if (unit.host_cpu_ratio or 0.0) > ratio:
         return f"{unit.host_cpu_ratio:.0%} of its CPUs"
     io = unit.host_io_bytes_per_s or 0.0

@@ -1,4 +1,4 @@
-"""The surroundings of a holder, as its scheduler shows them now: its group, its class, and wishes to keep its GPUs.
+"""The surroundings of a holder as its scheduler shows them now: its group, its class, and wishes to keep its GPUs.
 
 Metrics show that GPUs are idle. The surroundings show whether this matters: an idle member of a group may wait for a
 member that works, a server waits for requests, and owners may have reasons that metrics do not show.
@@ -21,8 +21,9 @@ NO_LABELS: Mapping[str, str] = MappingProxyType({})
 class Member(NamedTuple):
     """A live pod or job of a group that holds GPUs.
 
-    `incarnation`: the pod's UID, "" for jobs. `units`: GPUs and MIG instances that its scheduler gave it; None where
-    they cannot be counted. `waits`: why it cannot work yet, e.g. "is Pending"; "" when it can work.
+    `incarnation`: the pod's UID, "" for jobs.
+    `units`: GPUs and MIG instances that its scheduler assigned; None if they cannot be counted.
+    `waits`: why it cannot work yet, e.g. "is Pending"; "" if it can work.
     """
 
     name: HolderName
@@ -32,14 +33,14 @@ class Member(NamedTuple):
 
 
 class Exemption(NamedTuple):
-    """A wish to keep idle GPUs. `source`: one of EXEMPT_BY. `why`: in words, whose wish it is and until when."""
+    """A wish to keep idle GPUs. `source`: one of EXEMPT_BY. `why`: the owner of the wish and its end, in words."""
 
     source: str
     why: str
 
 
 class Reference(NamedTuple):
-    """The target of an act: an object by API group, version, kind, name and UID, or a job by its id in `name`."""
+    """The target of an act: an object with API group, version, kind, name and UID, or a job with its id in `name`."""
 
     group: str
     version: str
@@ -58,14 +59,18 @@ class Reference(NamedTuple):
 class Surroundings(NamedTuple):
     """The surroundings of one holder.
 
-    `group`: the group that it belongs to, as consumers name it, e.g. batch/v1/Job/train; "" for a single holder.
-    `members`: all members of its gang, including the holder; empty for a single holder. `missing`: how many members of
-    the gang do not exist yet. `kind`: its class, one of CLASSES. `kind_why`: where the class comes from.
-    `idle_after_s`: the minimum idle time that its owner asked for (seconds); 0 for no wish. `idle_after_by`: the source
-    of this wish. `ceiling`: why it may not rise above `candidate`; "" when it may. `labels`: the labels of the pod
-    itself. `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
-    `target`: the object that an act would end; None where the reconciler never acts. `possible`: acts on this target,
-    of ACTIONS. `shown`: its class without regard to the label `class`.
+    `group`: its group as consumers name it, e.g. batch/v1/Job/train; "" for a single holder.
+    `members`: all members of its gang, including the holder; empty for a single holder.
+    `missing`: how many members of the gang do not exist yet.
+    `kind`: its class, one of CLASSES. `kind_why`: the object or label that shows the class.
+    `idle_after_s`: the minimum idle time that its owner asked for (seconds); 0 for no wish.
+    `idle_after_by`: the source of this wish.
+    `ceiling`: why it may not rise above `candidate`; "" if it may.
+    `labels`: the labels of the pod itself.
+    `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
+    `target`: the object that an act would end; None if the reconciler never acts on it.
+    `possible`: the acts of ACTIONS that are possible on this target.
+    `shown`: its class if the label `class` is ignored.
     """
 
     group: str = ""
@@ -85,11 +90,12 @@ class Surroundings(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """The surroundings of a holder are not known. `why`: the reason, with the remedy.
+    """The surroundings of a holder are not known.
 
-    `is_failure`: the scheduler did not answer completely; false where the holder is gone. `reason`: why an object
-    cannot be read, in one word. `kind`: the kind of this object (of an owner, or Pod or Namespace). Both are "" for any
-    other reason.
+    `why`: the reason, with the remedy.
+    `is_failure`: the scheduler did not answer completely; false if the holder is gone.
+    `reason`: why an object cannot be read, in one word. `kind`: the kind of this object (of an owner, or Pod or
+    Namespace). Both are "" for any other reason.
     """
 
     why: str
@@ -106,11 +112,11 @@ class Surveyor(Protocol):
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
-        `fresh`: holders among them that are about to rise; their surroundings are read again.
+        `fresh`: holders that are about to rise. Their surroundings are read again.
         """
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         """The fate of a holder that no longer has series: `runs`, `ended` (by itself) or `lost`. Raises nothing.
 
-        `lost`: the holder was taken away, or how it ended is not known.
+        `lost`: the holder was taken away, or it is not known how it ended.
         """

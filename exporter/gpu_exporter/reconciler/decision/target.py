@@ -1,7 +1,8 @@
-"""The target of an act, and why the act may be refused. Both schedulers use it; it is read right before the act. Pure.
+"""The target of an act, and the reasons to refuse the act. Both schedulers use it. It is read right before the act.
+Pure.
 
-The invariant: an act ends only members that were judged, and each of them was seen idle just before. So a target lists
-every member that the act would end, with GPUs or without. Anything unknown about the target holds the act.
+An act may end only members that were judged and observed as idle just before. So a target lists every member that the
+act would end, with or without GPUs. Anything unknown about the target prevents the act.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least 
 
 
 class Skipped(NamedTuple):
-    """An act is held. `reason`: one word, a label value. `why`: in words, with the remedy."""
+    """An act that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
 
     reason: str
     why: str
@@ -37,10 +38,13 @@ class Skipped(NamedTuple):
 class Part(NamedTuple):
     """A live pod, or component of a job, that the act would end.
 
-    `incarnation`: the pod's UID, or the job's id, restart count and start. `units`: GPUs and MIG instances that its
-    scheduler gave it; None where they cannot be counted. `role`: its role in the target, one of the keys of `wants`.
-    `waits`: why it cannot work now, "" if it can. `kind`: the class in its own label, "" for no label. `wish`: its wish
-    to keep the GPUs, in words. `start_wall`: since when it exists (Unix seconds); 0 counts as very long ago.
+    `incarnation`: the pod's UID, or the job's id, restart count and start.
+    `units`: GPUs and MIG instances that its scheduler assigned; None if they cannot be counted.
+    `role`: its role in the target, one of the keys of `wants`.
+    `waits`: why it cannot work now; "" if it can.
+    `kind`: the class in its own label, "" for no label.
+    `wish`: its wish to keep the GPUs, in words.
+    `start_wall`: when it was started (Unix seconds); 0 counts as very long ago.
     """
 
     name: HolderName
@@ -56,11 +60,17 @@ class Part(NamedTuple):
 class Target(NamedTuple):
     """The live object or job on which an act would be done.
 
-    `verb`: the act, of ACTIONS. `ends`: every member that the act ends. `wants`: how many members of each role it keeps
-    running; None where they cannot be counted. `strangers`: objects that may end with it or belong to it, but are no
-    members. `unread`: possible members that could not be read. `above`: objects that control it, schedule it or depend
-    on it. `wish`: its own wish to keep the GPUs, in words. `kind`: the class in its label, "" for no label. `note`: the
-    note of an earlier act on it, "" for no act. `obstacle`: why no act is possible now. `undo`: how it is resumed.
+    `verb`: the act, one of ACTIONS.
+    `ends`: every member that the act ends.
+    `wants`: by role, how many members the target keeps running; None if they cannot be counted.
+    `strangers`: objects that are not members, but may end with the target or belong to it.
+    `unread`: possible members that could not be read.
+    `above`: objects that control the target, schedule it or depend on it.
+    `wish`: its own wish to keep the GPUs, in words.
+    `kind`: the class in its label, "" for no label.
+    `note`: the note of an earlier act on it, "" for none.
+    `obstacle`: why no act is possible now.
+    `undo`: how an owner resumes it.
     `live`: the object as its actor read it.
     """
 
@@ -86,22 +96,23 @@ class Target(NamedTuple):
 
     @property
     def beside(self) -> tuple[Part, ...]:
-        """Its members without GPUs, about which GPU metrics show nothing."""
+        """Its members without GPUs. GPU metrics show nothing about them."""
         return tuple(part for part in self.ends if part.units == 0)
 
 
 def place(reference: Reference, namespace: str) -> str:
-    """`batch/v1/Job/train in ml`. A Slurm job has no namespace."""
+    """The title with its namespace: `batch/v1/Job/train in ml`. A Slurm job has no namespace."""
     return f"{reference.title} in {namespace}" if namespace else reference.title
 
 
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no act on a target is allowed; None where every member that it would end is underused or has no GPU.
+    """Why no act on a target is allowed; None if every member that it would end is underused or has no GPU.
 
-    `decisions`: on holders that are marked underused. `verbs`: those of ACTIONS that the site allows. `notes`: notes of
-    the acts in the reconciler's journal.
+    `decisions`: on holders that are marked underused.
+    `verbs`: those of ACTIONS that the site allows.
+    `notes`: notes of the acts in the reconciler's journal.
     """
     if target.obstacle is not None:
         return target.obstacle
@@ -119,13 +130,13 @@ def why_not(
 
 
 def _membership(target: Target) -> Skipped | None:
-    """Why the members of the target are not known completely, or not all present; None if they are."""
+    """Why the members of the target are not all known, or not all present; None if they are."""
     if target.unread:
         return Skipped("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
         return Skipped("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
     if target.wants is None:
-        return Skipped("uncounted", "the number of members that it wants is not known")
+        return Skipped("uncounted", "it is not known how many members it needs")
     there = Counter(part.role for part in target.ends)
     for role, wanted in sorted(target.wants.items()):
         if there[role] < wanted:
@@ -137,7 +148,7 @@ def _membership(target: Target) -> Skipped | None:
 
 
 def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the members that hold GPUs now are not exactly the underused holders; None if they are."""
+    """Why the members that hold GPUs now differ from the underused holders; None if they are the same."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
         return Skipped("members", "it has no member that holds GPUs")
@@ -155,17 +166,17 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why its class or an owner's wish forbids the act; None if neither does.
+    """Why the class or an owner's wish forbids the act; None if neither does.
 
-    The class that its members show counts, unless its own label sets another class. Labels of members may only make the
-    class more careful.
+    The label of the target sets its class; without it, the class of its members counts. A label of a member can only
+    make the class more careful.
     """
     around = [each.around for each in decisions.values() if each.around is not None]
     shown = [target.kind] if target.kind else [each.shown for each in around]
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Skipped("class", f"its class is {kind}")
+        return Skipped("class", f"the act does not apply to its class, {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
         return Skipped("exempt", wish)
     return None

@@ -1,4 +1,4 @@
-"""The holder that a person names, in each form that a program prints: by its name, by a pod alone, or by its GPU."""
+"""Parses the holder that a person names: by its name, by a pod alone, or by its GPU, as programs print them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ OF_GPUS = ("GPU-", "MIG-")
 
 
 class Wanted(NamedTuple):
-    """Holders by a label of theirs: `pod`, in any namespace; `uuid`, of a GPU or MIG instance, or its beginning; `gpu`,
-    an index on `node`. One of the three is given.
+    """The holders to find. One of these is given:
+
+    `pod`: the name of a pod in any namespace.
+    `uuid`: a GPU or MIG instance, or the beginning of its UUID.
+    `gpu`: an index on `node`.
     """
 
     pod: str = ""
@@ -29,8 +32,9 @@ class Wanted(NamedTuple):
     gpu: str = ""
 
     def unit(self, labels: Mapping[str, str], host: str) -> str:
-        """The UUID of the GPU or MIG instance of a series that is wanted, "" for any other. `host`: where the series is
-        from, as HOST or HOST:PORT.
+        """The UUID of the GPU or MIG instance of a series, if it is wanted; "" for any other series.
+
+        `host`: the exporter of the series, as HOST or HOST:PORT.
         """
         uuids = labels.get("mig_uuid", ""), labels.get("uuid", "")
         if self.uuid:

@@ -1,8 +1,7 @@
 """Compares the clock of the reconciler with the clocks of the servers that provide timestamps.
 
-Owners write until when they want to keep their GPUs, and marks carry the time of their evidence. If the reconciler's
-clock is ahead, a wish ends too early. If it is behind, old evidence looks fresh. So the reconciler decides nothing
-while its clock is wrong.
+A wish of an owner has an end time, and a mark has the time of its evidence. If the reconciler's clock is ahead, a wish
+ends too early. If it is behind, old evidence looks fresh. So the reconciler decides nothing while its clock is wrong.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ def describe_disagreement(ahead_s: float, whose: str, most_s: float = APART_MAX_
     side = "ahead of" if ahead_s > 0 else "behind"
     return (
         f"the clock of the reconciler is {abs(ahead_s):.0f} s {side} that of {whose}: synchronize both by NTP; until "
-        "then nothing is decided"
+        "then the reconciler decides nothing"
     )
 
 
 def ahead_of(moment: float, earliest: float, latest: float, resolution_s: float = 0.0) -> float:
     """By how many seconds the reconciler's clock is ahead at least; negative if it is behind; 0 if both may agree.
 
-    `moment`: the time of the other clock, rounded down to `resolution_s`. It was read when the reconciler's clock
+    `moment`: the time of the other clock, rounded down to `resolution_s`. It was read while the reconciler's clock
     showed a time between `earliest` and `latest`. All are Unix seconds.
     """
     if earliest > moment + resolution_s:

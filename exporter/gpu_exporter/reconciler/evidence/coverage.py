@@ -1,11 +1,12 @@
-"""Coverage: the share of the held time in a window for which activity is known. Both sources compute it alike.
+"""Coverage: the share of the held time in a window for which activity is known. Both sources compute it the same way.
 
 It is increase(gpu_allocation_observed_seconds_total) / increase(gpu_allocation_held_seconds_total) over the window.
-While the exporter is away, held time grows and observed time does not. So gaps of an exporter lower the coverage.
+While the exporter is down, held time grows and observed time does not, so gaps of an exporter lower the coverage.
 Coverage is computed per series. If two series describe one unit, the smaller coverage counts.
 
-If the samples do not reach back over the whole window, all unobserved time that the totals show before the samples is
-assumed to lie in the rest of the window. So a day of good coverage does not hide two hours of bad coverage.
+If the samples do not cover the whole window, the totals may show unobserved time from before the first sample. All of
+that time is assumed to lie in the uncovered part of the window. So a day of good coverage does not hide two hours of
+bad coverage.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ SAMPLE_EACH_S = 60.0
 def coverage(
     window_s: float, held: float, observed: float, held_in: float = 0.0, observed_in: float = 0.0
 ) -> float | None:
-    """Lower bound of the observed share, 0 to 1. Exact once the increases cover the window or the holder's life.
+    """Lower bound of the observed share, 0 to 1. It is exact once the increases cover the window or the holder's life.
 
-    `held`, `observed`: totals (seconds). `held_in`, `observed_in`: their growth since the oldest sample in the window
-    (seconds); 0 when there is only one sample. None if no time was held, and for values that are not finite.
+    `held`, `observed`: totals (seconds).
+    `held_in`, `observed_in`: their increase since the oldest sample in the window (seconds); 0 if there is only one
+    sample.
+    Returns None if no time was held, and for values that are not finite.
     """
     span = max(min(window_s, held), held_in)
     if not (all(map(math.isfinite, (held, observed, held_in, observed_in))) and span > 0):
@@ -37,14 +40,14 @@ def coverage(
 class Counters:
     """Totals of one allocation, one sample per minute, newest last: (held, observed), in seconds.
 
-    The counter of held time is the clock, since it grows also while the exporter is away.
+    The counter of held time serves as the clock, because it also grows while the exporter is down.
     """
 
     last_wall: float = 0.0
     samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def cover(self, window_s: float, held: float, observed: float, wall: float) -> float | None:
-        """Add the totals, and return the coverage. `wall`: when they were read (Unix seconds); kept as `last_wall`."""
+        """Add the totals, and return the coverage. `wall`: when they were read (Unix seconds), kept as `last_wall`."""
         self.last_wall = wall
         if self.samples and (held < self.samples[-1][0] or observed < self.samples[-1][1]):
             self.samples.clear()  # the exporter has started new counters

@@ -1,7 +1,7 @@
-"""Evidence from the exporters themselves, without Prometheus.
+"""Reads evidence from the exporters themselves, without Prometheus.
 
-The gauge of the idle run contains the history of activity. For coverage, one counter sample per minute is kept for each
-allocation (coverage.py).
+The gauge of the idle run contains the history of activity. For the coverage, one sample of the counters per minute is
+kept for each allocation (coverage.py).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ Key: TypeAlias = tuple[str, ...]
 
 
 def parse_exporter(text: str) -> Address:
-    """`host:9836` and `http://host:9836` to the address of the metrics. Raises ValueError."""
+    """Convert `host:9836` or `http://host:9836` to the address of the metrics. Raises ValueError."""
     address = parse_address(text, scheme="http")
     return address.page("/metrics") if address.path in ("", "/") else address
 
 
 class ExporterSource:
-    """Reads every exporter once a cycle."""
+    """Reads every exporter once in each cycle."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class ExporterSource:
         fetch: Callable[[Address], str] = fetch_text,
         within_s: float = EVIDENCE_S,
     ) -> None:
-        """`window_s`: window for coverage (seconds). `within_s`: exporters that answer later are ignored (seconds).
+        """`window_s`: window for the coverage (seconds). `within_s`: later answers of exporters are ignored (seconds).
 
         Raises ValueError for too many exporters.
         """
         if len(addresses) > MAX_EXPORTERS:
-            raise ValueError(f"{len(addresses)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
+            raise ValueError(f"{len(addresses)} exporters exceed the limit of {MAX_EXPORTERS}: use --source.prometheus")
         self._addresses = list(dict.fromkeys(addresses))
         self._window_s = window_s
         self._clock = clock
@@ -82,7 +82,7 @@ class ExporterSource:
         self._host: dict[Key, tuple[float, float]] = {}  # when a value was last published (wall), and the value
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """Every holder of every exporter, `marked` or not."""
+        """Every holder of every exporter, whether it is in `marked` or not."""
         wall = self._clock.wall()
         pages: list[_Page] = []
         problems: list[str] = []
@@ -113,12 +113,12 @@ class ExporterSource:
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """As EvidenceSource; every exporter is read in any case."""
+        """As EvidenceSource. Reads every exporter in any case."""
         evidence = self.read_evidence(names)
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource; every exporter is read in any case."""
+        """As ExplainingSource. Reads every exporter in any case."""
         found = (
             (series.labels, unit_of(series.labels, address.place))
             for address, page in self._read_pages().items()
@@ -129,11 +129,11 @@ class ExporterSource:
         return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As ExplainingSource: empty, since the counters of an exporter have no past."""
+        """As ExplainingSource. Always empty, because exporters keep no past values of their counters."""
         return {}
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """As ExplainingSource: empty, since exporters do not know who waits."""
+        """As ExplainingSource. Always empty, because exporters do not know which pods or jobs wait."""
         return {}
 
     def read_gaps(self) -> Sequence[str]:
@@ -145,7 +145,9 @@ class ExporterSource:
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, from the status of the exporters of these units. Who does not answer is left out."""
+        """As ExplainingSource, from the status of the exporters of these units. Exporters without an answer are left
+        out.
+        """
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]
 
@@ -163,7 +165,7 @@ class ExporterSource:
     def _read_pages(self) -> dict[Address, _Page | AnswerError]:
         """The answer of each exporter, in the order of the exporters.
 
-        The threads are daemons: a thread that waits for a slow exporter ends with its request. Nothing waits for it.
+        The threads are daemons, and nothing joins them. A thread that waits for a slow exporter ends with its request.
         """
         addresses: queue.SimpleQueue[Address] = queue.SimpleQueue()
         for address in self._addresses:
@@ -229,7 +231,7 @@ class ExporterSource:
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """The value on the page, else the last value if it is at most HOST_KEEP_S old."""
+        """The value on the page. If it is missing, the last value, if that is at most HOST_KEEP_S old."""
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]
@@ -244,7 +246,7 @@ class ExporterSource:
         return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
 
     def _forget(self, pages: Sequence[_Page], wall: float) -> None:
-        """Drop the samples of holders that are gone. Keep the samples of an exporter that does not answer now."""
+        """Drop the samples of holders that are gone. Keep the samples of exporters that do not answer now."""
         nodes = {page.node for page in pages}
         keys = {(page.node, *key) for page in pages for key in page.allocations}
         self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}
@@ -265,7 +267,7 @@ class _AllocationSeries:
 
 
 class _Page:
-    """One exporter's metrics, sorted by allocation."""
+    """The metrics of one exporter, grouped by allocation."""
 
     def __init__(self, address: Address, text: str, wall: float) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""Matchers of queries for the series of holders."""
+"""Builds the matchers with which queries select the series of holders."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_
 
 
 class Asked(Protocol):
-    """A PromQL API that is queried during a cycle. A Protocol, since PromQLSource imports those who ask."""
+    """A PromQL API that is queried during a cycle. It is a Protocol because PromQLSource imports the callers."""
 
     def select(self, metric: str, *wanted: str) -> str:
-        """A selector for the series of this metric, with these matchers and with the matchers of the site."""
+        """A selector for the series of this metric, with these matchers and the matchers of the site."""
 
     def query(self, query: str, *, at: float | None = None) -> Sequence[VectorRow]:
         """The rows now, or at another time (Unix seconds). Raises AnswerError."""
@@ -25,7 +25,7 @@ class Asked(Protocol):
 def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
     """Matchers for the series of these holders, in batches of at most `most` characters.
 
-    They match pods by name only, so the caller must compare the rows with the holders.
+    The matchers select pods by name in all namespaces, so the caller must compare the rows with the holders.
     """
     for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
         batch: list[str] = []

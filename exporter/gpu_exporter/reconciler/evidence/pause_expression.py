@@ -1,8 +1,8 @@
 """Pauses by a PromQL expression of the site (policy.pause_when), e.g. for a storage outage or maintenance.
 
-A GPU that was idle then could not have worked. So the reconciler marks nothing while the expression has a result, and
-idle time before its last result does not count. The reconciler also queries the past of the expression, so that it
-knows a pause that ended before its start.
+A GPU that was idle during a pause could not have worked. So the reconciler marks nothing while the expression has a
+result, and idle time before its last result does not count. The reconciler also queries the past of the expression, to
+find a pause that ended before the reconciler started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
 
 
 class Pause(NamedTuple):
-    """`now`: the reason of a pause of now, "" without a pause. `until_wall`: end of the last one (Unix seconds), or
+    """`now`: the reason of the present pause, "" without one. `until_wall`: end of the last pause (Unix seconds), or
     None.
     """
 
@@ -28,17 +28,19 @@ class Pause(NamedTuple):
 
 
 class Pauses:
-    """Remembers the last pause, so that later queries cover only the time since."""
+    """Remembers the last pause, so that later queries cover only the time since then."""
 
     def __init__(self, expression: str, longest_s: float) -> None:
-        """`expression`: PromQL, "" for none. `longest_s`: a pause that ended longer ago changes no decision."""
+        """`expression`: PromQL, "" for none. `longest_s`: a pause that ended longer ago does not change any decision
+        (seconds).
+        """
         self._expression = expression
         self._longest_s = longest_s
         self._asked: float | None = None
         self._until: float | None = None
 
     def read(self, query: Callable[[str], Sequence[VectorRow]], wall: float) -> Pause:
-        """The pause at `wall` (Unix seconds). Raises AnswerError, as `query` does."""
+        """The pause at `wall` (Unix seconds). Raises AnswerError, like `query`."""
         if not self._expression:
             return Pause()
         past_s = self._longest_s if self._asked is None else wall - self._asked + OVERLAP_S

@@ -1,9 +1,9 @@
-"""Finds pods that use little of their GPUs even in their busiest hour: for a server, a part of a GPU may be enough.
+"""Finds pods that use little of their GPUs even in their busiest hour. For a server, a part of a GPU may be enough.
 
-A server is quiet at night, so neither an idle run nor a mean is meaningful. Once an hour, two steps are taken. The
-first step finds pods with a low mean use of whole GPUs, from two readings of their counters. So 100,000 allocations
-cost no more than one lookup each. The second step looks at every single hour of these pods. An hour with too little
-data could have been the busiest, so nearly all hours must be known.
+A server is quiet at night, so an idle run or a mean shows little about it. Once an hour, two steps are taken. The first
+step finds pods with a low mean use of whole GPUs, from two readings of their counters, so 100,000 allocations cost only
+one lookup each. The second step checks every single hour of these pods. An hour with too little data could be the
+busiest one, so nearly all hours must be known.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PODS = 'scheduler="kubernetes"'
 
 
 class Peaks:
-    """Finds these pods once an hour, and remembers them."""
+    """Once an hour, finds the pods that use little of their GPUs, and remembers them."""
 
     def __init__(self, below: float, window_s: float, clock: Clock) -> None:
-        """`below`: limit of utilization, 0 to 1. `window_s`: time in which the busiest hour is sought (seconds)."""
+        """`below`: limit of utilization, 0 to 1. `window_s`: period that is searched for the busiest hour (seconds)."""
         self._below = below
         self._hours = max(1, math.floor(window_s / HOUR_S))
         self._clock = clock
         self._asked = -math.inf
         self.known: Mapping[HolderName, str] = {}
-        """Pods below the limit in the busiest hour of their busiest GPU, each with its utilization in words."""
+        """Pods whose busiest GPU is below the limit in its busiest hour. The values are the utilizations in words."""
 
     def renew(self, api: Asked) -> None:
-        """Ask again if an hour has passed. If the source fails, no pods are known for the next hour."""
+        """Query again if an hour has passed. If the source fails, no pods are known for the next hour."""
         now = self._clock.monotonic()
         if now - self._asked >= HOUR_S:
             self._asked = now
@@ -48,7 +48,7 @@ class Peaks:
                 self.known = self._ask(api)
             except AnswerError as exc:
                 self.known = {}
-                log.warning("the servers that could share their GPUs are not known: %s", exc)
+                log.warning("cannot find the servers that could share their GPUs: %s", exc)
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"
@@ -73,10 +73,11 @@ class Peaks:
 
 
 def _share(api: Asked, wanted: str, past: str, past_s: float) -> str:
-    """Query for the mean utilization over `past`, of every series that is known for nearly all of that time.
+    """Query for the mean utilization over `past` (`past_s` in seconds), for series that are known for nearly all of
+    that time.
 
-    `past_s`: the same time in seconds. Two readings of a counter are much cheaper than all samples between them. If a
-    counter was reset between them, the observed time is too short, and the series is left out.
+    Two readings of a counter are much cheaper than all samples between them. After a counter reset the observed time is
+    too short, so the series is left out.
     """
     busy, observed = (
         f"({counter} - {counter} offset {past})"

@@ -1,7 +1,7 @@
-"""Evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
+"""Reads evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
-The first query asks only for holders with long idle runs, so its answer lists only the suspects. Then four instant
-queries read all series of a batch of suspects, as many as fit into one query.
+The first query selects only holders with long idle runs, so its answer is short. These holders are divided into batches
+that fit into one query. Four instant queries then read all series of a batch.
 """
 
 from __future__ import annotations
@@ -89,11 +89,12 @@ Batch: TypeAlias = tuple[Facts, Facts, list[VectorRow]]
 
 
 class PromQLOptions(NamedTuple):
-    """The API to query and the scope of the queries.
+    """The API to query, and the scope of the queries.
 
-    `matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `asks_models`: also read the model of each
-    GPU. `host`: also read work on the host above these limits; None to ignore it. `at`: the time of the evidence (Unix
-    seconds), which the source's clock must show too; None for now.
+    `matcher`: label matchers for every selector, e.g. `cluster="a"`.
+    `asks_models`: also read the model of each GPU.
+    `host`: also read work on the host above these limits; None to ignore it.
+    `at`: the time of the evidence (Unix seconds), which the source's clock must also show; None for now.
     """
 
     address: Address
@@ -137,7 +138,7 @@ class PromQLSource:
         self._usual = Usual(lambda hour: read_days(self, hour, options.candidate_after_s), clock)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """Holders with a long idle run, and those in `marked`."""
+        """The holders with a long idle run, and those in `marked`."""
         evidence = self._read_evidence(marked)
         if self._peaks is not None:  # last, with its own time limit: a hint must not cost evidence
             self._until = time.monotonic() + PEAKS_S
@@ -256,14 +257,14 @@ class PromQLSource:
         return tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource: one series for each allocation is read."""
+        """As ExplainingSource. Reads one series for each allocation."""
         self._until = time.monotonic() + EVIDENCE_S
         rows = [row.labels for row in self.query(self.select("gpu_allocation_info")) if not is_hidden(row.labels)]
         found = ((labels, unit_of(labels, labels.get("instance", ""))) for labels in rows)
         return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """As ExplainingSource, by the recording rules of the fleet."""
+        """As ExplainingSource, from the recording rules of the fleet."""
         self._until = time.monotonic() + EVIDENCE_S
         clusters = cluster_matchers(self._matcher)
         found: dict[str, float] = {}
@@ -278,7 +279,7 @@ class PromQLSource:
         return found
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, with the texts of the table of meanings. `units` does not matter."""
+        """As ExplainingSource, with the texts of the table of meanings. `units` is not used."""
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
         sums: dict[str, list[VectorRow]] = {name: [] for name in SUMS}
@@ -294,7 +295,7 @@ class PromQLSource:
         return collect_use(rows, sums, f"in the last {format_duration(self._candidate_after_s)}")
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As ExplainingSource; for at most EXPLAINED_MAX GPUs."""
+        """As ExplainingSource, for at most EXPLAINED_MAX GPUs."""
         self._until = time.monotonic() + EVIDENCE_S
         wanted = f'uuid=~"{"|".join(map(literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
         found: dict[tuple[str, str], dict[str, float]] = {}
@@ -309,7 +310,7 @@ class PromQLSource:
         return found
 
     def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
-        """The models of these GPUs, if wanted. Each is asked for once, since it does not change."""
+        """The models of these GPUs, if wanted. Each model is read only once, because it does not change."""
         if self._models is None:
             return {}
         unknown = sorted(set(uuids) - self._models.keys())
@@ -332,7 +333,7 @@ class PromQLSource:
         return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
-        """Reads several batches in parallel: the server works on one while another one is parsed.
+        """Read several batches in parallel: the server works on one while the reconciler parses another.
 
         Raises AnswerError.
         """
@@ -350,7 +351,9 @@ class PromQLSource:
         return facts, growth, self._host_work(wanted)
 
     def _host_work(self, wanted: str) -> list[VectorRow]:
-        """For every holder above the limits: the share of its CPUs, else its disk traffic."""
+        """For every holder above the limits, the used share of its CPUs. If only its disk traffic is above the limit,
+        the traffic.
+        """
         if self._host is None:
             return []
         busy = (
@@ -379,11 +382,12 @@ class PromQLSource:
         return f"max by ({', '.join(HOLDER_LABELS)}) ({long} or {stalled})"
 
     def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
-        """Observed share of the held time in the window, by unit. If a unit has several series, the smallest counts.
+        """Observed share of the held time in the window, by unit. If a unit has several series, the smallest share
+        counts.
 
-        It is computed per series, as in the alert: two targets for one unit began at different times, so the growth of
-        one does not belong to the other. A target that ended within the window counts with the part that it observed.
-        The samples in Prometheus show how far back each series is known.
+        The share is computed per series, as in the alert. Two targets for one unit began at different times, so the
+        increase of one does not fit the total of the other. A target that ended within the window counts with its
+        observed part. The samples in Prometheus show how far back each series goes.
         """
         held_in, observed_in = ({_series(row.labels): row.value for row in growth[counter]} for counter in COUNTERS)
         held, observed = (
@@ -402,7 +406,7 @@ class PromQLSource:
         return shares
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
-        """The names, and in addition Slurm's own ids for jobs that are written as 3010_1 or 3011+1."""
+        """The names; and for jobs with an id such as 3010_1 or 3011+1, also Slurm's own id."""
         names = set(marked)
         for name in marked:
             if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
@@ -418,7 +422,7 @@ class PromQLSource:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
-        """Raise AnswerError where the clocks of the reconciler and of Prometheus disagree."""
+        """Raise AnswerError if the clocks of the reconciler and of Prometheus disagree."""
         if self._at is not None:  # for a past time there is no clock to compare
             return
         asked = self._clock.wall()
@@ -428,7 +432,7 @@ class PromQLSource:
                 raise AnswerError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[VectorRow]:
-        """As Asked, within the time of a cycle. `most_bytes`: limit of the answer."""
+        """As Asked, within the time limit of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise AnswerError(f"{self._address}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
@@ -446,7 +450,7 @@ def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
 
 
 def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
-    """The value of each unit, and the more careful value if a unit has two series."""
+    """The value of each unit. If a unit has two series, the more careful value."""
     worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:
@@ -464,5 +468,5 @@ def _unit_key(labels: dict[str, str]) -> UnitKey:
 
 
 def _series(labels: dict[str, str]) -> Series:
-    """The labels that identify a series within its metric. Functions of PromQL drop the name."""
+    """The labels that identify a series within its metric. PromQL functions drop the metric name."""
     return frozenset((label, value) for label, value in labels.items() if label != "__name__")

@@ -43,7 +43,9 @@ MORE_CAREFUL: Mapping[str, Callable[[float, float], float]] = {
 
 
 class HolderName(NamedTuple):
-    """A pod (all of its containers together) or a Slurm job. `name` of a job is Slurm's own id, one per task."""
+    """A pod with all of its containers, or a Slurm job. The `name` of a job is Slurm's own id, which is unique for each
+    task.
+    """
 
     scheduler: str
     namespace: str
@@ -54,7 +56,9 @@ class HolderName(NamedTuple):
 
 
 class PublishedCause(NamedTuple):
-    """A cause of low utilization. `confidence`: low, medium or high; low only from an exporter's own page."""
+    """A cause of low utilization. `confidence`: low, medium or high. Only an exporter's own page contains causes with
+    low confidence.
+    """
 
     name: str
     confidence: str
@@ -65,10 +69,12 @@ class PublishedCause(NamedTuple):
 
 
 class UnitUse(NamedTuple):
-    """What one GPU or MIG instance of a holder does, for people. `state`: of the diagnosis, "" where it is not known.
+    """The use of one GPU or MIG instance by a holder, for people.
 
-    `now`: utilization (0 to 1). `mean`: the same over the time that is named in `over`. `peak`: the most memory that it
-    used in this time, of `memory` that its GPU has (bytes). None where not known.
+    `state`: the state from the diagnosis; "" if it is not known.
+    `now`: utilization now, 0 to 1. `mean`: the mean over the time in `over`.
+    `peak`: the most memory that it used in this time (bytes). `memory`: the memory of its GPU (bytes).
+    Each number is None if it is not known.
     """
 
     state: str = ""
@@ -87,15 +93,19 @@ class UnitEvidence(NamedTuple):
     """One GPU or MIG instance of a holder. None means that the source does not have the value.
 
     `idle_run_s`: length of the idle run (seconds); None while the activity of the unit is not known, e.g. because its
-    GPU does not answer. `obstacle`: why the idle run is missing, in one word; "" where the exporter gives no reason.
-    `witnesses`: the smallest number of witnesses in any part of the idle run. `coverage`: observed share of the held
-    time, 0 to 1, over the policy's window (coverage.py). `sample_interval_s`: the interval of its exporter. `node`: for
-    people. `host`: the name of the Kubernetes node, "" where the series do not name it. `model`: the name of the GPU,
-    "" where it was not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended
-    with work, 0 for no such run. `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None
-    where it is unknown, and where it is below the limits of the query. `is_shared`: the holder has one or several
-    replicas of the unit (time slicing, MPS). `stalled_run_s`: length of its stall (seconds), 0 without one.
-    `causes`: why it is not used, as published.
+    GPU does not answer.
+    `obstacle`: why the idle run is missing, in one word; "" if the exporter gives no reason.
+    `witnesses`: the smallest number of witnesses in any part of the idle run.
+    `coverage`: observed share of the held time, 0 to 1, over the policy's window (coverage.py).
+    `sample_interval_s`: the interval of its exporter (seconds).
+    `node`: the node, for people. `host`: the name of the Kubernetes node, "" if the series do not contain it.
+    `model`: the name of the GPU, "" if it was not queried or is not published.
+    `longest_gap_s`: the holder's longest idle run that ended with work (seconds), 0 for none.
+    `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None if it is unknown, or below the
+    limits of the query.
+    `is_shared`: the holder has one or several replicas of the unit (time slicing, MPS).
+    `stalled_run_s`: length of its stall (seconds), 0 without one.
+    `causes`: the published causes of its low utilization.
     """
 
     node: str
@@ -120,7 +130,9 @@ class UnitEvidence(NamedTuple):
 
 
 class HostLimits(NamedTuple):
-    """A holder above one of these limits works on its host: share of its CPUs, bytes per second of block devices."""
+    """Above one of these limits a holder counts as working on its host: share of its CPUs, bytes per second of block
+    devices.
+    """
 
     cpu_ratio: float
     io_bytes_per_s: float
@@ -129,13 +141,16 @@ class HostLimits(NamedTuple):
 class HolderEvidence(NamedTuple):
     """The evidence on one holder.
 
-    `held`: how many units it holds in all, as its scheduler counts them; None when that is not known.
-    `incarnations`: the pod UIDs that its series name, which must be a single one; empty for jobs, which are identified
-    by their start. `users_id`: for tasks of an array and components of a heterogeneous job, the id that users write,
-    e.g. 3010_1; "" for all others. `clusters`: the Slurm clusters that its series name, which must be a single one; ""
-    for a series without a cluster; empty for pods. Every cluster counts its jobs from 1, so one id may mean two jobs.
-    `counts_from`: idle time before this (Unix seconds) does not count, because of a pause; None where all of it counts.
-    `facts`: by each of FACTS, the values in its series, normally one; "" for a series without the label.
+    `held`: how many units it holds in total, as its scheduler counts them; None if this is not known.
+    `incarnations`: the pod UIDs in its series, which must be a single one; empty for jobs, which are identified by
+    their start.
+    `users_id`: for array tasks and components of heterogeneous jobs, the id that users write, e.g. 3010_1; "" for all
+    others.
+    `clusters`: the Slurm clusters in its series, which must be a single one; "" for a series without a cluster; empty
+    for pods. Every cluster counts its jobs from 1, so one id may mean two jobs.
+    `counts_from`: idle time before this time (Unix seconds) does not count because of a pause; None if all idle time
+    counts.
+    `facts`: for each of FACTS, the values in its series, normally one; "" for a series without the label.
     """
 
     name: HolderName
@@ -150,22 +165,25 @@ class HolderEvidence(NamedTuple):
 
 
 def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """The pools of its GPUs, as others would request them: the resource of a pod, the partition of a job."""
+    """The pools of its GPUs, as other holders would request them: the resource of a pod, the partition of a job."""
     return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
 
 
 def nothing_usual(_wall: float) -> float | None:
-    """None, for a source without a past."""
+    """Returns None, for a source without past values."""
     return None
 
 
 class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
-    `exporters`, `allocations`: how many were seen. `problems`: what was missing. `hidden`: GPUs and MIG instances of
-    jobs that Slurm hides from the exporter (PrivateData); these jobs are not holders here, since they have no names to
-    tell them apart. `paused`: why marking is paused by the site, "" when it is not. `usual_at`: how many GPUs became
-    idle at about the same time on other days, at the hour of a given time (Unix seconds); None where that is not known.
+    `exporters`, `allocations`: how many were seen.
+    `problems`: missing parts, in words.
+    `hidden`: number of GPUs and MIG instances of jobs that Slurm hides from the exporter (PrivateData). These jobs are
+    not holders here, because they have no names that distinguish them.
+    `paused`: why the site pauses marking; "" if it does not.
+    `usual_at`: takes a time (Unix seconds). Returns how many GPUs became idle at about the same time on other days, at
+    the same hour; None if this is not known.
     `sharing`: pods that used little of their GPUs even in their busiest hour, each with its utilization in words.
     """
 
@@ -181,7 +199,9 @@ class Evidence(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """GPUs that are waited for, by partition. `pending`: all of them. `counted`: those that count for actions."""
+    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: those that count when an act needs
+    demand.
+    """
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]
@@ -197,11 +217,11 @@ class EvidenceSource(Protocol):
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """The present evidence. Raises AnswerError.
 
-        `marked`: holders that are always included. A job may be named there as its users write it.
+        `marked`: holders that are always included. A job may have the id that its users write.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """The present evidence on these holders only, without other queries. Raises AnswerError."""
+        """The present evidence on these holders only. Makes no other queries. Raises AnswerError."""
 
 
 """By UUID of the GPU, and place of the MIG instance, "" for the GPU itself."""
@@ -211,24 +231,26 @@ class ExplainingSource(EvidenceSource, Protocol):
     """A source that can explain a single holder."""
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """Holders with the UUID of their GPU or MIG instance. `unit_of`: this UUID by the labels of an allocation and
-        the host of its exporter, "" for an allocation that is not wanted. Raises AnswerError.
+        """The wanted holders, each with the UUID of its GPU or MIG instance. Raises AnswerError.
+
+        `unit_of`: takes the labels of an allocation and the host of its exporter. Returns the UUID, or "" if the
+        allocation is not wanted.
         """
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """The witnesses that kept these GPUs from being idle; empty where the past is not known.
+        """The witnesses that kept these GPUs from being idle. Empty if the source has no past values.
 
         Raises AnswerError.
         """
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty where it is not known.
+        """GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty if this is not known.
 
         Raises AnswerError.
         """
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """What these units of a holder do, with the causes of their states. Units without an answer are missing.
+        """The use of these units by a holder, with the causes of their states. Units without an answer are left out.
 
         Raises AnswerError.
         """
@@ -243,20 +265,20 @@ class ExplainingSource(EvidenceSource, Protocol):
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
-    """The holder that an allocation series names."""
+    """The holder in the labels of an allocation series."""
     if labels.get("scheduler") == "slurm":
         return HolderName("slurm", "", labels.get("job_id", ""))
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
 
 
 def obstacle_of(labels: Mapping[str, str]) -> str:
-    """The reason in a series of gpu_allocation_activity_unknown; "" where it is invalid."""
+    """The reason in a series of gpu_allocation_activity_unknown; "" if it is invalid."""
     reason = labels.get("reason", "")
     return reason if OBSTACLE.fullmatch(reason) else ""
 
 
 def cause_of(labels: Mapping[str, str]) -> tuple[PublishedCause, ...]:
-    """The cause in a series of gpu_allocation_cause; empty where it is invalid."""
+    """The cause in a series of gpu_allocation_cause; empty if it is invalid."""
     cause = PublishedCause(labels.get("cause", ""), labels.get("confidence", ""))
     return (cause,) if OBSTACLE.fullmatch(cause.name) and cause.confidence in CONFIDENCES else ()
 
@@ -267,12 +289,12 @@ def is_hidden(labels: Mapping[str, str]) -> bool:
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """`user/account` of an info series; a missing part is left out."""
+    """`user/account` from an info series. A missing part is left out."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
 
 
 def users_id_of(labels: Mapping[str, str]) -> str:
-    """`3010_1` or `3011+1` of an info series; "" for other jobs and for pods."""
+    """`3010_1` or `3011+1` from an info series; "" for other jobs and for pods."""
     if labels.get("array_job_id") and labels.get("array_task_id"):
         return f"{labels['array_job_id']}_{labels['array_task_id']}"
     if labels.get("het_job_id") and labels.get("het_job_offset"):
@@ -315,15 +337,15 @@ class Gathered:
 
 
 def title(name: HolderName, users_id: str = "") -> str:
-    """A holder's name for people: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
+    """A holder's name for people: `ml/train-0`, `job 42`, or `job 3010_1 [3013]`, with Slurm's own id in brackets."""
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
 
 
 def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...]:
-    """The units of a job's last run: all of its series have the same start.
+    """The units of a job's last run. All series of one run have the same start.
 
-    A job that was requeued because its node failed keeps its id. The series of its former node keep their last values
-    for some time, although the job no longer holds those GPUs.
+    A job that was requeued after a node failure keeps its id. The series of its former node keep their last values for
+    some time, although the job no longer holds those GPUs.
     """
     last = max((unit.start_wall for unit in units if unit.start_wall is not None), default=None)
     if last is None:
@@ -333,14 +355,14 @@ def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...
 
 @lru_cache(maxsize=10_000)  # many holders of few users
 def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
-    """The values of each of FACTS in these rows, which are in the order of FACTS."""
+    """The values of each of FACTS in these rows. The columns of a row are in the order of FACTS."""
     return MappingProxyType({fact: frozenset(row[i] for row in rows) for i, fact in enumerate(FACTS)})
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
-    """Raises AnswerError if an answer is about several clusters: one pod name may exist in each of them.
+    """Raise AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
 
-    `clusters`: values of the label, "" for none. `what`: the start of the error, such as "the source returned series".
+    `clusters`: values of the label, "" for none. `what`: the start of the error, e.g. "the source returned series".
     """
     if len(clusters) > 1:
         names = ", ".join(repr(each) if each else "no label cluster" for each in sorted(clusters))
@@ -348,9 +370,9 @@ def refuse_several(clusters: Collection[str], what: str, setting: str = "--sourc
 
 
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
-    """Raise AnswerError when Prometheus has replaced the exporter's pod labels by its own.
+    """Raise AnswerError if Prometheus has replaced the exporter's pod labels by its own.
 
-    On every series `pod` is then the exporter's pod, so all evidence would seem to be about that one pod.
+    Then `pod` is the exporter's pod on every series, so all evidence would seem to belong to that one pod.
     """
     found = sorted(set(RENAMED_LABELS).intersection(labels))
     if found:

@@ -1,4 +1,6 @@
-"""What the GPUs of a holder do, and why: from the status of an exporter (docs/status.schema.json), or from series."""
+"""Reads the use of a holder's GPUs and its causes, from the status of an exporter (docs/status.schema.json) or from
+series.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ SERIES = ("state", "utilization_ratio", "cause", "cause_value")
 
 
 def parse_use(text: str, name: HolderName, uuids: Collection[str]) -> UseOfUnits:
-    """What a holder does on these GPUs and their MIG instances; empty where the text is no such status."""
+    """The use of these GPUs and their MIG instances by a holder. Empty if the text is not a valid status."""
     found: dict[tuple[str, str], UnitUse] = {}
     if len(text) > STATUS_MAX:  # several are parsed at a time, and parsed JSON takes many times its text
         return {}
@@ -72,9 +74,10 @@ def _cause(values: Mapping[str, Any]) -> PublishedCause:
 
 
 def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow]], over: str) -> UseOfUnits:
-    """The same from the series of SERIES, by unit, and from the rows of each of SUMS over the time `over`, one by unit.
+    """The use of each unit from series. `rows`: the series of SERIES. `sums`: for each of SUMS, one row per unit over
+    the time `over`.
 
-    Two targets of one unit add their causes; a unit has no state while they contradict each other.
+    If a unit has two targets, their causes are joined. If the targets contradict each other, the unit has no state.
     """
     states: dict[tuple[str, str], set[str]] = defaultdict(set)
     now: dict[tuple[str, str], float | None] = {}
@@ -108,7 +111,7 @@ def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow
 
 
 def complete(cause: PublishedCause, values: Mapping[str, float]) -> PublishedCause:
-    """A cause of which only its name is known, with the texts of the table of meanings and its numbers."""
+    """Add evidence and advice from the table of meanings, with these numbers, to a cause that has only a name."""
     return cause._replace(evidence=describe_cause(cause.name, values), advice=advise_owner(cause.name, values))
 
 

@@ -1,4 +1,4 @@
-"""Reads how many GPUs become idle together at the same hour on other days: a usual number is no fault."""
+"""Reads how many GPUs become idle together at the same hour on other days. A usual number does not indicate a fault."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HOURS_MAX = 48  # hours that are remembered; a brake looks back for policy.freez
 
 
 class Usual:
-    """For each hour, reads the data of the days before it only once, because past days no longer change."""
+    """For each hour, reads the data of the previous days only once, because past days no longer change."""
 
     def __init__(self, read_days: Callable[[float], Sequence[float]], clock: Clock) -> None:
-        """`read_days`: takes the start of an hour (Unix seconds). Returns for this hour on each known day of the DAYS
-        before it the highest number of GPUs that became idle within TOGETHER_S. Raises AnswerError.
+        """`read_days`: takes the start of an hour (Unix seconds). For each known day of the DAYS before, returns the
+        highest number of GPUs that became idle within TOGETHER_S in that hour. Raises AnswerError.
         """
         self._read_days = read_days
         self._clock = clock
@@ -33,14 +33,14 @@ class Usual:
         self._failed: dict[float, float] = {}  # by hour, when its query failed (monotonic seconds)
 
     def at(self, wall: float) -> float | None:
-        """The median over these days at the hour of `wall` (Unix seconds); None where it is not known."""
+        """The median over these days at the hour of `wall` (Unix seconds); None if it is not known."""
         hour = wall - wall % HOUR_S
         if hour not in self._known and self._clock.monotonic() - self._failed.get(hour, -math.inf) >= AGAIN_S:
             try:
                 days = self._read_days(hour)
             except AnswerError as exc:
                 self._failed[hour] = self._clock.monotonic()
-                log.warning("cannot tell how many GPUs usually become idle at this hour: %s", exc)
+                log.warning("cannot read how many GPUs usually become idle at this hour: %s", exc)
                 return None
             if len(self._known) + len(self._failed) >= HOURS_MAX:
                 self._known.clear()

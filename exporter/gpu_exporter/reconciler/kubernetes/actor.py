@@ -1,9 +1,9 @@
-"""Suspends Jobs and similar objects, deactivates Kueue's Workloads, and stops notebooks, each by one patch.
+"""Suspends Jobs and similar objects, deactivates Kueue's Workloads, and stops notebooks, each with one patch.
 
 The patch carries the UID and the resourceVersion that were read. So the API server refuses it if the object has changed
-since then: by an owner's wish, by another controller, or by a new object with the same name. The patch sets the field
-that acts and the annotation `acted` together. It is sent as a dry run first: if the definition of the kind drops the
-field, the API server would accept the patch, keep the annotation and change nothing else.
+since then: by an owner's wish, by another controller, or by a new object with the same name. The patch sets both the
+field that acts and the annotation `acted`. It is first sent as a dry run, because the definition of a kind may drop the
+field. Then the API server would accept the patch, keep the annotation and change nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVENTS = {SUSPEND: "GpuSuspended", DEACTIVATE: "GpuDeactivated", STOP: "GpuStopp
 
 
 class PodActor:
-    """Acts on the controllers of pods of one API server."""
+    """Acts on the controllers of pods through one API server."""
 
     scheduler = SCHEDULER
 
@@ -86,7 +86,7 @@ class PodActor:
             self._note(entry)
 
     def _note(self, entry: Entry) -> None:
-        """Write the annotation `acted` on the object whose Workload was changed."""
+        """Write the annotation `acted` on the target if the act changed its Workload."""
         target = entry.target
         found = self._read(target, entry.namespace)
         if found is None or ACTED in (found["metadata"].get("annotations") or {}):
@@ -128,7 +128,7 @@ class PodActor:
 
 
 def _setting(entry: Entry) -> tuple[tuple[str, ...], Any]:
-    """The path and the value that an act sets."""
+    """The path and the new value of the field that an act sets."""
     if entry.verb == DEACTIVATE:
         return ("spec", "active"), False
     path = SHAPES[entry.target.group, entry.target.kind].rest
@@ -143,7 +143,7 @@ def _is_set(found: Json, path: Sequence[str], value: Any) -> bool:
 
 
 def _set_at(change: Json, path: Sequence[str], value: Any) -> None:
-    """Set one value within nested objects, and keep all other values."""
+    """Set one value within nested objects. All other values remain."""
     for key in path[:-1]:
         change = change.setdefault(key, {})
     change[path[-1]] = value

@@ -1,4 +1,4 @@
-"""Checks whether a live pod may carry a mark. Pure, on the pod as the API server sends it."""
+"""Checks whether a live pod may carry a mark. Pure; uses the pod as the API server sends it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CRITICAL = ("system-cluster-critical", "system-node-critical")
 
 
 def is_foreign(pod: Mapping[str, Any]) -> bool:
-    """Whether the mark label on a pod was not set by the reconciler, so that the reconciler ignores it.
+    """Whether someone else set the mark label on a pod, so that the reconciler ignores it.
 
-    The reconciler marks only pods that have started and request devices of a plugin. So the number of marks is limited
-    by the devices of the cluster, even if a user writes the label on thousands of pods.
+    The reconciler marks only pods that have started and request devices of a plugin. So the devices of the cluster
+    limit the number of marks, even if a user writes the label on thousands of pods.
     """
     if LABEL not in (pod["metadata"].get("labels") or {}):
         return False
@@ -41,7 +41,7 @@ def is_own(metadata: Mapping[str, Any]) -> bool:
 
 
 def has_foreign_value(pod: Mapping[str, Any]) -> bool:
-    """Whether the mark label has a value that is no stage, and the pod has no annotation of the reconciler."""
+    """Whether the mark label has a value that is not a stage, and the pod has no annotation of the reconciler."""
     metadata = pod["metadata"]
     stage = (metadata.get("labels") or {}).get(LABEL)
     return (
@@ -50,7 +50,7 @@ def has_foreign_value(pod: Mapping[str, Any]) -> bool:
 
 
 def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources) -> None:
-    """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
+    """Raise Refused if a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
     if has_foreign_value(pod):
@@ -69,7 +69,7 @@ def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, reso
 
 
 def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
-    """Raise Refused when a live pod is not the pod that the evidence is about."""
+    """Raise Refused if a live pod is not the pod of the evidence."""
     if not decision.incarnation:
         raise Refused("identity", "the evidence names no pod UID: mount /var/log/pods into the agent")
     uid = pod["metadata"]["uid"]
@@ -82,7 +82,7 @@ def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
 
 
 def object_to_kind(pod: Mapping[str, Any]) -> None:
-    """Raise Refused when a live pod must not carry any mark."""
+    """Raise Refused if a live pod must not carry any mark."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
         raise Refused("static", "a static pod belongs to its node")
@@ -97,7 +97,7 @@ def object_to_kind(pod: Mapping[str, Any]) -> None:
 def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources) -> None:
     """Raise Refused unless every container that holds GPUs has run for `needed_s` (seconds) at `wall`.
 
-    Before its container started or restarted, a holder could not work.
+    A holder could not work before its container started or restarted.
     """
     spec, status = pod["spec"], pod.get("status", {})
     holding = [each for each in long_running(spec) if _gpus(each, resources) != 0 or _has_claims(each)]
@@ -117,18 +117,18 @@ def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, r
 
 
 def gpus_asked(spec: Mapping[str, Any], resources: Resources) -> int | None:
-    """GPUs and MIG instances that a pod's containers request together; None where a limit is invalid."""
+    """The number of GPUs and MIG instances that all containers of a pod request; None if a limit is invalid."""
     counts = [_gpus(container, resources) for container in long_running(spec)]
     return None if None in counts else sum(filter(None, counts))
 
 
 def asks_for_devices(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod requests any resource of a device plugin, or has claims."""
+    """Whether a pod requests any resource of a device plugin, or has resource claims."""
     return bool(spec.get("resourceClaims")) or any("/" in name for each in long_running(spec) for name in limits(each))
 
 
 def odd_limit(spec: Mapping[str, Any], resources: Resources) -> str:
-    """The first invalid limit of GPUs, in words; "" if all are valid."""
+    """The first invalid limit of GPUs, in words; "" if all limits are valid."""
     for container in long_running(spec):
         for name, count in _gpu_limits(container, resources):
             if whole(quantity(count)) is None:
@@ -137,7 +137,7 @@ def odd_limit(spec: Mapping[str, Any], resources: Resources) -> str:
 
 
 def long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Containers, and the init containers that keep running."""
+    """The containers, and the init containers that keep running."""
     return [*spec["containers"], *(each for each in spec.get("initContainers") or () if is_sidecar(each))]
 
 
@@ -152,13 +152,13 @@ def _has_claims(container: Mapping[str, Any]) -> bool:
 
 
 def _gpu_limits(container: Mapping[str, Any], resources: Resources) -> Iterator[tuple[str, Any]]:
-    """The limits of GPU resources. Resources of device plugins have a domain in their name."""
+    """The limits of GPU resources. Names of device plugin resources contain a domain."""
     for name, count in limits(container).items():
         if "/" in name and any(resource.fullmatch(name) for resource in resources):
             yield name, count
 
 
 def _gpus(container: Mapping[str, Any], resources: Resources) -> int | None:
-    """GPUs and MIG instances that a container requests; None where a limit is invalid."""
+    """The number of GPUs and MIG instances that a container requests; None if a limit is invalid."""
     counts = [whole(quantity(count)) for _, count in _gpu_limits(container, resources)]
     return None if None in counts else sum(filter(None, counts))

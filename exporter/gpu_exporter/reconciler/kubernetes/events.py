@@ -1,4 +1,4 @@
-"""Events of the reconciler, which `kubectl describe` shows to users."""
+"""Writes Events of the reconciler, which `kubectl describe` shows to users."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class EventWriter:
     """Writes Events to one API server."""
 
     def __init__(self, api: Api, instance: str = "") -> None:
-        """`instance`: the name of this reconciler among several; by default the name of its host."""
+        """`instance`: the name of this reconciler, if there are several; by default the name of its host."""
         self._api = api
         self._instance = instance or socket.gethostname()
 
     def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str) -> None:
-        """Write an Event on an object. A failure is only logged, since the Event is not essential.
+        """Write an Event on an object. A failure is only logged, because the Event is not essential.
 
         `regarding`: apiVersion, kind, namespace, name and uid of the object.
         """
         try:
             self._create(regarding, wall, reason, note, "Mark", secrets.token_hex(6))
         except MarkError as exc:
-            log.warning("no Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
+            log.warning("cannot write an Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
 
     def record_once(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
     ) -> None:
-        """As `record`, but further calls with the same `ident` write no second Event. Raises MarkError."""
+        """As `record`. Further calls with the same `ident` write no second Event. Raises MarkError."""
         try:
             self._create(regarding, wall, reason, note, action, ident)
         except MarkError as exc:

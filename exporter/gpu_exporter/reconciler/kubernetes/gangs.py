@@ -1,7 +1,7 @@
-"""Finds gangs: pods that work together, so that one of them cannot be judged by itself. Pure.
+"""Finds gangs: pods that work together, so that no one of them can be judged by itself. Pure.
 
 Pods belong to one gang if they name the same group in a label or annotation, or if they have a common owner at any
-level. Replicas of a Deployment and runs of a CronJob are no gang: each works for itself.
+level. Replicas of a Deployment and runs of a CronJob are not a gang, because each of them works by itself.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LOOSE = frozenset(
 
 
 def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozenset[Key]:
-    """Keys that a pod shares with other members of its gang. `ancestry`: references to its controllers.
+    """Keys that a pod shares with the other members of its gang. `ancestry`: references to its controllers.
 
-    Labels and unverified references count too: a gang that is too large can only delay a mark.
+    Labels and unverified references count too, because a gang that is too large can only delay a mark.
     """
     keys = _named(metadata)
     keys |= {("uid", uid) for uid in (str(metadata.get("uid") or ""), *pods_above(metadata)) if uid}
@@ -48,7 +48,7 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
 def _named(metadata: Mapping[str, Any]) -> set[Key]:
     """The groups that labels, annotations or the spec name, by a known key or by any key that means a gang.
 
-    One scheduler may use several keys, so only the names count: two groups with one name are one group.
+    One scheduler may use several keys, so only the names count: two groups with the same name are one group.
     """
     keys = {("group", value) for _, value in _names(metadata)}
     for place in _places(metadata):
@@ -66,7 +66,7 @@ def _places(metadata: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str
 
 
 def _names(metadata: Mapping[str, Any]) -> list[Key]:
-    """The labels and annotations that name the pod's gang, with their values."""
+    """The labels and annotations that name the gang of the pod, with their values."""
     return [
         (name, value)
         for place in _places(metadata)
@@ -78,8 +78,8 @@ def _names(metadata: Mapping[str, Any]) -> list[Key]:
 def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
     """The label or annotation that makes a pod a member of a gang whose other members are not known; "" for none.
 
-    If the pod's own controller is not in LOOSE, that controller defines the gang. The name of a group by one scheduler
-    does not name the gang of another scheduler.
+    If the pod's own controller is not in LOOSE, that controller defines the gang. The group name of one scheduler does
+    not identify the gang of another scheduler.
     """
     if any(link.kind not in LOOSE for link in ancestry[:1]) or metadata.get(SPEC_GROUP):
         return ""
@@ -89,7 +89,7 @@ def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:
-    """By pod, all pods of its gang, including itself. A pod without keys is alone."""
+    """For each pod, all pods of its gang, including itself. A pod without keys is alone."""
     by_key: defaultdict[Key, list[str]] = defaultdict(list)
     for pod, its in keys.items():
         for key in its:

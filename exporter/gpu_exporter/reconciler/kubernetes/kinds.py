@@ -1,4 +1,4 @@
-"""The class of a pod: it serves requests, is used interactively, or runs a batch. Pure."""
+"""Finds the class of a pod: it serves requests, is used interactively, or runs a batch. Pure."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ TRAINING_GROUP = "kubeflow.org"  # MPIJob, PyTorchJob, TFJob, XGBoostJob, Paddle
 def classify(labels: Mapping[str, str], owners: Sequence[Owner], server: str) -> tuple[str, str]:
     """The class of a pod, and the object or label that shows it.
 
-    `owners`: nearest first. `server`: the Service or the autoscaler in front of the pod, "" for none. Notebooks are
-    checked before Services, since every notebook has a Service.
+    `owners`: nearest first. `server`: the Service or autoscaler in front of the pod, "" for none. Notebooks are checked
+    before Services, because every notebook has a Service.
     """
     kinds = {(owner.group, owner.kind): owner.title for owner in owners}
     if found := next((title for kind, title in kinds.items() if kind in SERVING_KINDS), ""):

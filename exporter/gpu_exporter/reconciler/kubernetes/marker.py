@@ -1,16 +1,16 @@
-"""Marks on pods: one label and up to seven annotations, written by merge patch, with an Event that gives the reason.
+"""Marks on pods: one label and up to seven annotations, written by merge patch, with an Event that contains the reason.
 
-The pod is read before it is written. The patch carries its UID and resourceVersion, so the API server refuses it if the
+The pod is read before it is written. The patch carries its UID and resourceVersion. So the API server refuses it if the
 pod was replaced (422, cause metadata.uid) or changed (409) since then. A renewal carries the resourceVersion of the
-list: it never overwrites a later change by the owner, and the next cycle tries again. A withdrawal carries the UID
-alone, so that no change of the pod can delay it.
+list. So it never overwrites a later change by the owner, and the next cycle tries again. A withdrawal carries only the
+UID, so that no change of the pod can delay it.
 
-On a pod that has started and requests devices, the label is the reconciler's. Without the reconciler's annotations it
-is a mark that the owner has stripped: with evidence the annotations are restored, without evidence the label is
-removed, since it does not say its age. On any other pod the label is foreign: the reconciler only counts it.
+On a pod that has started and requests devices, the label belongs to the reconciler. If the annotations of the
+reconciler are missing, the owner has removed them. With evidence, the annotations are restored. Without evidence, the
+label is removed, because its age is unknown. On any other pod the label is foreign: the reconciler only counts it.
 
-Where a site allows it, the reconciler also sets a pod condition with a heartbeat while the label is `underused`. So
-other tools can require a recent mark. The label is the mark: it is set and removed before the condition, and never
+If a site allows it, the reconciler also sets a pod condition with a heartbeat while the label is `underused`, so that
+other tools can require a recent mark. The label remains the mark. It is set and removed before the condition, and never
 waits for it.
 """
 
@@ -63,7 +63,7 @@ FIELD_MANAGER = "gpu-exporter-reconciler"
 
 
 class PodMarker:
-    """Pods of one API server."""
+    """The marks on the pods of one API server."""
 
     scheduler = "kubernetes"
     rest_s = 0.0  # the API server itself asks for pauses (429)
@@ -78,9 +78,9 @@ class PodMarker:
         resources: Resources,
         sets_condition: bool = False,
     ) -> None:
-        """`resources`: resources whose devices are GPUs, as in the exporter's --attribution.resource.
+        """`resources`: resources whose devices are GPUs, as in --attribution.resource of the exporter.
 
-        `sets_condition`: set a pod condition in addition to the label, which needs `patch` on pods/status.
+        `sets_condition`: set a pod condition in addition to the label. This needs `patch` on pods/status.
         """
         self._policy = policy
         self._sets_condition = sets_condition
@@ -145,7 +145,7 @@ class PodMarker:
         return [*marks, *again]
 
     def _metadata_of(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """The metadata of pods that are malformed or too large: enough to withdraw a mark."""
+        """The metadata of pods that are malformed or too large. This is enough to withdraw a mark."""
         for namespace, _, name in (full.partition("/") for full in names[:ALONE_MAX]):
             try:
                 yield trim(self.api.read_metadata(namespace, name))
@@ -153,9 +153,10 @@ class PodMarker:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
 
     def _list_pending(self) -> tuple[list[Mark], int]:
-        """List the marks of pods that are pending again, e.g. after a node restart. Count other pods with the label.
+        """The marks of pods that are pending again, e.g. after a node restart; and the number of other pods with the
+        label.
 
-        The list contains metadata only, and stops at its limits: there may be thousands of pods that have not started.
+        The list contains only metadata, and stops at its limits, because thousands of pods may not have started.
         """
         marks, others = list[Mark](), 0
         most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
@@ -236,7 +237,7 @@ class PodMarker:
             raise
 
     def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Change the metadata of this incarnation. Raises MarkError."""
+        """Change the metadata of the pod with this UID. Raises MarkError."""
         self.api.send(
             self.api.core.patch_namespaced_pod,
             name.name,
@@ -247,7 +248,9 @@ class PodMarker:
         )
 
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Change the reconciler's condition on this incarnation. The label is the mark, so a failure is only logged."""
+        """Change the reconciler's condition on the pod with this UID. A failure is only logged, because the label is
+        the mark.
+        """
         try:
             self.api.send(
                 self.api.core.patch_namespaced_pod_status,
@@ -270,7 +273,7 @@ class PodMarker:
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod whose metadata alone was read."""
+    """Raise Refused for a pod of which only the metadata was read."""
     if (pod.get("status") or {}).get("phase") == PENDING:
         raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):
@@ -278,7 +281,7 @@ def object_to_odd(pod: Mapping[str, Any]) -> None:
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The used fields of a pod with the mark label; None where the reconciler did not set the label."""
+    """The used fields of a pod with the mark label; None if the reconciler did not set the label."""
     return None if is_foreign(pod) else trim_pod(pod)
 
 
@@ -301,8 +304,8 @@ def _has_condition(pod: Mapping[str, Any] | None) -> bool:
 
 
 def annotate(decision: Decision, help_url: str = "") -> dict[str, str | None]:
-    """The evidence of a decision as annotations; None removes an earlier one. The annotation `owner` names the object
-    to act on to free the GPUs.
+    """The evidence of a decision as annotations. None removes an earlier annotation. The annotation `owner` names the
+    object on which a user or tool must act to free the GPUs.
 
     `help_url`: the site's page about marks, "" for no page.
     """

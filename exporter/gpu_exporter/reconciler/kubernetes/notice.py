@@ -18,7 +18,7 @@ KEEP_S = 4 * 3600.0  # time in the example that shows how to keep the GPUs; at m
 def event_note(decision: Decision, policy: Policy, wall: float) -> str:
     """The text of an Event: the reason of the mark, the next step, and the command that keeps the GPUs.
 
-    `wall`: the time from which the example in the command counts (Unix seconds).
+    `wall`: the time from which the end time in the command is computed (Unix seconds).
     """
     windows = decision.windows or windows_of(policy)
     if decision.stage == SHARING:
@@ -40,7 +40,7 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
 
 
 def keep_command(decision: Decision, policy: Policy, wall: float) -> str:
-    """The command with which an owner keeps the GPUs of a pod for a while."""
+    """The command with which an owner keeps the GPUs of a pod for some time."""
     _, namespace, name = decision.name
     until = timestamp(wall + min(KEEP_S, policy.exempt_max))
     return f"kubectl annotate --overwrite -n {namespace} pod {name} {EXEMPT_UNTIL}={until}"

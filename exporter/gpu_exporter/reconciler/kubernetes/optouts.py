@@ -1,13 +1,14 @@
-"""Wishes of pod owners in annotations: to keep idle GPUs for a while, or to be judged later. Pure.
+"""Reads the wishes of pod owners in annotations: to keep idle GPUs for some time, or to be judged later. Pure.
 
-The nearest wish counts: first the pod's, then those of its controllers, nearest first, then its namespace's. A wish
-that has ended is ignored, so a longer wish further up still counts. A wish that cannot be read is not obeyed, but it
-keeps the pod at `candidate`, since its owner wanted something.
+The nearest wish counts: first that of the pod, then those of its controllers, nearest first, then that of its
+namespace. A wish that has ended is ignored, so a longer wish further up still counts. A wish that cannot be read has no
+effect, except that it keeps the pod at `candidate`, because its owner requested something.
 
-The API server records in managedFields when an annotation was set. Without a record, the time at which the object was
-created counts. Clients can write the record, so a time in the future is ignored.
+The API server records in managedFields when an annotation was set. Without this record, the creation time of the object
+counts. Clients can write the record, so a time in the future is ignored.
 
-If nothing sends requests to the pod, its label `class: serving` is a wish too, and ends after `policy.exempt_max`.
+If nothing sends requests to the pod, its label `class: serving` is treated as a wish, and ends after
+`policy.exempt_max`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class OptOut(NamedTuple):
     ceiling: str = ""
 
     def also(self, other: OptOut) -> OptOut:
-        """This wish, completed by another one: its own exemption counts first, the ceilings are joined."""
+        """This wish, completed by another one. Its own exemption takes precedence. The ceilings are joined."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
 
@@ -117,7 +118,7 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
 
 
 def read_serving_label(place: Place, policy: Policy, wall: float) -> OptOut:
-    """The wish in the label `class: serving` of `place` at `wall`, where nothing shows that its pod serves."""
+    """The wish in the label `class: serving` of `place` at `wall`, if no other sign shows that its pod serves."""
     said = f"{place.title} has the label {CLASS}=serving, and neither a Service nor an autoscaler is in front of it"
     set_wall = when_set(place.metadata, "labels", CLASS, wall + policy.fresh_min)
     if set_wall is None or wall >= set_wall + policy.exempt_max:
@@ -127,7 +128,8 @@ def read_serving_label(place: Place, policy: Policy, wall: float) -> OptOut:
 
 
 def when_set(metadata: Mapping[str, Any], field: str, key: str, latest: float) -> float | None:
-    """When an annotation or label was last written (Unix seconds), by managedFields; else when the object was created.
+    """When an annotation or label was last written according to managedFields, else when the object was created (Unix
+    seconds).
 
     `field`: annotations or labels. `latest`: a later time is ignored.
     """

@@ -1,8 +1,8 @@
-"""Finds the controllers of a pod, from its own controller up to the top, as far as the API server confirms them.
+"""Finds the controllers of a pod, from its own controller up to the top, if the API server confirms them.
 
 A user who may write an object can write any owner reference, and the API server does not check it. So a reference
-counts only if the object that it names was read in the same namespace and has the UID of the reference. An object is
-gone only if the API server answers 404 and names the object. Any other failure means that it cannot be read.
+counts only if its object was read in the same namespace and has the UID of the reference. An object counts as gone only
+if the API server answers 404 and names the object. After any other failure the object counts as unreadable.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As people and consumers name it: batch/v1/Job/train."""
+        """The title for people, as consumers write it: batch/v1/Job/train."""
         return f"{self.api_version}/{self.kind}/{self.name}"
 
     @property
@@ -59,14 +59,14 @@ class Link(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether API version, kind and name are valid, and the UID is set, so that the object can exist."""
+        """Whether the object can exist: API version, kind and name are valid, and the UID is set."""
         group, slash, version = self.api_version.rpartition("/")
         is_version = VERSION.fullmatch(version) and (not slash or GROUP.fullmatch(group))
         return bool(is_version and WORD.fullmatch(self.kind) and object_name(self.name) and self.uid)
 
 
 class Owner(NamedTuple):
-    """A controller that was read. `wanted`: how many pods it keeps running at once; None where this is not known."""
+    """A controller that was read. `wanted`: how many pods it keeps running at once; None if this is not known."""
 
     link: Link
     metadata: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Owner(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As people and consumers name it: batch/v1/Job/train."""
+        """The title for people, as consumers write it: batch/v1/Job/train."""
         return self.link.title
 
 
@@ -118,7 +118,7 @@ def has_pods_above(metadata: Mapping[str, Any]) -> bool:
 
 
 def pods_above(metadata: Mapping[str, Any]) -> frozenset[str]:
-    """UIDs of all pods that an object names as its owners, controllers or not. The object ends with these pods."""
+    """UIDs of all pods that an object names as owners, controllers or not. The object is deleted with these pods."""
     references = rows_of(metadata, "ownerReferences")
     return frozenset(str(each.get("uid") or "") for each in references if each.get("kind") == "Pod") - {""}
 
@@ -133,12 +133,12 @@ class Kinds:
         self._preferred: tuple[float, Mapping[str, str]] | None = None
 
     def known(self, version: str) -> Mapping[str, str] | None:
-        """The resources of a group and version, by kind, if they were asked for recently; else None."""
+        """The resources of a group and version, by kind; None if they were not requested recently."""
         table = self._tables.get(version)
         return table[1] if table is not None and self._is_fresh(table[0]) else None
 
     def ask(self, version: str) -> Mapping[str, str]:
-        """Ask for the resources of a group and version now, by kind; empty if it is not served."""
+        """Request the resources of a group and version now, by kind; empty if the API server does not serve it."""
         try:
             listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))
         except MarkError as exc:
@@ -154,12 +154,12 @@ class Kinds:
         return table
 
     def plural(self, version: str, kind: str) -> str:
-        """The resource of a kind; "" if the kind is not served."""
+        """The resource of a kind; "" if the API server does not serve the kind."""
         known = self.known(version)
         return (known if known is not None and kind in known else self.ask(version)).get(kind, "")
 
     def preferred(self, group: str) -> str:
-        """The version of a group that the API server prefers, as group/version; "" if the group is not served."""
+        """The version of a group that the API server prefers, as group/version; "" if it does not serve the group."""
         if self._preferred is None or not self._is_fresh(self._preferred[0]):
             groups = rows_of(self._api.call(self._api.groups.get_api_versions), "groups")
             found = {
@@ -198,7 +198,7 @@ class Owners:
         self._parents: Parents = {}
 
     def look(self, namespace: str, until: float = math.inf) -> OwnerLook:
-        """Begin a look at one namespace. After `until` (monotonic seconds) it reads nothing more."""
+        """Begin to look at one namespace. After `until` (monotonic seconds) the look reads nothing more."""
         if len(self._parents) >= PARENTS_MAX:
             self._parents = {}
         return OwnerLook(self._api, self._clock, self.kinds, namespace, self._parents, until)
@@ -207,12 +207,12 @@ class Owners:
 class OwnerLook:
     """One look at one namespace. It reads each owner once, within the limits.
 
-    It keeps its answers, so a kind that is installed later is found by the next look. Its calls raise MarkError only
-    where the API server is throttling (429), and `place` for any failed request.
+    It keeps the answers, so only the next look finds a kind that is installed later. Its calls raise MarkError only if
+    the API server is throttling (429); `place` also raises it for any failed request.
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
-        """`parents`: by namespace and reference, the controllers of owners that were read in earlier looks."""
+        """`parents`: by namespace and reference, the controllers of owners that earlier looks have read."""
         self._api = api
         self._clock = clock
         self._kinds = kinds
@@ -225,7 +225,7 @@ class OwnerLook:
         self._room = Room(LOOK_MAX, f"all owners of this namespace together are larger than {LOOK_MAX // 2**20} MiB")
 
     def chain(self, metadata: Mapping[str, Any]) -> Chain:
-        """The controllers above an object, as they are now. A controller that is gone ends the chain."""
+        """The controllers above an object, as they are now. The chain ends at a controller that is gone."""
         owners: list[Owner] = []
         link = controller_of(metadata)
         while link is not None and len(owners) < DEPTH_MAX:
@@ -245,7 +245,7 @@ class OwnerLook:
     def ancestry(self, metadata: Mapping[str, Any]) -> list[Link]:
         """References to the controllers above an object, nearest first, without their present content.
 
-        The last reference may be unverified: its object is gone, or could not be read.
+        The last reference may be unverified, because its object is gone or could not be read.
         """
         links: list[Link] = []
         link = controller_of(metadata)
@@ -264,11 +264,11 @@ class OwnerLook:
         return controller_of(found["metadata"]) if isinstance(found, dict) else found
 
     def place(self, link: Link) -> tuple[str, str, str, str] | Unread:
-        """Group, version, namespace and resource under which an owner is read. Raises MarkError."""
+        """Group, version, namespace and resource for reading an owner. Raises MarkError."""
         return self._find(link)
 
     def read(self, link: Link) -> Json | Unread | None:
-        """The object of a reference; None when it is gone, or is not in this namespace."""
+        """The object of a reference; None if it is gone, or is not in this namespace."""
         if link not in self._read:
             found = self._ask(link)
             self._read[link] = found
@@ -304,12 +304,12 @@ class OwnerLook:
         elif (own := self._core().get(link.kind)) is not None:
             function, what = own, (link.name, self._namespace)
         else:
-            return Unread(link, KIND, f"{link.title} is of a kind that controls no pods")
+            return Unread(link, KIND, f"{link.title}: objects of this kind do not control pods")
         if self._reads_left <= 0 or self._clock.monotonic() > self._until:
             return Unread(
                 link,
                 LIMIT,
-                f"{link.title} was not read: one look reads at most {READS_MAX} owners, within a time limit",
+                f"{link.title} was not read: per namespace, at most {READS_MAX} owners are read, within a time limit",
             )
         self._reads_left -= 1
         is_counted = (link.group, link.kind) in COUNTED
@@ -327,9 +327,9 @@ class OwnerLook:
         return {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
 
     def _find(self, link: Link) -> tuple[str, str, str, str] | Unread:
-        """Group, version, namespace and resource under which an owner is read.
+        """Group, version, namespace and resource for reading an owner.
 
-        If the version in the reference is no longer served, the API server's preferred version is used. Raises
+        If the API server no longer serves the version in the reference, its preferred version is used. Raises
         MarkError.
         """
         versions = [link.api_version]
@@ -338,8 +338,8 @@ class OwnerLook:
             if link.kind not in table:  # it may have been installed since
                 asked = self._discover(version)
                 if asked is None:
-                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per look"
-                    return Unread(link, LIMIT, f"{link.title} is beyond {limit}")
+                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per namespace"
+                    return Unread(link, LIMIT, f"{link.title} was not read because of {limit}")
                 table = asked
             if link.kind in table:
                 group, _, release = version.partition("/")
@@ -350,7 +350,7 @@ class OwnerLook:
         return Unread(link, KIND, f"{link.title}: the API server serves no such namespaced kind")
 
     def _discover(self, version: str) -> Mapping[str, str] | None:
-        """The resources of a group and version, asked for once per look; None beyond the limit. Raises MarkError."""
+        """The resources of a group and version, requested once per look; None above the limit. Raises MarkError."""
         if version not in self._tables:
             if self._discoveries_left <= 0:
                 return None
@@ -360,9 +360,9 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """How many pods a Job or StatefulSet keeps running at once; None for other kinds, and where this is not set.
+    """How many pods a Job or StatefulSet keeps running at once; None for other kinds, and if it does not specify this.
 
-    Raises ValueError where the number is invalid: then members may be missing.
+    Raises ValueError if the number is invalid, because members may then be missing.
     """
     spec, status = found.get("spec") or {}, found.get("status") or {}
     if kind == "StatefulSet":

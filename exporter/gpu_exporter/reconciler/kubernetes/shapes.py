@@ -1,7 +1,8 @@
-"""The kinds of objects that may be suspended or stopped: the pods that each controls, wants and adopts. Pure.
+"""The kinds of objects that may be suspended or stopped: for each kind, the pods that it controls, wants and adopts.
+Pure.
 
-The table has one row per kind. A kind without a row is never acted on. Each row was compared with the real controller:
-tests/component/test_shapes.py suspends an object of each kind and checks which pods end.
+The table has one row per kind. The reconciler never acts on a kind without a row. Each row was compared with the real
+controller: tests/component/test_shapes.py suspends an object of each kind and checks which pods end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object that may be acted on, as it was read. `between`: the objects between it and its pods, by UID."""
+    """An object on which an act is possible, as it was read. `between`: the objects between it and its pods, by UID."""
 
     target: Json
     between: Mapping[str, Json]
@@ -39,12 +40,13 @@ class Found(NamedTuple):
 class Shape(NamedTuple):
     """The properties of one kind.
 
-    `chains`: the possible kinds between a pod and the object, nearest first; () where the object itself controls pods.
-    `wants`: the pods that the object keeps running now, by role, given the object and the objects between. `role`: the
-    role of a pod, given the labels of the pod and of its controller. `adopts`: whether the object would adopt a pod
-    with these labels and no controller. `shares_name`: the object's controller uses an object between by name, even if
-    another object owns that one. `rest`: the path of the field that suspends or stops the object. `verbs`: the possible
-    acts on the object, from ACTIONS.
+    `chains`: the possible kinds between a pod and the object, nearest first; () if the object itself controls pods.
+    `wants`: the pods that the object keeps running now, by role, given the object and the objects between.
+    `role`: the role of a pod, given the labels of the pod and of its controller.
+    `adopts`: whether the object would adopt a pod with these labels and no controller.
+    `shares_name`: the object's controller selects an object between by its name, even if that one has another owner.
+    `rest`: the path of the field that suspends or stops the object.
+    `verbs`: the possible acts on the object, from ACTIONS.
     """
 
     kind: Kind
@@ -58,12 +60,12 @@ class Shape(NamedTuple):
 
     @property
     def between(self) -> frozenset[Kind]:
-        """Kinds between a pod and the object."""
+        """The kinds between a pod and the object."""
         return frozenset(kind for chain in self.chains for kind in chain)
 
 
 def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
-    """The shape of the highest controller in a verified chain that may be acted on, and its position in the chain.
+    """The shape of the highest possible target in a verified chain of controllers, and its position in the chain.
 
     None if there is no such controller. A controller counts only if all kinds below it in the chain fit its shape.
     """
@@ -76,7 +78,7 @@ def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
 
 
 def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
-    """The role of pods of a kind whose pods are all alike."""
+    """The role of a pod of a kind whose pods are all alike."""
     return ""
 
 
@@ -89,7 +91,7 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """By replicated job: the pods that its existing Jobs want, and all pods of Jobs that do not exist yet."""
+    """By replicated job: the pods that its existing Jobs want, plus all pods of its Jobs that do not exist yet."""
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
@@ -115,7 +117,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """`wants` of a kind of Kubeflow. `field`: the field of its spec that contains the replicas."""
+    """`wants` of a Kubeflow kind. `field`: the field of its spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))
@@ -156,7 +158,7 @@ def _by_job_name(labels: Mapping[str, Any], found: Found) -> bool:
 def selects(selector: Any, labels: Mapping[str, Any]) -> bool:
     """Whether a LabelSelector of the API selects these labels. A missing or empty selector selects nothing.
 
-    A rule with an unknown operator counts as selecting, to be safe.
+    To be safe, a rule with an unknown operator is treated as matching.
     """
     wanted, rules = _mapping(_mapping(selector).get("matchLabels")), _rows(_mapping(selector), "matchExpressions")
     if not wanted and not rules:
@@ -183,7 +185,9 @@ def _status(found: Json) -> Json:
 
 
 def _mapping(value: Any) -> Json:
-    """A part of an object as a mapping; empty if it is anything else, which its definition may allow."""
+    """A part of an object, if it is a mapping. Otherwise empty, because the definition of its kind may allow other
+    values.
+    """
     return value if isinstance(value, dict) else {}
 
 

@@ -1,7 +1,7 @@
-"""Reads the surroundings of pods, with a few requests for each namespace that has idle pods.
+"""Reads the surroundings of pods with a few requests for each namespace that has idle pods.
 
-A namespace is read again when a pod in it is about to rise, and otherwise at most once in VIEW_S. So the number of
-requests grows with the number of transitions, not with the number of holders.
+A namespace is read again if a pod in it is about to rise, and otherwise at most once in VIEW_S. So the number of
+requests grows with the number of transitions, and not with the number of holders.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT_MAX = 96 * 1024 * 1024  # approximate bytes of memory for all namespaces to
 
 
 class _NamespaceRead(NamedTuple):
-    """One namespace, the controllers above its pods, and when they were read (monotonic seconds)."""
+    """One namespace, the controllers above its pods, and the time of the read (monotonic seconds)."""
 
     view: NamespaceView
     gangs: Mapping[str, tuple[Member, ...]]
@@ -102,7 +102,7 @@ class PodSurveyor:
         return {name: self._guarded(name, wall) for name in names}
 
     def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
-        """The surroundings of one holder. A failure on its objects does not affect other holders."""
+        """The surroundings of one holder. An error on its objects does not affect other holders."""
         try:
             return self._surroundings(name, wall)
         except Exception as exc:
@@ -110,7 +110,7 @@ class PodSurveyor:
             return _left_out(name.namespace, name.name, MALFORMED, describe_bug(exc))
 
     def _make_room(self) -> None:
-        """Drop the largest namespaces until the rest fits into KEPT_MAX. So small namespaces are kept."""
+        """Drop the largest namespaces until the others fit into KEPT_MAX, so that small namespaces are kept."""
         weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _NamespaceRead)}
         total = sum(weights.values())
         for name in sorted(weights, key=weights.__getitem__, reverse=True):
@@ -199,7 +199,7 @@ class PodSurveyor:
 
 
 def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
-    """As OwnerLook.ancestry. After an internal error, only the pod's own reference remains. Raises MarkError."""
+    """As OwnerLook.ancestry. After an internal error, returns only the reference in the pod. Raises MarkError."""
     try:
         return look.ancestry(pod.metadata)
     except MarkError:
@@ -211,7 +211,7 @@ def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
 
 
 def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | Unreadable:
-    """The controllers above a pod. An odd controller does not affect other pods. Raises MarkError."""
+    """The controllers above a pod. A malformed controller does not affect other pods. Raises MarkError."""
     try:
         return look.chain(pod.metadata)
     except MarkError:
@@ -222,14 +222,14 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
 
 
 def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:
-    """Why a pod must not be judged by itself: it belongs to a gang whose other members are not known. Else None."""
+    """The reason not to judge a pod by itself: its gang has members that are not known. None for other pods."""
     name = pod.metadata["name"]
     if sign := unnamed_gang(pod.metadata, ancestry):
         why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, but no known label names the gang"
         return Unreadable(f"{why}: give all members one label, such as {GROUPS[0]}")
     if pod.metadata.get(SPEC_GROUP) and view.left_out:  # of these pods only the metadata was read
         others = ", ".join(sorted(view.left_out)[:3])
-        return Unreadable(f"whether {others} is in the gang of pod {name} is not known, since it cannot be read")
+        return Unreadable(f"it is not known whether {others} is in the gang of pod {name}, because it cannot be read")
     return None
 
 
@@ -241,7 +241,7 @@ def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
 def _members_of(
     namespace: str, gangs_: Mapping[str, frozenset[str]], view: NamespaceView
 ) -> dict[str, tuple[Member, ...]]:
-    """By pod, the members of its gang. All members share one list, since a gang may have thousands."""
+    """By pod, the members of its gang. All members share one list, because a gang may have thousands."""
     lists: dict[frozenset[str], tuple[Member, ...]] = {}
     for gang in gangs_.values():
         if gang not in lists:
@@ -301,7 +301,7 @@ def describe(
 
 
 def kinds_of(owners: Sequence[Owner]) -> tuple[str, ...]:
-    """The kinds of the controllers as people write them: PyTorchJob, and kubeflow.org/PyTorchJob."""
+    """The kinds of the controllers in both common forms: PyTorchJob, and kubeflow.org/PyTorchJob."""
     if not owners:
         return ("Pod",)
     return tuple(text for owner in owners for text in _kind_texts(owner.kind, owner.group))
@@ -312,9 +312,11 @@ def _kind_texts(kind: str, group: str) -> tuple[str, ...]:
 
 
 def acts_on(owners: Sequence[Owner]) -> str:
-    """The title of the highest controller that pods with these controllers have in common.
+    """The title of the object on which a user or tool must act to free the GPUs: the highest controller of all these
+    pods.
 
-    This is a run rather than its schedule, and a Deployment rather than the object that created it.
+    For a scheduled run this is the run, not its schedule. For a Deployment it is the Deployment, not the object that
+    created it.
     """
     found = ""
     for at, owner in enumerate(owners):
@@ -326,7 +328,7 @@ def acts_on(owners: Sequence[Owner]) -> str:
 
 
 def target_of(owners: Sequence[Owner]) -> Reference | None:
-    """The target of an act on a pod with these controllers; None where the reconciler never acts."""
+    """The target of an act on a pod with these controllers; None if the reconciler never acts on it."""
     found = match([owner.link for owner in owners])
     if found is None:
         return None

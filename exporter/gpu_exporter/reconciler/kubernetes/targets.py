@@ -1,7 +1,7 @@
 """Reads the target of an act, and all pods that the act would end, from one list of the pods in its namespace.
 
-A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the controller of a
-pod has a kind that the shape does not contain, the act does not end this pod, and its controllers are not read.
+A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the kind of a pod's
+controller is not part of the shape, the act does not end this pod, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ MANAGERS = (
 
 
 class Lever(NamedTuple):
-    """The object that an act patches. `place`: group, version, namespace, plural and name. `found`: as it was read.
+    """The object that an act patches.
 
-    `path`, `value`: the field that the act sets, and its new value.
+    `place`: group, version, namespace, plural and name. `found`: the object as it was read. `path`, `value`: the field
+    that the act sets, and its new value.
     """
 
     place: tuple[str, str, str, str, str]
@@ -193,7 +194,7 @@ class TargetReader:
     def _large_pods(
         self, namespace: str, left_out: dict[str, tuple[str, str]]
     ) -> Iterator[tuple[Link | None, PodView]]:
-        """Pods that are malformed or too large, by their metadata. A pod that is yielded is removed from `left_out`."""
+        """The metadata of pods that are malformed or too large. Each pod that it yields is removed from `left_out`."""
         for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
             if name:
                 try:
@@ -218,7 +219,9 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Sort the pods: members, each with its controller; objects between, by UID; strangers; unread objects."""
+        """Sort the pods. Returns the members, each with its controller; the objects between, by UID; strangers; and
+        unread objects.
+        """
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}
         strangers: list[str] = []
@@ -226,7 +229,7 @@ class TargetReader:
         if () in shape.chains:
             members += [(found, pod) for pod in pods.own]
         else:
-            strangers += [f"{_name(pod)} belongs to it in a way that is unknown for its kind" for pod in pods.own]
+            strangers += [f"{_name(pod)} belongs to it in a way that is not supported" for pod in pods.own]
         for owner, below in sorted(pods.below.items()):
             parent = look.parent(owner)
             if isinstance(parent, Unread):
@@ -240,9 +243,9 @@ class TargetReader:
                 elif intermediate is not None:
                     unread.append(f"{_name(below[0])}: {intermediate.why}")
             elif parent is not None and (parent.group, parent.kind, parent.name) == (link.group, link.kind, link.name):
-                strangers.append(f"{owner.title} belongs to an earlier object with its name")
+                strangers.append(f"{owner.title} belongs to an earlier object with the target's name")
             elif shape.shares_name and owner.name == link.name:
-                strangers.append(f"{owner.title} has its name, but does not belong to it")
+                strangers.append(f"{owner.title} has the target's name, but does not belong to it")
         whole = Found(found, between)
         strangers += [
             f"{_name(pod)} has no controller, and the target would adopt it"
@@ -258,7 +261,7 @@ class TargetReader:
             if chain.unread is not None:
                 unread.append(f"{_name(pod)}, which names the same group: {chain.unread.why}")
             elif any(owner.link.uid == link.uid for owner in chain.owners):
-                strangers.append(f"{_name(pod)} is below it in a way that is unknown for its kind")
+                strangers.append(f"{_name(pod)} is below it in a way that is not supported")
         return members, between, strangers, unread
 
     def _part(self, pod: PodView, shape: Shape, owner: Json, namespace: str, idle_s: float, wall: float) -> Part:
@@ -299,12 +302,12 @@ class TargetReader:
         try:
             workloads = self._workloads(version, place[2], link.uid)
         except OddAnswer as exc:
-            return None, Skipped("kueue", f"whether Kueue manages it is unknown: {exc}")
+            return None, Skipped("kueue", f"it is unknown whether Kueue manages it: {exc}")
         except MarkError as exc:
             if exc.status != 403:
                 raise
             return None, Skipped(
-                "kueue", f"whether Kueue manages it is unknown: the reconciler needs `list` on {WORKLOADS}"
+                "kueue", f"it is unknown whether Kueue manages it: the reconciler needs `list` on {WORKLOADS}"
             )
         if not workloads and not is_queued:
             return own, None
@@ -338,7 +341,7 @@ class TargetReader:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """The pods that the garbage collector ends after the members, since one of their owners is a pod that ends."""
+    """The pods that the garbage collector deletes after the members, because one of their owners is a pod that ends."""
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
@@ -366,7 +369,7 @@ def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
 
 
 def _above(found: Json, title: str) -> str:
-    """A controller that would undo the act, or that depends on the target, in words; "" for none."""
+    """The controller that would undo the act, or that depends on the target, in words; "" for none."""
     owner = controller_of(found["metadata"])
     if owner is not None:
         why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the act"
@@ -377,7 +380,7 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is suspended already."""
+    """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is already suspended."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")

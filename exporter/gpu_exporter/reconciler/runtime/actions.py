@@ -1,4 +1,4 @@
-"""Builds the parts that act on underused holders, as the settings and flags request."""
+"""Builds the parts that act on underused holders, according to the settings and flags."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONE, ACT = "none", "act"
 
 
 class ProofPlaces(NamedTuple):
-    """The servers that are asked for proofs. `filters`: matchers of Alertmanager's alerts."""
+    """The servers from which proofs are read. `filters`: matchers for the alerts of Alertmanager."""
 
     prometheus: Address | None
     matcher: str
@@ -39,7 +39,7 @@ class ProofPlaces(NamedTuple):
 
 
 def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, keeps_texts: bool) -> None:
-    """Raise ValueError if the settings request actions that cannot be proven or recorded."""
+    """Raise ValueError if the settings request acts that cannot be proven or recorded."""
     actions = settings.actions
     if actions.mode == NONE:
         return
@@ -65,8 +65,9 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
 
 
 class ActionPlan(NamedTuple):
-    """What is done with underused holders, by settings and flags. `clients`: for the PromQL API and for Alertmanager.
-    `texts`: where the journal is kept, which mode act needs.
+    """The plan for acts on underused holders, from settings and flags.
+
+    `clients`: for the PromQL API and for Alertmanager. `texts`: the place of the journal, which mode act needs.
     """
 
     settings: Settings
@@ -83,7 +84,7 @@ class ActionPlan(NamedTuple):
         audit: AuditLog | None,
         may_write: Callable[[], bool],
     ) -> ActionRunner | None:
-        """The runner of the actions, None in mode none. `may_write`: whether this process may write now. Raises
+        """The runner of the acts; None in mode none. `may_write`: whether this process may write now. Raises
         MarkError.
         """
         actions, policy, places = self.settings.actions, self.settings.policy, self.places

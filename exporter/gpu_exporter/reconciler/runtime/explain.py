@@ -1,4 +1,4 @@
-"""`explain`: why one holder has its stage, now or in the past, and the history of its marks."""
+"""`explain`: prints why a holder has its stage, now or in the past, and the history of its marks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ SHOWN_MAX = 8  # holders among which one has to be named
 
 
 class ExplainRequest(NamedTuple):
-    """`holder`: whom to explain, in one of FORMS. `form`: table or json. `audit`: file with the history of marks, None
-    for no history.
+    """`holder`: the holder to explain, in one of FORMS.
+    `form`: table or json.
+    `audit`: file with the history of marks, None for no history.
     """
 
     holder: str
@@ -38,8 +39,9 @@ class ExplainRequest(NamedTuple):
 
 
 def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
-    """Explain as of `at_wall` (Unix seconds), for which live objects are no longer known. Returns the exit code. Raises
-    OSError.
+    """Explain the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
+
+    Returns the exit code. Raises OSError.
     """
     return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
 
@@ -55,7 +57,7 @@ def explain_once(
 ) -> int:
     """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
 
-    `preview`: knows the live objects, None for a time in the past. `clock`: the time to explain.
+    `preview`: reads the live objects; None for a time in the past. `clock`: shows the time to explain.
     """
     holder, asked = question.holder, parse_asked(question.holder)
     try:
@@ -66,7 +68,7 @@ def explain_once(
             names = list(dict.fromkeys(name for name, _ in found))
             if len(names if asked.pod else {unit for _, unit in found}) > 1:
                 several = ", ".join(f"{name} on {unit}" for name, unit in list(found)[:SHOWN_MAX])
-                complain(f"{holder}: there are several, so name one: {several}")
+                complain(f"{holder}: several holders match, so name one: {several}")
                 return Exit.USAGE
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
@@ -146,21 +148,21 @@ def _read_use(source: ExplainingSource, decision: Decision) -> UseOfUnits:
     try:
         return source.read_use(decision.name, decision.units)
     except AnswerError as exc:
-        complain(f"it is unknown what its GPUs do: {exc}")
+        complain(f"it is unknown how its GPUs are used: {exc}")
         return {}
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """GPUs of its pools that are waited for; asked only about a holder that uses its GPUs badly."""
+    """GPUs of its pools that others wait for. Queried only for a holder that uses its GPUs badly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:
         return source.read_waiting(decision.name)
     except AnswerError as exc:
-        complain(f"it is unknown how many GPUs are waited for: {exc}")
+        complain(f"it is unknown how many GPUs others wait for: {exc}")
         return {}
 
 
 def complain(text: str) -> None:
-    """Print on standard error what is missing from the output."""
+    """Print to standard error what is missing from the output."""
     print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201

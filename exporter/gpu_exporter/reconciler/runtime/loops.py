@@ -1,4 +1,4 @@
-"""`reconcile`: read evidence, decide, and print the marks that would be written. With --apply, write them."""
+"""`reconcile`: reads evidence, decides, and prints the marks that --apply would write. With --apply, writes them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reconcile_once(
     preview: Preview,
     pauses: Sequence[PauseSource] = (),
 ) -> int:
-    """One cycle that writes nothing; the exit code."""
+    """Run one cycle that writes nothing. Returns the exit code."""
     try:
         evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except AnswerError as exc:
@@ -63,7 +63,7 @@ def reconcile_once(
 
 
 class Reconciler(NamedTuple):
-    """The parts that decide in every cycle. `demand`: asks Slurm for pending jobs, None without Slurm."""
+    """The parts that decide in every cycle. `demand`: reads the pending jobs of Slurm; None without Slurm."""
 
     source: EvidenceSource
     book: Rulebook
@@ -75,8 +75,10 @@ class Reconciler(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """The parts that write decisions. `lease`: of several reconcilers, only its owner writes. `actions`: what is done
-    with underused holders.
+    """The parts that write decisions.
+
+    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for acts on underused
+    holders.
     """
 
     markers: Sequence[Marker]
@@ -105,7 +107,7 @@ def _cycle_until_signal(
 
 
 def apply_forever(parts: Reconciler, writing: Writing) -> int:
-    """Run cycles that write until a signal. With a lease, write only while this process holds it."""
+    """Run cycles that write until a signal. With a Lease, write only while this process holds it."""
     lease, telemetry, record = writing.lease, parts.telemetry, parts.record
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
     pauses = parts.pauses if lease is None else [*parts.pauses, lease]
@@ -137,8 +139,9 @@ def apply_once(
     audit: AuditLog | None,
     pauses: Sequence[PauseSource],
 ) -> int:
-    """Run one cycle that writes. Returns the exit code. Marks without evidence are removed at once, because a single
-    cycle cannot wait for evidence.
+    """Run one cycle that writes. Returns the exit code.
+
+    Marks without evidence are removed at once, because a single cycle cannot wait for evidence.
     """
     judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses)
     cycle = ReconcileCycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, CycleHooks(audit=audit), once=True)
@@ -153,10 +156,10 @@ def remove_all(
     patience_s: float = PATIENCE_S,
     form: str = "table",
 ) -> int:
-    """Print every mark, as JSON if `form` is json, and withdraw it with `apply`. With a lease, write only while this
-    process holds it, since a reconciler that is about to end could set a mark again. Returns the exit code.
+    """Print every mark, as JSON if `form` is json. With `apply`, also withdraw the marks. Returns the exit code.
 
-    Raises MarkError if the marks cannot be listed, or if the lease is not free within `patience_s`.
+    With a Lease, write only while this process holds it, because a reconciler that is about to end could set a mark
+    again. Raises MarkError if the marks cannot be listed, or if the Lease is not free within `patience_s`.
     """
     stop = threading.Event()
     may_write = lease.may_write if lease is not None else lambda: True
@@ -167,7 +170,7 @@ def remove_all(
             if not lease.wait(FIRST_LOOK_S):
                 complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
                 if not lease.wait(patience_s):
-                    hint = "; stop the holder first, or run it without --apply"
+                    hint = "; stop that reconciler first, or run it without --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
         for each in withdraw_all(markers, SYSTEM_CLOCK, apply=apply, may_write=may_write):
             facts = {"holder": each.title, "stage": each.stage, "outcome": each.outcome, "done": each.is_done}
@@ -182,7 +185,7 @@ def remove_all(
 
 
 def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
-    """Run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
+    """Run dry-run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
     judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
     dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, dry.task, parts, stop_on_signal())

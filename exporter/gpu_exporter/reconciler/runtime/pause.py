@@ -1,4 +1,4 @@
-"""`pause`: begin, extend, end or show the pause of a reconciler."""
+"""`pause`: starts, extends, ends or shows the pause of a reconciler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.reconciler.pause import PauseNote, PausePlace, PauseUnreadable
 
 
 def start_pause(place: PausePlace, lasts_s: float, reason: str, form: str = "text") -> int:
-    """Start a pause now, in place of any other pause. Returns the exit code. Raises OSError, MarkError."""
+    """Start a pause now, which replaces any other pause. Returns the exit code. Raises OSError, MarkError."""
     return _write(place, PauseNote(SYSTEM_CLOCK.wall() + lasts_s, reason), form)
 
 
@@ -44,7 +44,7 @@ def _write(place: PausePlace, note: PauseNote, form: str = "text") -> int:
 
 
 def _print(note: PauseNote | None, text: str, form: str, problem: str = "") -> None:
-    """`text`: the pause in words. `problem`: why it is unreadable."""
+    """`text`: the pause in words. `problem`: why the pause is unreadable."""
     if form == "json":
         until = None if note is None else note.until_wall
         facts = {

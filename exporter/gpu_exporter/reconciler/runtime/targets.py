@@ -1,4 +1,4 @@
-"""Builds, from the flags, the reconciler's source of evidence, and the markers that read and mark pods and jobs."""
+"""Builds from the flags the source of evidence, and the markers that read and mark pods and jobs."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ def build_source(
 
 
 class Targets(NamedTuple):
-    """Where pods and jobs are read and marked. None: use Kubernetes or Slurm if it is found here.
+    """Where pods and jobs are read and marked. None means: use Kubernetes or Slurm if it is found here.
 
-    `resources`: regular expressions of further pod resources whose devices are GPUs. `condition`: whether pods get a
-    condition beside their label. `field`: the field of a job that carries marks, as --slurm.field.
+    `resources`: regular expressions for additional pod resources whose devices are GPUs.
+    `condition`: whether pods get a condition in addition to their label.
+    `field`: the field of a job that contains marks, as --slurm.field.
     """
 
     kubernetes: bool | None = None
@@ -95,7 +96,7 @@ def explain_monitors(targets: Targets) -> Absence | None:
 
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
-    """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is unavailable."""
+    """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is not available."""
     known = gpu_resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if targets.kubernetes is not False:
@@ -117,7 +118,7 @@ def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Mark
 
 
 def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
-    """The markers to write with. Raises ValueError if there is no scheduler to mark for, and MarkError."""
+    """The markers that write. Raises ValueError if no scheduler is found, and MarkError."""
     markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
         raise ValueError(
@@ -128,9 +129,9 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
 
 
 def build_preview(policy: Policy, targets: Targets) -> Preview:
-    """For a dry run: the markers that are available. They are only read from.
+    """For a dry run: the available markers, which only read.
 
-    Raises ValueError and MarkError if a requested scheduler is unavailable.
+    Raises ValueError and MarkError if a requested scheduler is not available.
     """
     makers = find_makers(policy, targets)
     asked = {"kubernetes": bool(targets.kubernetes or targets.kubeconfig), "slurm": bool(targets.slurm)}
@@ -138,7 +139,7 @@ def build_preview(policy: Policy, targets: Targets) -> Preview:
 
 
 def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:
-    """The reader of pending jobs, None without Slurm."""
+    """The reader of pending jobs; None without Slurm."""
     if not (slurm or (slurm is None and JobMarker.is_present())):
         return None
     return SlurmDemand(run_slurm, alerts.demand_pod_max, alerts.demand_tenant_max)
@@ -152,8 +153,10 @@ def build_lease(kubeconfig: str, place: str) -> Lease:
 
 
 def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
-    """Where the record of decisions survives a restart: files of a directory, otherwise a Lease beside the Lease at
-    NAMESPACE/NAME. None if neither is given. Raises ValueError, OSError, MarkError.
+    """The place where the record of decisions survives a restart: files of a directory, otherwise a second Lease beside
+    the one at NAMESPACE/NAME. None if neither is given.
+
+    Raises ValueError, OSError, MarkError.
     """
     if directory is not None:
         return TextFiles(directory)
@@ -167,7 +170,7 @@ def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> T
 def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:
     """The place of a pause: a file, or a Lease at NAMESPACE/NAME.
 
-    Raises ValueError, MarkError, and ModuleNotFoundError without the kubernetes client.
+    Raises ValueError and MarkError, and ModuleNotFoundError without the kubernetes client.
     """
     if path is not None:
         return PauseFile(path)

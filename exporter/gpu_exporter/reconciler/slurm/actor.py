@@ -1,8 +1,8 @@
-"""Requeues jobs whose owners allow it, and cancels other jobs where the site allows that.
+"""Requeues jobs whose owners allow it. Cancels other jobs if the site allows that.
 
-`scontrol requeue` and `scancel` take the id of a job but not a certain run of it, so the job is read right before. A
-note about the act is first written into the job's mark, and read back. If the process ends in between, the note
-remains, and no second command is given while the mark remains.
+`scontrol requeue` and `scancel` take the id of a job, but cannot select a certain run of it. So the job is read right
+before the command. A note about the act is first written into the job's mark, and read back. If the process ends before
+the command, the note remains, and no second command is given while the mark remains.
 
 A heterogeneous job is one target: either command ends all of its components.
 """
@@ -30,7 +30,7 @@ REQUEUES_MAX = 1  # restarts of one job by any cause: a job that stages data for
 
 
 class JobActor:
-    """Acts on jobs of one cluster."""
+    """Acts on the jobs of one cluster."""
 
     scheduler = SCHEDULER
 
@@ -61,7 +61,7 @@ class JobActor:
         )
 
     def rehearse(self, target: Target) -> None:
-        """As Actor: nothing to check, since Slurm obeys the command or reports an error."""
+        """As Actor. There is nothing to check, because Slurm obeys the command or reports an error."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
         """As Actor."""
@@ -105,10 +105,10 @@ class JobActor:
         return NOT_DONE if job.runs and acted_on(job) != entry.note else UNCLEAR
 
     def tell(self, entry: Entry, text: str) -> None:
-        """As Actor: nothing to do, since the mark contains the note, and sacct shows it."""
+        """As Actor. There is nothing to do, because the mark contains the note, and sacct shows the mark."""
 
     def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
-        """The act, and how the job is resumed."""
+        """The act, and in words how the job can run again."""
         (job, *others) = components
         asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
         if asked and not others and REQUEUE in verbs:
@@ -124,7 +124,9 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """Read the components again. Raises Refused if more than a mark has changed, e.g. the run of a component."""
+        """Read the components again. Raises Refused if more than a mark has changed, e.g. if a component was
+        restarted.
+        """
         now = [self._marker.read(job.job_id) for job in before]
         if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
             raise Refused("changed", "the job was started again, or its Comment was changed, since it was read")
@@ -134,23 +136,25 @@ class JobActor:
 
 
 def _components(jobs: Sequence[LiveJob], name: str) -> list[LiveJob]:
-    """The components of a job that have not ended, the leader first. Other jobs have one component."""
+    """The components of a job that have not ended, the leader first. An ordinary job has one component."""
     found = [job for job in jobs if name in (job.job_id, job.leader) and not job.has_ended]
     return sorted(found, key=lambda job: (job.job_id != name, need_whole(job.job_id)))
 
 
 def _fixed(job: LiveJob) -> tuple[str, str]:
-    """The run of a job, and its Comment without the reconciler's mark."""
+    """The run of a job, and its Comment without the mark of the reconciler."""
     return job.incarnation, job.marked.get("Comment", job.comment)
 
 
 def _holds_gpus(job: LiveJob) -> bool:
-    """Whether Slurm gave the job GPUs, or the job asked for GPUs."""
+    """Whether Slurm gave GPUs to the job, or the job asked for GPUs."""
     return bool(job.gpus) or job.asks
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
-    """Why the act must not run: no component holds GPUs, or one that does has no mark `underused`. None if it may."""
+    """Why the act must not run: no component holds GPUs, or a component with GPUs has no mark `underused`. None if it
+    may run.
+    """
     if not holding:
         return Skipped("changed", "it holds no GPU now")
     for job in holding:
@@ -162,19 +166,19 @@ def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
 def _obstacle(components: Sequence[LiveJob], verb: str) -> Skipped | None:
     first = components[0]
     if part := next((job for job in components if job.has_part), None):
-        why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
+        why = "has a part of a GPU (shard or MPS); its end would not help jobs that wait for whole GPUs"
         return Skipped("part", f"job {part.target} {why}")
     if unknown := next((job for job in components if job.asks and job.gpus is None), None):
         return Skipped("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
-        return Skipped("requeued", f"it was already started again {first.restarts} times")
+        return Skipped("requeued", f"Slurm has already started it again {first.restarts} times")
     return None
 
 
 def _dependent(components: Sequence[LiveJob], jobs: Sequence[LiveJob]) -> str:
     """A job of the same user or account that waits for the end of this job; "" for none.
 
-    Jobs of others do not count, since any user may submit a job that waits for this job.
+    Jobs of others do not count, because any user may submit a job that waits for this one.
     """
     ids = {text for job in components for text in (job.job_id, job.leader, job.target.partition("_")[0])} - {""}
     owners = {(job.user, job.account) for job in components}

@@ -1,7 +1,7 @@
-"""GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus, gpu_demand_counted_gpus.
+"""Counts the GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus, gpu_demand_counted_gpus.
 
-On Kubernetes, kube-state-metrics reports the demand. Slurm has no such exporter. Jobs that wait for something else (a
-dependency, a start time, a limit or a release) are not demand: a free GPU would not start them.
+On Kubernetes, kube-state-metrics reports the demand. Slurm has no such exporter. A job that waits for something else (a
+dependency, a start time, a limit or a release) is not demand, because a free GPU would not start it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _count(tres: str) -> int:
 
 
 def _number(text: str) -> int:
-    """A number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 while Slurm does not show it."""
+    """A number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 if Slurm does not show it yet."""
     match = re.match("[0-9]+", text)
     return max(1, need_whole(match[0])) if match else 1
 
@@ -89,13 +89,13 @@ class SlurmDemand:
     """Reads the demand of one Slurm cluster."""
 
     def __init__(self, run: Callable[..., str], job_max: int, tenant_max: int) -> None:
-        """`run`: runs one of Slurm's commands and returns its output; raises MarkError. Others: as in parse_demand."""
+        """`run`: runs a command of Slurm and returns its output; raises MarkError. Others: as in parse_demand."""
         self._run = run
         self._most = job_max, tenant_max
         self._problem = ""
 
     def read(self) -> Demand | None:
-        """GPUs by partition; None while the answer of Slurm is missing or malformed, which is logged once."""
+        """GPUs by partition; None while the answer of Slurm is missing or malformed. This is logged once."""
         problem, demand = "", None
         try:
             demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT), *self._most)

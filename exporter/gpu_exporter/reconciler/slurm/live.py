@@ -1,4 +1,4 @@
-"""Parses jobs as `squeue --json` prints them, and the marks on them."""
+"""Parses the jobs in the output of `squeue --json`, and the marks on them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ FINISHED = frozenset(
 class LiveJob(NamedTuple):
     """The used fields of one job.
 
-    `target`: its name for scontrol. The job id is not enough: one task of an array, or one component of a heterogeneous
-    job, has the id that names the whole. `start`: Unix seconds, 0 while unknown. `text`: the text of its mark, else the
-    content of `field`. `field`: the field for a mark; "" if all usable fields contain other texts. `marked`: the fields
-    that have marks, each with the text that others have added after the mark. `leader`: the first component of a
-    heterogeneous job, "" for other jobs. `is_batch`: whether it has a batch script; None where that is not known.
-    `gpus`: how many GPUs Slurm gave it; None if it has no GPUs, or Slurm does not show which. `has_part`: whether it
-    has only a part of a GPU (shard, mps). `asks`: whether it asks for GPUs, or may have some. `title`, `comment`: the
-    job's name and Comment, in its owner's words. `may_requeue`: whether Slurm may start it again, by its owner or the
-    site; None where that is not known. `waits_for`: ids of the jobs on whose end it depends; for an array without the
-    task.
+    `target`: its name for scontrol. The job id is not enough: for one task of an array or one component of a
+    heterogeneous job, the same id names the whole.
+    `start`: Unix seconds, 0 while unknown.
+    `text`: the text of its mark, otherwise the content of `field`.
+    `field`: the field for a mark; "" if all usable fields contain other texts.
+    `marked`: the fields that contain marks, each with the text that others have added after the mark.
+    `leader`: the first component of a heterogeneous job, "" for other jobs.
+    `is_batch`: whether it has a batch script; None if this is not known.
+    `gpus`: how many GPUs Slurm gave it; None if it has no GPUs, or if Slurm does not show them.
+    `has_part`: whether it has only a part of a GPU (shard, mps).
+    `asks`: whether it asks for GPUs, or may have some.
+    `title`, `comment`: the job's name and its Comment, which its owner wrote.
+    `may_requeue`: whether its owner or the site lets Slurm start it again; None if this is not known.
+    `waits_for`: ids of the jobs on whose end it depends; for an array without the task.
     """
 
     job_id: str
@@ -72,7 +76,7 @@ class LiveJob(NamedTuple):
 
     @property
     def words(self) -> frozenset[str]:
-        """Its state and the flags of the state."""
+        """Its state and the flags of this state, each as one word."""
         return frozenset(self.state.split(","))
 
     @property
@@ -82,12 +86,12 @@ class LiveJob(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it can work. With a flag such as COMPLETING, the state has further words."""
+        """Whether it can work. It cannot if its state has a flag such as COMPLETING."""
         return self.state == "RUNNING"
 
     @property
     def mark(self) -> Mark | None:
-        """The mark in its text; None if the text is no mark."""
+        """The mark in its text; None if the text is not a mark."""
         match = MARK.match(self.text)
         if match is None:
             return None
@@ -111,10 +115,12 @@ def read_field(text: str, name: str) -> str | None:
 def parse_jobs(
     text: str, fields: Sequence[str], denied: Collection[str] = (), report: Callable[[int], None] = lambda count: None
 ) -> list[LiveJob]:
-    """Jobs of an answer of `squeue --json`. A malformed job does not hide the others.
+    """The jobs in the output of `squeue --json`. A malformed job does not affect the others.
 
-    `fields`: fields of FIELDS that may carry a mark, the best first. `denied`: fields that the reconciler may not
-    write; it does not change marks there. `report`: receives the number of malformed jobs. Raises ValueError.
+    `fields`: those of FIELDS that may carry a mark, the best first.
+    `denied`: fields that the reconciler may not write. It does not change marks there.
+    `report`: called with the number of malformed jobs.
+    Raises ValueError.
     """
     jobs, malformed = read_jobs(text, lambda row: _read_row(row, fields, denied))
     if malformed:
@@ -173,10 +179,11 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
-    """How many GPUs Slurm gave a job, whether it has only a part of a GPU, and whether it asks for or may have GPUs.
+    """How many GPUs Slurm gave a job; whether it has only a part of a GPU; and whether it asks for GPUs or may have
+    some.
 
-    Only `gres_detail` shows the GPU of a part. Where AccountingStorageTRES does not name GPUs, which is the default,
-    only `gres_detail` shows whole GPUs too.
+    Only `gres_detail` shows the GPU of a part. If AccountingStorageTRES does not name GPUs, which is the default, only
+    `gres_detail` shows whole GPUs too.
     """
     allocated = str(row.get("tres_alloc_str") or "")
     asked = [str(row.get(f"tres_per_{of}") or "") for of in ("job", "node", "socket", "task")]
@@ -195,7 +202,7 @@ def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
 
 
 def _dependencies(text: str) -> frozenset[str]:
-    """Ids of the jobs for whose end a job waits. `after` waits for their start, so it does not count."""
+    """Ids of the jobs for whose end a job waits. `after` does not count, because it waits for a start."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 

@@ -1,8 +1,10 @@
-"""Marks on Slurm jobs: a line of text in AdminComment. If this field is in use or denied: in Extra (23.02) or Comment.
+"""Marks on Slurm jobs: a line of text in AdminComment. If this field is in use or denied: in Extra (since 23.02) or
+Comment.
 
-Jobs are read with `squeue --json`, where no job name or comment can imitate another field. Texts of others are never
-overwritten. Extra is not written where Slurm reads it as a node filter (SchedulerParameters=extra_constraints).
-AdminComment needs the rights of an Administrator; the other fields need the rights of an Operator.
+Jobs are read with `squeue --json`, in which no job name or comment can imitate another field. Texts of others are never
+overwritten. The reconciler does not write Extra if Slurm uses it as a node filter
+(SchedulerParameters=extra_constraints). AdminComment needs the rights of an Administrator. The other fields need the
+rights of an Operator.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ TAKEN = frozenset(("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"
 def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -> str:
     """The text of a mark.
 
-    `stage`: the stage of the decision for a new mark, the stage of the mark for a renewal. `start`: of the job (Unix
-    seconds), which differs after a requeue. `acted`: the note about an act on this run of the job; "" for no act.
+    `stage`: for a new mark, the stage of the decision; for a renewal, the stage of the mark. `start`: start of the job
+    (Unix seconds), which changes with a requeue. `acted`: the note about an act on this run of the job; "" for no act.
     """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
@@ -59,7 +61,7 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
 
 
 def acted_on(job: LiveJob) -> str:
-    """The note in the mark about an act on this run of a job; "" for no act."""
+    """The note about an act on this run of a job, from its mark; "" for no act."""
     start = parse_timestamp(read_field(job.text, "start"))
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
@@ -67,9 +69,9 @@ def acted_on(job: LiveJob) -> str:
 
 
 def add_note(text: str, note: str) -> str:
-    """The text of a mark with a note about an act on this run of its job.
+    """The text of a mark, with a note about an act on this run of its job.
 
-    The result does not contain text of others after the mark; `set_text` keeps that text.
+    The result does not contain the text of others after the mark. `set_text` keeps that text.
     """
     match = MARK.match(text)
     assert match is not None
@@ -84,7 +86,7 @@ def _read_setting(settings: str, name: str) -> str:
 
 
 def run_slurm(*command: str) -> str:
-    """Run one of Slurm's commands and return its output. Raises MarkError."""
+    """Run a command of Slurm and return its output. Raises MarkError."""
     try:
         done = slurm_commands.run(command, TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
@@ -96,7 +98,7 @@ def run_slurm(*command: str) -> str:
 
 
 class JobMarker:
-    """Marks jobs of one cluster."""
+    """Marks the jobs of one cluster."""
 
     scheduler = "slurm"
     rest_s = 0.0
@@ -108,7 +110,7 @@ class JobMarker:
     def __init__(self, clock: Clock, policy: Policy, field: str = AUTO) -> None:
         """`field`: the only one of FIELDS to write, or AUTO.
 
-        Raises MarkError when Slurm does not answer, names no cluster, or does not allow this field.
+        Raises MarkError if Slurm does not answer, names no cluster, or does not allow this field.
         """
         self._clock = clock
         self._policy = policy
@@ -157,7 +159,7 @@ class JobMarker:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """As Surveyor, by the list of jobs from which the marks were read: one list per cycle."""
+        """As Surveyor, from the same list of jobs as the marks: one list per cycle."""
         try:
             jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
         except MarkError as exc:
@@ -210,7 +212,7 @@ class JobMarker:
         self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark from any run of the job, since a requeued job keeps the text of its last run."""
+        """Remove the mark from any run of the job, because a requeued job keeps the text of its last run."""
         try:
             job = self.read(mark.name.name)
         except Refused as exc:
@@ -227,7 +229,7 @@ class JobMarker:
             raise MarkError("error", f"{exc}; {NEEDS}") from exc
 
     def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
-        """The job, if it is live, or with `ended` also some minutes after its end. Raises Refused if it is gone.
+        """The job, if it is live; with `ended`, also for some minutes after its end. Raises Refused if it is gone.
 
         22.05 always answers with all jobs.
         """
@@ -259,7 +261,7 @@ class JobMarker:
         return ENDED if job.has_ended else RUNS
 
     def recent_jobs(self) -> list[LiveJob]:
-        """All jobs, by a list that is at most RECENT_S old."""
+        """All jobs, from a list that is at most RECENT_S old."""
         now = self._clock.monotonic()
         if self._recent is None or now - self._recent[0] >= RECENT_S:
             self._recent = now, self._jobs()
@@ -293,7 +295,7 @@ class JobMarker:
                 raise MarkError("error", f"{exc}; {NEEDS}: {remedy}") from exc
             self.fields.remove("AdminComment")
             self._denied.add("AdminComment")
-            left = f"from the next cycle on marks are written to {self.fields[0]}, and AdminComment is not changed"
+            left = f"from the next cycle on, marks are written to {self.fields[0]}, and AdminComment is not changed"
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
@@ -302,7 +304,7 @@ class JobMarker:
 
 
 def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
-    """Raise Refused when a live job of `cluster` must not carry the mark of this decision."""
+    """Raise Refused if a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
         known = f"is about a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
         raise Refused("cluster", f"the evidence {known}, but the live job is of cluster {cluster}")
@@ -314,18 +316,18 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
 
 
 def object_to_texts(job: LiveJob) -> None:
-    """Raise Refused when a job has no field that is free for a mark."""
+    """Raise Refused if a job has no field that is free for a mark."""
     if not job.field or (job.text and job.mark is None):
         raise Refused("foreign", "the field contains a text that the reconciler did not write")
 
 
 def object_to_job(job: LiveJob) -> None:
-    """Raise Refused when a live job must not carry any mark."""
+    """Raise Refused if a live job must not carry any mark."""
     if not job.runs:
         raise Refused("not_running", f"the job is {job.state}")
 
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
-    """Raise Refused when a live job has another start than the job in the evidence (`start_wall`, Unix seconds)."""
+    """Raise Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
     if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
         raise Refused("replaced", "Slurm restarted the job after the evidence was read")

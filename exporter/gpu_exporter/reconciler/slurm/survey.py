@@ -1,4 +1,6 @@
-"""The surroundings of a job: other components of a heterogeneous job, its class, the wish in its Comment. Pure."""
+"""Reads the surroundings of a job: other components of a heterogeneous job, its class, and the wish in its Comment.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundi
 
 
 def read_keep(job: LiveJob, policy: Policy) -> tuple[float, Exemption | None, str]:
-    """How long a job wants to keep idle GPUs (seconds, 0 for no wish), the wish in words, and why it is unreadable."""
+    """How long a job wants to keep idle GPUs (seconds, 0 for no wish); the wish in words; and why it cannot be read."""
     match = KEEP.search(job.comment)
     if match is None:
         return 0.0, None, ""

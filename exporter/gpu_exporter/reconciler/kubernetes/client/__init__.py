@@ -1,1 +1,1 @@
-"""The API server: requests, lists as a stream, leases, and the objects of one namespace."""
+"""The API server: requests, lists as a stream, Leases, and the objects of one namespace."""

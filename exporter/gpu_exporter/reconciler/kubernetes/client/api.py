@@ -1,4 +1,4 @@
-"""Requests to the API server, with answers as plain JSON."""
+"""Sends requests to the API server. Answers are plain JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ PATIENCE_MAX_S = 600.0  # the longest Retry-After that is obeyed
 
 
 def connect(kubeconfig: str = "") -> Api:
-    """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that names what is missing."""
+    """Connect to the API server of this pod's service account, or of a kubeconfig. Raises MarkError that names the
+    missing part.
+    """
     settings = client.Configuration()
     settings.retries = False  # urllib3 would sleep for the whole Retry-After; the next cycle retries instead
     try:
@@ -80,7 +82,7 @@ def is_in_cluster() -> bool:
 
 
 class OddAnswer(MarkError):
-    """The API server answered with an object that is malformed or too large. `reason`: one of REASONS."""
+    """The API server answered with a malformed or too large object. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__("error", text)
@@ -97,7 +99,7 @@ class Budget:
         self._clock = clock
 
     def spend(self, length: int) -> None:
-        """Count bytes that were read. Raises MarkError beyond the length, or after the time limit."""
+        """Count bytes that were read. Raises MarkError above the length limit, or after the time limit."""
         self._left -= length
         if self._left < 0:
             raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
@@ -113,7 +115,7 @@ class Budget:
 
 
 class Api:
-    """One API server. Every request may raise MarkError."""
+    """Requests to one API server. Every request may raise MarkError."""
 
     def __init__(self, connection: client.ApiClient) -> None:
         self.core = client.CoreV1Api(connection)
@@ -132,7 +134,9 @@ class Api:
 
     @property
     def clock_fault(self) -> str:
-        """How the clocks of the reconciler and the server disagree, by the last answer; "" while they agree."""
+        """The difference between the clocks of the reconciler and the server in the last answer, in words; "" while
+        they agree.
+        """
         return describe_disagreement(self._ahead_s, "the API server")
 
     def call(
@@ -143,10 +147,11 @@ class Api:
         keep: Callable[[Json], Json] = lambda found: found,
         **options: Any,
     ) -> Json:
-        """One request by a function of the client. Returns JSON: typed objects would cost ten times the memory.
+        """Send one request by a function of the client. Returns JSON, because typed objects would need ten times the
+        memory.
 
-        `keep`: extracts the needed part of a large answer. Raises MarkError; this is an OddAnswer for an answer that is
-        longer than OBJECT_MAX, or for which `keep` fails.
+        `keep`: extracts the needed part of a large answer. Raises MarkError. This is an OddAnswer if the answer is
+        longer than OBJECT_MAX, or if `keep` fails.
         """
         parts: list[bytes] = []
         left = OBJECT_MAX
@@ -171,7 +176,7 @@ class Api:
                 raise OddAnswer(MALFORMED, why) from exc
 
     def send(self, function: Any, *arguments: Any, **options: Any) -> None:
-        """One request. Only the status of the answer is used. Raises MarkError."""
+        """Send one request, and check only the status of the answer. Raises MarkError."""
         chunks = self._request(function, *arguments, **options)
         length = 0
         for chunk in chunks:
@@ -181,7 +186,7 @@ class Api:
         chunks.close()
 
     def read_metadata(self, namespace: str, pod: str) -> Json:
-        """The metadata of a pod that is too large to be read as a whole. Raises MarkError."""
+        """The metadata of a pod that is too large to be read completely. Raises MarkError."""
         chunks = self._request(self.core.read_namespaced_pod, pod, namespace, _headers=METADATA)
         try:
             return ListReader(chunks, lambda found: found, lambda *_: None, self._one_at_a_time).metadata()
@@ -202,9 +207,11 @@ class Api:
     ) -> Iterator[T]:
         """The result of `keep` for each object of a list. The pages are read as a stream.
 
-        `kind`: the kind of the objects. `keep`: may raise any exception; the object is then left out, logged and
-        counted. An object that is too large is treated alike. `odd`: called for every object left out, with its name,
-        one of REASONS and the reason in words. `most`: the limits of the list.
+        `kind`: the kind of the objects.
+        `keep`: may raise any exception. Then the object is left out, logged and counted. The same applies to an object
+        that is too large.
+        `odd`: called for every object that is left out, with its name, one of REASONS, and the reason in words.
+        `most`: the limits of the list.
         """
 
         def report(name: str, reason: str, why: str) -> None:
@@ -266,7 +273,7 @@ class Api:
             response.close()  # after a complete answer the connection is already back in the pool
 
     def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
-        """Count an object that is left out, and log it once."""
+        """Count an object that is left out. Log it once."""
         with self._lock:
             self.odd[kind, reason] += 1
             is_new = (kind, name) not in self._odd_names
@@ -294,10 +301,11 @@ def _patience(headers: Any) -> str:
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
-    """The MarkError for an answer of the API server other than 2xx. `retry_after`: its header, in seconds.
+    """The MarkError for an answer of the API server other than 2xx. `retry_after`: this header of the answer, in
+    seconds.
 
-    A 404 means that the object is gone only if the answer names the object. An unknown kind or version is answered with
-    404 too; then nothing is known about the object.
+    A 404 means that the object is gone only if the answer names the object. The API server also answers 404 for an
+    unknown kind or version. Then nothing is known about the object.
     """
     try:
         answer = json.loads(text)

@@ -1,6 +1,6 @@
 """Labels, annotations and kinds of other tools that the reconciler reads.
 
-The reconciler keeps these keys, its own keys, and up to 16 KiB of labels in all.
+Of the metadata of an object, the reconciler keeps these keys, its own keys, and up to 16 KiB of labels.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ COUNTED = frozenset(
 
 
 def names_gang(key: str) -> bool:
-    """Whether the value of a label or annotation with this key is the name of a gang."""
+    """Whether a label or annotation with this key contains the name of a gang."""
     if not GANG_SIGN.search(key):
         return False
     domain, _, last = key.rpartition("/")
@@ -93,6 +93,6 @@ def names_gang(key: str) -> bool:
 
 
 def domain_of(key: str) -> str:
-    """The domain of a key: the part before the slash, or the whole key if it is a domain."""
+    """The domain of a key: the part before the slash. A key that is a domain is returned as it is."""
     domain = key.partition("/")[0] if "/" in key or "." in key else DOMAINS.get(key, "")
     return DOMAINS.get(domain, domain)

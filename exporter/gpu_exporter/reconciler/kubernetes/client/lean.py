@@ -1,6 +1,6 @@
-"""Trims objects to the few fields that the reconciler uses, each with a limit. Pure.
+"""Trims objects to the few fields that the reconciler uses. Each field has a size limit. Pure.
 
-Without this, a tenant could fill the memory: with thousands of objects of 1.5 MiB each (etcd's limit).
+Without these limits, a tenant could fill the memory with thousands of objects of 1.5 MiB each (the limit of etcd).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ODD_KEY = "odd"
 
 
 def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata that the reconciler uses.
+    """The part of metadata that the reconciler uses.
 
     Raises Odd, ValueError and similar exceptions for metadata that no API server writes.
     """
@@ -67,7 +67,7 @@ def _is_read(key: str) -> bool:
 
 
 def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, str]:
-    """Labels or annotations. Values that are not texts are left out, and noted in `odd`."""
+    """Labels or annotations. Values that are not texts are left out, and recorded in `odd`."""
     if value is None:
         return {}
     texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
@@ -77,7 +77,7 @@ def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, st
 
 
 def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
-    """A list of JSON objects. Other values are left out, and noted in `odd`."""
+    """A list of JSON objects. Other values are left out, and recorded in `odd`."""
     if value is None:
         return []
     rows: list[Mapping[str, Any]] = []
@@ -89,7 +89,7 @@ def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str
 
 
 def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The references that matter: the controller first, then a DaemonSet, then pods."""
+    """The owner references that matter: the controller first, then a DaemonSet, then pods."""
     controller = next((row for row in rows if row.get("controller")), None)
     daemon = next((row for row in rows if row.get("kind") == "DaemonSet"), None)
     pods = [row for row in rows if row.get("kind") == "Pod" and row is not controller]
@@ -102,7 +102,7 @@ def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of managedFields for labels and annotations that the reconciler reads."""
+    """The entries of managedFields for the labels and annotations that the reconciler reads."""
     kept = []
     for entry in entries:
         written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
@@ -116,7 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The used fields of a pod that is marked, or about to be marked. Raises Odd, ValueError and similar exceptions."""
+    """The used fields of a pod that is marked or about to be marked. Raises Odd, ValueError and similar exceptions."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -143,9 +143,10 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_of(spec: Mapping[str, Any]) -> str:
-    """The group that a pod's spec names, "" for none.
+    """The group that the spec of a pod names; "" for none.
 
-    Kubernetes' own gang scheduling (KEP-4671) uses the field `workloadRef` in 1.35 and `schedulingGroup` later.
+    The gang scheduling of Kubernetes itself (KEP-4671) uses the field `workloadRef` in 1.35, and `schedulingGroup`
+    later.
     """
     reference, group = spec.get("workloadRef"), spec.get("schedulingGroup")
     words = [reference.get(key) for key in ("name", "podGroup", "podGroupReplicaKey")] if reference else []
@@ -159,9 +160,9 @@ def is_sidecar(container: Mapping[str, Any]) -> bool:
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The name and restart policy of a container, its limits of device plugins, and whether it has claims.
+    """The used fields of a container: name, restart policy, limits of device plugins, and whether it has claims.
 
-    Resources of device plugins have a domain in their name.
+    Names of device plugin resources contain a domain.
     """
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
@@ -178,15 +179,15 @@ def _trim_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Room:
-    """Remaining memory budget, in bytes (approximate)."""
+    """The memory that is still free, in bytes (approximate)."""
 
     def __init__(self, left: int, text: str) -> None:
-        """`text`: the text of Odd when there is no room left."""
+        """`left`: free memory in bytes. `text`: the text of Odd if no memory is left."""
         self._left = left
         self._text = text
 
     def take(self, cost: int) -> None:
-        """Use `cost` bytes. Raises Odd when there is no room left."""
+        """Use `cost` bytes. Raises Odd if they exceed the free memory."""
         self._left -= cost
         if self._left < 0:
             raise Odd(TOO_LARGE, self._text)
@@ -202,7 +203,7 @@ def weigh(value: Any) -> int:
 
 
 def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
-    """A controller without pod templates. `is_counted`: keep its spec and status. Raises Odd, ValueError."""
+    """A controller without its pod templates. `is_counted`: keep its spec and status. Raises Odd, ValueError."""
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
     if odd := kept["metadata"].get(ODD_KEY):
         raise Odd(*odd)

@@ -1,12 +1,12 @@
 """Decides which of several reconcilers writes: the replica that holds a Lease of coordination.k8s.io.
 
-As in client-go's leader election, a replica takes the Lease when it has seen no change of the Lease for the duration
-that the Lease names. It measures this by its own monotonic clock, so the clocks of hosts need not agree. Unlike in
+As in client-go's leader election, a replica takes the Lease if the Lease has not changed for the duration that it
+specifies. Each replica measures this with its own monotonic clock, so the clocks of hosts need not agree. Unlike in
 client-go, the holder may write only while its last renewal is younger than RENEW_DEADLINE_S, and checks this before
-each write. So a process that was stopped and goes on later writes nothing.
+each write. So a process that was suspended and continues later writes nothing.
 
-A request that was sent earlier and arrives late is refused by the API server: marks carry the resourceVersion of the
-pod, withdrawals its UID.
+The API server refuses a request that was sent earlier and arrives late: marks carry the resourceVersion of the pod, and
+withdrawals carry its UID.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """Texts in a second Lease, NAMESPACE/NAME-record, which has no holder. Raises ValueError, MarkError."""
+    """Texts in a second Lease without a holder, NAMESPACE/NAME-record. Raises ValueError, MarkError."""
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
 
 def open_pause(kubeconfig: str, place: str) -> LeasePause:
-    """The pause in the Lease at NAMESPACE/NAME. This does not take the Lease. Raises ValueError, MarkError."""
+    """The pause in the Lease at NAMESPACE/NAME. Does not take the Lease. Raises ValueError, MarkError."""
     return LeasePause(connect(kubeconfig), *split_place(place))
 
 
@@ -62,10 +62,10 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 class Lease:
-    """One Lease, which this process holds or waits for."""
+    """One Lease that this process holds or waits for."""
 
     def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
-        """`identity`: of this process; by default a new one, so that a restarted process has another identity."""
+        """`identity`: of this process. By default it is new, so a restarted process has another identity."""
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -85,7 +85,7 @@ class Lease:
         self.task = Task("lease", LATE_S)
 
     def may_write(self) -> bool:
-        """Whether this process holds the Lease for certain."""
+        """Whether this process certainly holds the Lease."""
         with self._lock:
             return self._may_write()
 
@@ -94,7 +94,9 @@ class Lease:
         return renewed is not None and self._clock.monotonic() - renewed < RENEW_DEADLINE_S
 
     def read_pause(self) -> PauseNote | None:
-        """As PausePlace, by the Lease as it was last seen: at most RENEW_DEADLINE_S ago while this process holds it."""
+        """As PausePlace. Uses the last answer, which is at most RENEW_DEADLINE_S old while this process holds the
+        Lease.
+        """
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def describe(self) -> str:
@@ -105,22 +107,22 @@ class Lease:
         return f"{self._seen[0]} holds {place}" if self._seen else f"{place}: the API server has not answered yet"
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until this process holds the Lease; whether it holds the Lease."""
+        """Wait at most `seconds` until this process holds the Lease. Returns whether it does."""
         with self._lock:
             return self._lock.wait_for(self._may_write, seconds)
 
     def keep(self, stop: threading.Event) -> None:
-        """Take and renew the Lease in a thread of its own until `stop`. Raises NoThread."""
+        """Take and renew the Lease in a separate thread until `stop`. Raises NoThread."""
 
         args = (self.tick, RETRY_S, stop, self.task)
         start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
 
     def read_text(self, key: str) -> str:
-        """As TextPlace: an annotation of the Lease as it was last seen. Only the holder of the Lease writes it."""
+        """As TextPlace, from an annotation in the last answer. Only the holder of the Lease writes it."""
         return str(self._annotations.get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace: together with a renewal, so that only the holder of the Lease can write."""
+        """As TextPlace. Writes together with a renewal, so that only the holder of the Lease can write."""
         with self._writing:
             for _ in range(2):  # a pause may have been written since the last renewal
                 began = self._clock.monotonic()
@@ -142,7 +144,7 @@ class Lease:
         raise MarkError("fenced", f"Lease {self._namespace}/{self._name} is not held")
 
     def tick(self) -> None:
-        """Renew the Lease, or take it where its holder has not renewed it in time. Raises nothing."""
+        """Renew the Lease, or take it if its holder has not renewed it in time. Raises nothing."""
         with self._writing:
             self._tick()
 
@@ -173,7 +175,9 @@ class Lease:
         self._see(held, began, trouble)
 
     def _see(self, held: Json | None, began: float, trouble: str) -> None:
-        """Note the answer to a request of `began` (monotonic). `held`: the Lease; None if another process holds it."""
+        """Note the answer to a request. `held`: the Lease; None if another process holds it. `began`: monotonic
+        seconds.
+        """
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None
@@ -188,7 +192,7 @@ class Lease:
             self._lock.notify_all()
 
     def release(self) -> None:
-        """Write no more, and let another replica take the Lease at once. Raises nothing."""
+        """Stop writing, and let another replica take the Lease at once. Raises nothing."""
         with self._lock:
             held, self._held, self._renewed, self._is_released = self._held, None, None, True
         if held is None:
@@ -206,7 +210,7 @@ class Lease:
         return self._put(held)
 
     def _take(self, now: float) -> Json | None:
-        """Take the Lease. Returns it as written; None while another process holds it. Raises MarkError."""
+        """Take the Lease. Returns the written Lease; None while another process holds it. Raises MarkError."""
         try:
             found = self._api.call(
                 self._api.coordination.read_namespaced_lease, self._name, self._namespace, timeout_s=REQUEST_S
@@ -242,7 +246,7 @@ class Lease:
         }
 
     def _put(self, lease: Json) -> Json:
-        """Replace the Lease if its resourceVersion has not changed since it was read. Raises MarkError."""
+        """Replace the Lease, unless its resourceVersion has changed since it was read. Raises MarkError."""
         return self._api.call(
             self._api.coordination.replace_namespaced_lease, self._name, self._namespace, lease, timeout_s=REQUEST_S
         )
@@ -253,7 +257,7 @@ class Lease:
 
 
 class LeaseTexts:
-    """A second Lease that only stores long texts, so that renewals of the first one stay small."""
+    """A second Lease that only stores long texts, so that renewals of the first Lease stay small."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api
@@ -274,7 +278,7 @@ class LeaseTexts:
         return str((self._seen["metadata"].get("annotations") or {}).get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace. Raises MarkError (`conflict`) if another process has written the Lease since it was read."""
+        """As TextPlace. Raises MarkError (`conflict`) if another process has written since this one read the Lease."""
         coordination = self._api.coordination
         if self._seen is None:
             metadata = {"name": self._name, "namespace": self._namespace, "annotations": {PREFIX + key: text}}
@@ -289,7 +293,7 @@ class LeaseTexts:
 
 
 class LeasePause:
-    """The pause in the annotations of one Lease, whose holder reads it with each renewal."""
+    """The pause in the annotations of one Lease. The holder of this Lease reads it with each renewal."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api
@@ -309,7 +313,7 @@ class LeasePause:
         return parse_note(notes, self._title)
 
     def write_pause(self, note: PauseNote) -> None:
-        """As PausePlace; creates the Lease if it is missing, without a holder."""
+        """As PausePlace. If the Lease is missing, creates it without a holder."""
         metadata = {"annotations": note_facts(note)}
         try:
             self._api.call(

@@ -28,9 +28,10 @@ VIEW_MAX = 32 * 1024 * 1024  # approximate bytes kept of one namespace: 20,000 p
 class PodView(NamedTuple):
     """A pod that holds GPUs and has not ended.
 
-    `gpus`: how many GPUs it requests; None for a pod with a ResourceClaim or an invalid limit. `waits`: why it cannot
-    work now, "" when it can. `start`: when its kubelet accepted it, as the API writes times; "" before that. `odd`: one
-    of REASONS and the malformed or too large part, None for a normal pod.
+    `gpus`: how many GPUs it requests; None for a pod with a ResourceClaim or an invalid limit.
+    `waits`: why it cannot work now; "" if it can.
+    `start`: when its kubelet accepted it, in the format of the API; "" before that.
+    `odd`: one of REASONS and the malformed or too large part; None for a normal pod.
     """
 
     metadata: Mapping[str, Any]
@@ -59,10 +60,13 @@ class Service(NamedTuple):
 class NamespaceView(NamedTuple):
     """A namespace at one moment.
 
-    `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of a scaled
-    object, its autoscaler. `alive`: how many live pods each controller (by the whole reference to it) and each Kueue
-    group has, with or without GPUs. `left_out`: by name, pods that were not read, with one of REASONS and the reason in
-    words. `weight`: approximate memory in bytes.
+    `pods`: by name.
+    `served`: by pod UID, the Service that sends it requests.
+    `scaled`: by kind and name of a scaled object, its autoscaler.
+    `alive`: the number of live pods of each controller (by the whole reference to it) and of each Kueue group, with or
+    without GPUs.
+    `left_out`: by name, pods that were not read, with one of REASONS and the reason in words.
+    `weight`: approximate memory in bytes.
     """
 
     metadata: Mapping[str, Any]
@@ -74,12 +78,12 @@ class NamespaceView(NamedTuple):
     weight: int = 0
 
     def server_of(self, pod: PodView) -> str:
-        """The Service that sends requests to a pod, or will send them when the pod is ready; "" for none."""
+        """The Service that sends requests to a pod, or will send them once the pod is ready; "" for none."""
         return self.served.get(str(pod.metadata["uid"]), "")
 
 
 class _NamespaceReader:
-    """Reads one namespace, and limits the memory for it."""
+    """Reads one namespace within a memory limit."""
 
     def __init__(self, api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> None:
         self._api = api
@@ -101,7 +105,7 @@ class _NamespaceReader:
         return NamespaceView(metadata, pods, served, scaled, alive, self._left_out, self._weight)
 
     def _keep(self, value: Any) -> None:
-        """Count the memory of a kept value. Raises MarkError beyond VIEW_MAX."""
+        """Count the memory of a stored value. Raises MarkError above VIEW_MAX."""
         self._weight += weigh(value)
         if self._weight > VIEW_MAX:
             raise MarkError("size", f"its objects need more than {VIEW_MAX // 2**20} MiB of memory")
@@ -133,9 +137,9 @@ class _NamespaceReader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """Pods that are malformed or too large, by their metadata, since they are members of gangs too.
+        """The metadata of pods that are malformed or too large, because they are members of gangs too.
 
-        Raises MarkError where a pod remains of which nothing is known, since it may belong to any gang.
+        Raises MarkError if nothing is known about a pod, because it may belong to any gang.
         """
         large = [name for name in self._left_out if name]
         if len(large) > LARGE_MAX:
@@ -160,7 +164,7 @@ class _NamespaceReader:
             yield keys_of(metadata), view
 
     def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
-        """The groups of a pod, and its view if it holds GPUs or was asked for."""
+        """The groups of a pod; and its view, if it holds GPUs or its name is wanted."""
         if has_ended(pod):
             return [], None
         metadata = pod["metadata"]
@@ -170,7 +174,8 @@ class _NamespaceReader:
     def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
         """By pod UID, the Service that sends requests to the pod.
 
-        The selector of the Service counts first, since its endpoints can be empty for a moment; then its endpoints.
+        The selector of the Service counts first, because its endpoints can be empty for a moment. Then its endpoints
+        count.
         """
         by_label: defaultdict[tuple[str, str], list[PodView]] = defaultdict(list)
         for pod in pods.values():
@@ -220,7 +225,7 @@ class _NamespaceReader:
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
     """Read a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
 
-    `asked`: pods that are kept although they request no GPU. `most`: the limits of all lists together.
+    `asked`: pods that are kept even if they request no GPU. `most`: the limits of all lists together.
 
     Raises MarkError.
     """
@@ -242,7 +247,7 @@ def keys_of(metadata: Json) -> list[Link | str]:
 
 
 def holds_gpus(pod: Json, resources: Resources) -> bool:
-    """Whether a pod requests GPUs, or may request them: by a claim, or by an invalid spec."""
+    """Whether a pod requests GPUs, or may do so by a claim or by an invalid spec."""
     try:
         return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
     except NOT_UNDERSTOOD:
@@ -250,7 +255,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """The used fields of a live pod. Raises ValueError and similar exceptions for a pod without a name or UID."""
+    """The used fields of a live pod. Raises ValueError and similar exceptions if it has no name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -293,9 +298,9 @@ def trim_service(service: Json) -> Service:
 
 
 def serving_pods(endpoints: Json, headless: Collection[str], uids: Collection[str]) -> dict[str, str]:
-    """By UID, the pods of `uids` that are endpoints of a Service, ready or not.
+    """The pods of `uids` that are endpoints of a Service, by UID, ready or not.
 
-    Headless Services are ignored, since they only give names to the members of a training job.
+    Ignores headless Services, which only give names to the members of a training job.
     """
     service = (endpoints["metadata"].get("labels") or {}).get(SERVICE_NAME, "")
     if not service or service in headless:
@@ -306,7 +311,7 @@ def serving_pods(endpoints: Json, headless: Collection[str], uids: Collection[st
 
 
 def trim_scaler(scaler: Json) -> tuple[tuple[str, str], str]:
-    """Kind and name of the object that an autoscaler scales, and the autoscaler's title.
+    """Kind and name of the object that an autoscaler scales, and the title of the autoscaler.
 
     Raises ValueError and similar exceptions.
     """

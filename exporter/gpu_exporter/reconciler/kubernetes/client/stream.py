@@ -1,7 +1,7 @@
-"""Reads the list in an answer of an API server object by object: at most one object, of up to 2 MiB, is in memory.
+"""Reads the list in an answer of an API server object by object. Only one object, of up to 2 MiB, is in memory.
 
-The JSON decoder of the standard library decodes one value at a position of a text, in C. So only the text of the
-current object is kept, and the object is dropped after `keep` has extracted the needed part.
+The JSON decoder of the standard library decodes one value at a given position of a text, in C. So only the text of the
+current object is stored. The object is dropped after `keep` has extracted the needed part.
 
 An object that is too long, nested too deeply or malformed affects only itself: it is skipped and reported.
 """
@@ -33,7 +33,7 @@ MALFORMED, TOO_LARGE = REASONS = ("malformed", "size")
 
 
 class NotJson(Exception):
-    """The answer as a whole is not the JSON of an API server."""
+    """The whole answer is not JSON of an API server."""
 
 
 class _Incomplete(Exception):
@@ -41,7 +41,7 @@ class _Incomplete(Exception):
 
 
 class Odd(Exception):
-    """Raised by `keep` for an object that must not be kept. `reason`: one of REASONS."""
+    """`keep` raises this for an object that must be left out. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -49,11 +49,13 @@ class Odd(Exception):
 
 
 class _Undecoded(Odd):
-    """A value cannot be decoded. It has not been skipped yet."""
+    """A value cannot be decoded. The reader has not skipped it yet."""
 
 
 class ListReader(Generic[T]):
-    """One answer. Iterating yields the result of `keep` for each item. Then `token` is that of the next page, or ""."""
+    """Reads one answer. Iteration yields the result of `keep` for each item. Afterwards `token` is that of the next
+    page, or "".
+    """
 
     def __init__(
         self,
@@ -62,9 +64,10 @@ class ListReader(Generic[T]):
         report: Callable[[str, str, str], None],
         one_at_a_time: AbstractContextManager[Any],
     ) -> None:
-        """`report`: called for every object left out, with its name ("" if unknown), one of REASONS, and why.
+        """`report`: called for every object that is left out, with its name ("" if unknown), one of REASONS, and the
+        reason in words.
 
-        `one_at_a_time`: held while an object is in memory, so that only one thread decodes at a time.
+        `one_at_a_time`: a lock that is held while an object is in memory, so that only one thread decodes at a time.
         """
         self._chunks = chunks
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -107,7 +110,9 @@ class ListReader(Generic[T]):
         raise NotJson("it has no metadata")
 
     def _keys(self) -> Iterator[str]:
-        """The keys of an object. The caller must read the value of a key before it takes the next. Raises NotJson."""
+        """The keys of an object. The caller must read the value of each key before it takes the next key. Raises
+        NotJson.
+        """
         self._expect("{")
         more = self._peek() != "}"
         if not more:
@@ -121,7 +126,7 @@ class ListReader(Generic[T]):
             more = self._follows("}")
 
     def _value_or_skip(self) -> Any:
-        """The next value; None for a value that cannot be decoded, which is skipped. Raises NotJson."""
+        """The next value. A value that cannot be decoded is skipped; then returns None. Raises NotJson."""
         while True:
             try:
                 return self._decoded()
@@ -174,7 +179,7 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """The next value, if it is complete. Raises _Incomplete, _Unread; then the position is unchanged."""
+        """The next value, if it is complete. Otherwise raises _Incomplete or _Unread and does not move the position."""
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
@@ -198,12 +203,12 @@ class ListReader(Generic[T]):
         return value
 
     def _read_on(self) -> None:
-        """Read as much more text as there is of the value, so that a long value is tried only a few times."""
+        """Double the text of the value with each read, so that a long value is decoded only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
-        """Skip an object or list by its brackets, or a string. Raises NotJson."""
+        """Skip a string, or an object or list by its brackets. Raises NotJson."""
         if self._peek() == '"':
             self._at += 1
             self._skip_text()
@@ -246,7 +251,7 @@ class ListReader(Generic[T]):
             raise NotJson("it ends too early")
 
     def _peek(self) -> str:
-        """The next character that is not white space. Moves the position to it."""
+        """The next character that is not white space. Moves the position to this character."""
         while (match := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             self._need_more()
@@ -259,7 +264,7 @@ class ListReader(Generic[T]):
         self._at += 1
 
     def _follows(self, end: str) -> bool:
-        """Whether another element follows: reads `,`, or else the closing bracket `end`."""
+        """Whether another element follows. Reads `,` if so, otherwise the closing bracket `end`."""
         if self._peek() == end:
             self._at += 1
             return False
@@ -267,7 +272,9 @@ class ListReader(Generic[T]):
         return True
 
     def _more(self, least: int) -> bool:
-        """Read at least `least` more characters, and drop the text before the position. False if nothing was read."""
+        """Read at least `least` more characters, and drop the text before the position. Returns False if nothing was
+        read.
+        """
         parts = [self._text[self._at :]]
         self._text, self._at = "", 0
         length = 0
@@ -281,6 +288,6 @@ class ListReader(Generic[T]):
 
 
 def _name_in(head: str) -> str:
-    """NAMESPACE/NAME of an object by its first characters, "" where they do not contain it."""
+    """NAMESPACE/NAME of an object from its first characters; "" if they do not contain it."""
     match = NAMED.match(head)
     return "/".join(part for part in (match[2], match[1]) if part) if match is not None else ""
