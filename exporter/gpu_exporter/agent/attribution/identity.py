@@ -59,7 +59,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
 
 
 def load_key(directory: Path) -> bytes:
-    """The key in this directory. A missing key is made. Raises KeyUnusable."""
+    """Read the key in this directory, or make it if it is missing. Raises KeyUnusable."""
     path = directory / KEY_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -92,7 +92,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a whole key or none. If two processes make a key, the first one is kept. Raises OSError."""
+    """Write a new key atomically. If two processes make a key, the first one is kept. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)  # mode 0600, whatever the umask is
     try:
         with os.fdopen(handle, "wb") as file:
@@ -106,7 +106,7 @@ def _make_key(path: Path) -> None:
 
 
 class Identity:
-    """The setting of one node with its key. The key is read or made when it is first needed."""
+    """The identity setting of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
         """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None if there is no directory."""
@@ -116,7 +116,7 @@ class Identity:
         self._key: bytes | None = None
 
     def mode(self, hidden: bool) -> Mode:
-        """The mode now. `hidden`: a source hides its users, or has not reported yet whether it does."""
+        """The present mode. `hidden`: a source hides its users, or has not yet reported whether it hides them."""
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:

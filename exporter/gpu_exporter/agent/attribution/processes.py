@@ -41,7 +41,7 @@ Owners = Mapping[UnitId, UnitOwners]
 class OwnedPeriod(NamedTuple):
     """The work of each owner's processes on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
 
-    `owner`: None if it could not be looked up. A share may lack a value, as in ProcessShare. `problem`: as in
+    `owner`: None if the lookup failed. Values of a share may be missing, as in ProcessShare. `problem`: as in
     ProcessPeriod.
     """
 
@@ -52,7 +52,7 @@ class OwnedPeriod(NamedTuple):
 
 
 def without_owners(period: ProcessPeriod) -> OwnedPeriod:
-    """The period of a node on which the owners of processes are not visible."""
+    """The same period with unknown owners, for a node on which the owners of processes are not visible."""
     return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
@@ -114,7 +114,9 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """The owners of the processes that worked on a GPU. Call it soon, while the processes live."""
+        """The owners of the processes that worked on a GPU. Call this soon after the reading, while the processes still
+        live.
+        """
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
@@ -131,8 +133,8 @@ class ProcessOwners:
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
-        """None if the process has ended, another process has its pid, it is unreadable, or it is the MPS server of many
-        clients.
+        """The owner of a process. None if the process has ended or cannot be read, if its pid was reused, or if it is
+        an MPS server of many clients.
 
         `seen`: when the driver saw the process (monotonic seconds).
         """

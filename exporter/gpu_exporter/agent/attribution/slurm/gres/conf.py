@@ -1,4 +1,4 @@
-"""gres.conf: which GPU Slurm means by IDX on one node.
+"""Reads from gres.conf which GPU an IDX means on one node.
 
 IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
 several types and with fake_gpus.conf; gres.conf(5)):
@@ -64,9 +64,7 @@ class GpuOrder(NamedTuple):
 
 
 class _ConfEntry(NamedTuple):
-    """One GPU of the file: its type, its minor number ("" for a part of a GPU), its place in the file, and the
-    capability files of a part.
-    """
+    """One GPU in the file. `minor` is "" for a part of a GPU; `caps` then has its capability files. `place`: FILE:LINE."""
 
     kind: str
     minor: str
@@ -88,7 +86,7 @@ def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: 
         include = _INCLUDE.fullmatch(line)
         if include:
             if read_file is None or not depth:
-                raise GresConfError(f"{place}: this Include is not read: too many Includes inside each other")
+                raise GresConfError(f"{place}: this Include is ignored: Includes are nested too deeply")
             try:
                 included = read_file(include[1])
             except (OSError, UnicodeDecodeError) as exc:
@@ -145,8 +143,8 @@ def order_of(
 ) -> GpuOrder:
     """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
 
-    `minor_of`: the minor number of an existing device file, for links and a site's own names. Raises GresConfError for
-    a list or count that cannot be parsed.
+    `minor_of`: returns the minor number of a device file, also for links and for names that the site chose. Raises
+    GresConfError for a list or count that cannot be parsed.
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
@@ -172,7 +170,7 @@ def order_of(
 
 
 def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
-    """Whether the node gives out parts of GPUs. Raises GresConfError."""
+    """Whether jobs can get parts of GPUs on this node (shard, mps). Raises GresConfError."""
     return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
 
 
@@ -181,7 +179,9 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """slurmd takes the types in the order of slurm.conf and drops GPUs that slurm.conf does not count."""
+    """The order that slurmd makes: types in the order of slurm.conf. GPUs that slurm.conf does not count have no
+    position.
+    """
     ordered: list[_ConfEntry] = []
     for kind, count in configured:
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -224,7 +224,9 @@ def _is_about(line: GresLine, node: str) -> bool:
 
 
 def _autodetect(lines: list[GresLine]) -> str:
-    """A line with NodeName or Name overrides a line with AutoDetect alone, which applies to every node."""
+    """The AutoDetect value of this node. A line with NodeName or Name overrides a line with only AutoDetect, which
+    applies to every node.
+    """
     general = own = ""
     for line in lines:
         value = line.options.get("autodetect", "").lower()
@@ -238,7 +240,7 @@ def _autodetect(lines: list[GresLine]) -> str:
 
 
 def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
-    """Minor numbers of the line's GPUs, "" for an entry that is a part of a GPU, with its capability files."""
+    """The line's GPUs as (minor number, capability files). The minor number is "" for a part of a GPU."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
