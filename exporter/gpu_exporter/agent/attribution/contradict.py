@@ -32,7 +32,9 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Whether a process of `owner` belongs to the holder. "other": the process provably belongs to another pod or job."""
+    """Whether a process of `owner` belongs to the holder. "other": the process provably belongs to another pod or
+    job.
+    """
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
@@ -232,7 +234,9 @@ class _Comparison:
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
-    """Every pod and job that a process belongs to. There may be several, because the slurmd of a job may run in a pod."""
+    """Every pod and job that a process belongs to. There may be several, because the slurmd of a job may run in a
+    pod.
+    """
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods
 

@@ -1,4 +1,6 @@
-"""Remembers which unit each holder's number means, because a running holder keeps its GPUs even if the numbers change."""
+"""Remembers which unit each holder's number means, because a running holder keeps its GPUs even if the numbers
+change.
+"""
 
 from __future__ import annotations
 

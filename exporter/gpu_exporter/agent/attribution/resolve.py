@@ -83,7 +83,9 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants, grouped by the unit that each one names. `kept`: numbers that keep their unit while the holder runs."""
+    """The grants, grouped by the unit that each one names. `kept`: numbers that keep their unit while the holder
+    runs.
+    """
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}

@@ -89,7 +89,9 @@ class StaticSource:
 
 
 def _whole(data: bytes) -> str:
-    """Decode the file. Raises ValueError if it is empty or its last line is incomplete, e.g. because the disk was full."""
+    """Decode the file. Raises ValueError if it is empty or its last line is incomplete, e.g. because the disk was
+    full.
+    """
     text = data.decode("utf-8")
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")

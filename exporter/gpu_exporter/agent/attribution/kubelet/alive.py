@@ -56,7 +56,9 @@ class PodLives:
         return bool(uids) and (found is None or bool(found))
 
     def _proves(self, found: Set[str], listed: Set[str]) -> bool:
-        """Whether `found` proves that cgroups are visible: it contains the own pod, and half of the living listed pods."""
+        """Whether `found` proves that cgroups are visible: it contains the own pod, and half of the living listed
+        pods.
+        """
         alive = listed - self._ended
         return self._own in found and 2 * len(found & alive) >= len(alive)
 

@@ -12,7 +12,9 @@ MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which befor
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
-    """The output of a command. Raises SourceError: SlowSource if the command takes too long, CommandFailed if it fails."""
+    """The output of a command. Raises SourceError: SlowSource if the command takes too long, CommandFailed if it
+    fails.
+    """
     try:
         done = slurm_commands.run(command, timeout_s, limit)
     except commands.NotFound as exc:

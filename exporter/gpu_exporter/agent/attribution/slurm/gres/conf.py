@@ -64,7 +64,9 @@ class GpuOrder(NamedTuple):
 
 
 class _ConfEntry(NamedTuple):
-    """One GPU in the file. `minor` is "" for a part of a GPU; `caps` then has its capability files. `place`: FILE:LINE."""
+    """One GPU in the file. `minor` is "" for a part of a GPU; `caps` then has its capability files. `place`:
+    FILE:LINE.
+    """
 
     kind: str
     minor: str

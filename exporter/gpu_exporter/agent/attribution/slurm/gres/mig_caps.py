@@ -33,7 +33,9 @@ def read_caps(procfs: Path) -> Mapping[int, str]:
 
 
 def find_instance(caps: Sequence[int], known: Mapping[int, str]) -> str:
-    """The instance that these files open together, in the form of `read_caps`. "" if they open no instance or several."""
+    """The instance that these files open together, in the form of `read_caps`. "" if they open no instance or
+    several.
+    """
     opened = sorted({known[cap] for cap in caps if cap in known})  # a name comes before names that begin with it
     if not opened or any(not f"{opened[-1]}/".startswith(f"{name}/") for name in opened):
         return ""
