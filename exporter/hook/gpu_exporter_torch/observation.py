@@ -409,7 +409,7 @@ class TrainingObservation:
 
 
 class IteratorObservation(TrainingObservation):
-    """The observation of an iterator, such as a generator: `next` works too."""
+    """The observation of an iterator, e.g. of a generator. It also supports `next`."""
 
     def __next__(self) -> Any:
         if "_iterator" not in self.__dict__:

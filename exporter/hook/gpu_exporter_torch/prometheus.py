@@ -43,7 +43,7 @@ class RecentMean:
 
 
 class TrainingCollector:
-    """A collector for a registry. After an error of the hook it publishes nothing."""
+    """A collector for a prometheus_client registry. After an error in the hook it publishes nothing."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
         """`report`: a bound method; its object is not kept alive."""

@@ -255,7 +255,7 @@ def test_gpus_of_types_that_slurm_conf_does_not_count_prove_no_order(
 def test_autodetect_on_a_line_of_gpus_overrides_the_general_line() -> None:
     text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia[0-3]"
     assert order(text).kind == "index"
-    with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles exclude each other"):
+    with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles cannot be combined"):
         order("Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1")
 
 

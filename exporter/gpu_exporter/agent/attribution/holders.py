@@ -4,7 +4,7 @@
 
 2. Each grant becomes an allocation of a unit, or remains unresolved (resolve.py).
 
-3. A holder that the processes on its unit contradict is marked (contradict.py).
+3. A holder is marked if the processes on its unit contradict it (contradict.py).
 
 4. Users of units without a holder become undeclared holders, known by their processes (users.py).
 

@@ -1,4 +1,5 @@
-"""How users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting `identity.user`).
+"""Decides how users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting
+`identity.user`).
 
 Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So `auto` shows hashes if
 a source reports that its site hides users, and until every source has answered once. A hash is an HMAC-SHA-256 of the
@@ -34,9 +35,10 @@ class KeyUnusable(Exception):
 
 
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
-    """The holder with user and account as `mode` requires. Its `uid` is always removed.
+    """The holder with its user and account in the form that `mode` requires. Its `uid` is always removed.
 
-    An account is not a person, so mode `uid` keeps its name. Mode `hmac` without a key shows neither user nor account.
+    An account is not a person, so mode `uid` still shows its name. Mode `hmac` without a key shows neither user nor
+    account.
     """
     if mode == "name":
         return holder._replace(uid="")
@@ -109,7 +111,9 @@ class Identity:
     """The identity setting of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
-        """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None if there is no directory."""
+        """`setting`: `auto` or one of MODES. `directory`: the directory of the key, None if the exporter has no state
+        directory.
+        """
         self.problem = ""  # why users are not shown although hashes are wanted
         self._setting = setting
         self._directory = directory

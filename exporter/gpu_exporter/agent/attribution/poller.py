@@ -21,7 +21,9 @@ MAX_TEXTS = 3  # unresolved grants that a text lists
 
 
 class _Question:
-    """One poll of one source, in a separate thread, so that a slow source does not delay the other answers."""
+    """One poll of one source. Runs in a separate thread, because a slow source must not delay the answers of the
+    others.
+    """
 
     def __init__(self, source: Source, clock: Clock) -> None:
         # the answer shows what is held at least until this time
@@ -231,7 +233,7 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether every source has answered, so that a holder that no source reports holds nothing. True without
+        """Whether every source has answered. If so, a holder that no source reports holds nothing. True without
         sources.
         """
         return not self._memory or self.is_known()

@@ -1,8 +1,8 @@
-"""The owners of the processes on each GPU: pids come from the driver, owners from /proc.
+"""Finds the owners of the processes on each GPU. Pids come from the driver, owners from /proc.
 
 For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). A pid
-from the driver is a pid of the host, so /proc must be the host's: hostPID in a pod, or the host's /proc mounted and
-named with --path.procfs. The process kthreadd, which only the kernel starts, proves this.
+from the driver is a pid of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
+with --path.procfs. The exporter recognizes the host's /proc by the process kthreadd, which only the kernel starts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ProcessOwners:
         return self._procfs.is_host()
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
-        """The owners on each unit of the GPUs whose processes were listed."""
+        """The owners of the processes on each unit. Only GPUs whose processes the driver listed are included."""
         owners: dict[UnitId, UnitOwners] = {}
         for snapshot in snapshots:
             if not (snapshot.up and snapshot.processes is not None and snapshot.identity.uuid):

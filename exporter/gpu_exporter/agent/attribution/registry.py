@@ -1,4 +1,6 @@
-"""The sources of holders, in order of precedence. A source is loaded only if a flag requests it or the host has it."""
+"""The sources of holders, in order of precedence. A source is loaded only if a flag requests it or it is detected on
+the host.
+"""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class _Finder:
         return unit, replica, reason
 
     def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
-        """The MIG instance of the GPU with a minor number, if exactly one instance is possible."""
+        """The MIG instance on the GPU with a minor number. None unless exactly one instance is possible."""
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":

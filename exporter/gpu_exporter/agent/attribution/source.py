@@ -20,7 +20,7 @@ class SlowSource(SourceError):
 
 
 class CommandFailed(SourceError):
-    """A command ended with an error status. `out`: its output before that, which may be a part of the answer."""
+    """A command ended with an error status. `out`: its output until then, which may be a part of the answer."""
 
     def __init__(self, text: str, out: str) -> None:
         super().__init__(text)
@@ -35,10 +35,10 @@ class Answer(NamedTuple):
     source contradicts itself. `hides_users`: the scheduler hides users from other users. `offers`: every device that
     the scheduler may allocate, held or not, as grants without a holder; None if unknown.
 
-    `is_late`: holders have started whose devices are not yet known, so a GPU without a grant may be held. `as_of`: when
-    the answer was true (monotonic seconds), None for now. `is_old`: the source failed, so this is an earlier answer.
-    `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this node; None if
-    unknown.
+    `is_late`: holders have started whose devices are not yet known, so a GPU without a grant may be held. `as_of`: time
+    of the answer (monotonic seconds), None for the present poll. `is_old`: the source failed, so this is an earlier
+    answer. `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this node; None
+    if unknown.
 
     `ended`: grants of holders that have ended since the last answer, each once, `confirmed` when they ended. `missed`:
     number of further ended holders whose devices are unknown.

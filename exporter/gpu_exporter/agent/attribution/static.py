@@ -96,7 +96,7 @@ def _whole(data: bytes) -> str:
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")
     if not text.endswith("\n") and text.rstrip()[-1] not in "]}":
-        raise ValueError("the last line is cut: end the file with a line break")
+        raise ValueError("the last line is incomplete: end the file with a line break")
     return text
 
 

@@ -72,8 +72,8 @@ class Report(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The result of one read. `lost`: records were overwritten before they were read. `full`: more records may follow.
-    `probes`: addresses of GPUs that the driver could not start.
+    """The result of one read. `lost`: records were overwritten before they could be read. `full`: more records may
+    follow. `probes`: addresses of GPUs that the driver could not start.
     """
 
     reports: list[Report]
@@ -83,7 +83,9 @@ class Batch(NamedTuple):
 
 
 def slot_of(pci_bus_id: str) -> str:
-    """Domain, bus and device without the function: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
+    """Domain, bus and device of a PCI address, without the function: `0000:86:00` for 00000000:86:00.0 and
+    0000:86:00.
+    """
     return normalize_pci(pci_bus_id).partition(".")[0]
 
 

@@ -180,7 +180,7 @@ class Instance(Protocol):
 
 
 class Device:
-    """One physical GPU. If a backend does not override a method, the method raises NotSupported.
+    """One physical GPU. If a backend does not override a read method, this method raises NotSupported.
 
     `answers`: number of calls that the driver has answered, to detect a GPU that no longer answers.
     `instances_complete`: whether the last list of instances is complete. `reason`: the NVML error to raise for a
@@ -229,7 +229,8 @@ class Device:
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
-        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
+        """Close the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. The next read
+        begins a new window.
 
         Never raises.
         """
@@ -381,7 +382,9 @@ class Backend(Protocol):
         """The device at one position of the driver's list. Raises DeviceError."""
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
-        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError."""
+        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError if no
+        device can be registered.
+        """
 
     def close(self) -> None:
         """Close the driver. Never raises."""

@@ -78,7 +78,9 @@ class ScenarioError(ValueError):
 
 
 class Fault(NamedTuple):
-    """Calls named `call` ("*" is every call) fail with `error`, or hang for `hang_s`, in [start, end)."""
+    """In [start, end), calls of the function `call` ("*": of every function) fail with `error`, or hang for `hang_s`
+    seconds.
+    """
 
     start: float
     end: float

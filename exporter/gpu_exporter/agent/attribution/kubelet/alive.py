@@ -1,4 +1,4 @@
-"""Pods that the kubelet still lists although they have ended, detected by their cgroups.
+"""Detects pods that the kubelet still lists although they have ended, by their cgroups.
 
 Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). The kubelet removes the
 cgroup of a pod when the whole pod has ended, and keeps it while a container waits for a restart. So a pod that has

@@ -81,7 +81,7 @@ class Consumers:
 
 
 class _Checkpoint:
-    """The driver's record of the claims that it prepared, in the form of driver 25.8 (`v1`) or later (`v2`)."""
+    """The DRA driver's record of the claims that it prepared, in the format of driver 25.8 (`v1`) or later (`v2`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class _Checkpoint:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
             log.warning(
-                "%s: the DRA driver's checkpoint cannot be read (%s), so it does not show which claims only watch "
+                "%s: cannot read the DRA driver's checkpoint (%s), so the exporter cannot see which claims only watch "
                 "their GPU: name the pods of these claims with --attribution.monitor",
                 self._path,
                 problem,

@@ -1,9 +1,9 @@
-"""Pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated pods of the
-node (kubernetes#119423, #132020), so two pods may seem to have one exclusive GPU.
+"""Detects pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated
+pods of the node (kubernetes#119423, #132020), so two pods may seem to have the same exclusive GPU.
 
-A pod that has ended has no process. A running pod has at least one process in its cgroup: of the sandbox or of its
-program. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps the
-device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
+A pod that has ended has no process. A running pod has at least one process in its cgroup, either the sandbox's or its
+program's. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps
+the device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
 crash. If the host's processes are not visible, no pod counts as ended.
 """
 
@@ -25,7 +25,7 @@ class EndedPods:
     """Remembers the results of the last checks of the host's processes."""
 
     def __init__(self, list_pods: Callable[[], Set[str] | None]) -> None:
-        """`list_pods`: UIDs of the pods that have a process, None if processes are not visible."""
+        """`list_pods`: returns the UIDs of all pods that have a process, None if processes are not visible."""
         self._list_pods = list_pods
         self._looked: float | None = None
         self._without: Set[str] = frozenset()  # pods without a process at the last look

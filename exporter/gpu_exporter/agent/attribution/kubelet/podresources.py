@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API, v1, as records. Pure.
+"""Parses answers of the kubelet's PodResources API, v1, into records. Pure.
 
 Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto.
 """
@@ -174,7 +174,9 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """The fields of ContainerDevices from `resource` on, for each ClaimResource of a DynamicResource."""
+    """For each ClaimResource of a DynamicResource, the values of a ContainerDevices, beginning with its field
+    `resource`.
+    """
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

@@ -1,11 +1,11 @@
-"""Pods from the kubelet's PodResources API, v1.
+"""Reports pods from the kubelet's PodResources API, v1.
 
 The API (podresources.py) reports no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
-pod that still pulls an image or runs its init containers holds its GPUs, but no program that could use them runs. A
-restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured). So
-two kinds of answer count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks
-pods seen before, and an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the
-kubelet may give to pods. A GPU that is missing there is not free, even if no pod holds it.
+pod that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet. A restarted kubelet
+answers OK with an empty list for up to a second, with or without allocatable devices (measured). So two kinds of answer
+count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks pods seen before, and
+an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the kubelet may allocate to
+pods. A GPU that is missing there is not free, even if no pod holds it.
 
 A listed device is not always held. For each entry the source checks, in this order: does its pod live (alive.py), does
 it consume the device or only watch it (consumers.py), and which device is it (device_ids.py, resolve.py)?

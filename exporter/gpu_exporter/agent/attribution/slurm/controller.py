@@ -1,6 +1,6 @@
-"""Asks slurmctld about one node, with as few and as small questions as possible.
+"""Asks slurmctld about one node, with as few and as small requests as possible.
 
-Three questions, whose answers a job's owner cannot change (docs/decisions/0001):
+It asks three questions. A job's owner cannot change their answers (docs/decisions/0001):
 
 - Which GPUs are in use: `GresUsed` of `sinfo -n NODE`, 3 kB. If a GPU is in use and no known job has it, a new or
   hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
@@ -185,7 +185,7 @@ class Controller:
         return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
-        """Ask about jobs that are unknown or may have changed. Raises SourceError."""
+        """Update the jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
         # A job that holds nothing here is remembered so while it has a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}

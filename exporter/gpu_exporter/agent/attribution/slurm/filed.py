@@ -68,8 +68,8 @@ class FiledJobs:
         """Jobs that are lost: only their files reported them, these files do not count now, and slurmctld has not
         reported the jobs since.
 
-        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job is also lost
-        if the epilog failed to remove its file (`stale`).
+        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job with a stale
+        file (`Present.stale`) is lost too.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete
@@ -173,7 +173,7 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
     """The start time that identifies a run. It is the same before and after slurmctld has reported the job.
 
     Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used. slurmctld's date may
-    be a second earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
+    be slightly earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
     in start_here.
     """
     run = file.run

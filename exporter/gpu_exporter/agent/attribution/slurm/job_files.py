@@ -167,7 +167,7 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 
 
 def read_trusted(path: Path, most: int) -> str:
-    """The text of a file in a directory that only its owner may write to.
+    """The text of a file that other users cannot write, in a directory that they cannot write to.
 
     Raises OSError, ValueError; SourceError if other users may write to the directory or the file.
     """
@@ -225,7 +225,7 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         raise ValueError("it is empty")  # of a GPU, it would mean that the GPU is free
     if JOB.fullmatch(name) and any("=" in line for line in lines):
         if not text.endswith("\n"):
-            raise ValueError("its last line is cut")
+            raise ValueError("its last line is incomplete")
         values = dict(line.partition("=")[::2] for line in lines)
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
         indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
@@ -233,7 +233,7 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), None if began is None else began + 0.0)
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
-        raise ValueError("neither the name of a GPU nor of a job")
+        raise ValueError("its name is neither a GPU nor a job id")
     for line in lines:  # a file without lines means that the GPU is free
         job = line.split()[0]
         if not JOB.fullmatch(job):

@@ -26,7 +26,9 @@ BOOT_MAX_S = 60.0  # the boot time moves with the clock; the time of another boo
 
 
 class Run(NamedTuple):
-    """The evidence of one run of a job: processes with their start (seconds after boot), and the date of its file."""
+    """The evidence for one run of a job: its processes with their start times (seconds after boot), and the date of its
+    file.
+    """
 
     processes: Mapping[int, float]
     filed_wall: float | None

@@ -168,7 +168,7 @@ def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
     Raises TypeError or ValueError if an argument cannot be parsed.
     """
     if not isinstance(names, str) or not isinstance(details, list):
-        raise TypeError("nodes and gres_detail are not a text and a list")
+        raise TypeError("nodes is not a text, or gres_detail is not a list")
     nodes = parse_names(names)
     gres = [parse_gres(str(detail)) for detail in details] or [Gres()] * len(nodes)
     if len(gres) != len(nodes):
@@ -197,7 +197,7 @@ def parse_node(text: str) -> NodeRecord:
     """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
-        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot tell which GPUs are free")
+        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot see which GPUs are free")
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
@@ -219,7 +219,7 @@ def parse_sinfo(text: str) -> Gres:
     """
     cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
     if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
-        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot tell which GPUs are free")
+        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot see which GPUs are free")
     try:
         return parse_gres(cell)
     except ValueError as exc:

@@ -72,7 +72,7 @@ DEFAULTS = SlurmOptions()
 
 
 class SlurmSource:
-    """Reports the jobs that have the GPUs of one node of a Slurm cluster."""
+    """Reports which jobs have the GPUs of one node of a Slurm cluster."""
 
     name = "slurm"
 
@@ -245,7 +245,7 @@ class SlurmSource:
         )
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
-        """Texts for people that do not make any grant wrong."""
+        """Messages about states that people should know, and that make no grant wrong."""
         notices = list(present.notices)
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:

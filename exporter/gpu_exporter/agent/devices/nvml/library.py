@@ -33,7 +33,7 @@ SYSTEM = Handle("")
 
 
 class Library(Protocol):
-    """The interface that the backend uses: a driver, or a recording of a driver."""
+    """The interface between the backend and NVML. Behind it is a driver, or a recording of a driver."""
 
     def open(self) -> None:
         """Make the driver ready. Raises DriverUnavailable."""
@@ -164,7 +164,7 @@ def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int,
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
-    """(return code, value) of each field, in the order of the (field, scope) ids."""
+    """(return code, value) of each field, in the order of `ids`, which are (field, scope)."""
     query = _buffers.fields.get(ids)
     if query is None:
         query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()

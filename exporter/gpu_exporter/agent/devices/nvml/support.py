@@ -45,8 +45,8 @@ class SupportMatrix:
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Note a failure of a question that was never answered. The third failure pauses the question, and each further
-        failure doubles the pause.
+        """Note that a question failed which was never answered. After the third failure it is not asked for a while,
+        and each further failure doubles this pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:

@@ -48,12 +48,12 @@ class GresLine(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """The meaning of an IDX. `minors` are texts.
+    """The meaning of the IDX numbers of a node.
 
-    kind "minor": position to minor number, "" if the entry is not a whole GPU; `caps` then has the minor numbers of its
-    capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's order among `minors`, or among
-    all GPUs if `minors` is empty; valid only if NVML lists `total` of them. kind "unknown": `problem` contains the
-    reason and the remedy.
+    kind "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers
+    of the part's capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": an IDX is a position in NVML's order
+    of the GPUs in `minors`, or of all GPUs if `minors` is empty. Valid only if NVML lists `total` of them. kind
+    "unknown": `problem` contains the reason and the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]
@@ -75,9 +75,9 @@ class _ConfEntry(NamedTuple):
 
 
 def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
-    """The lines of a gres.conf and of its included files. `name` is its path, for messages.
+    """The lines of a gres.conf and of the files that it includes. `name`: its path, for messages.
 
-    `read_file(path)` returns the text of an included file, and raises OSError. Raises GresConfError.
+    `read_file(path)` returns the text of an included file, or raises OSError. Raises GresConfError.
     """
     return list(_parse(text, name, read_file, MAX_INCLUDES))
 
@@ -181,8 +181,8 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """The order that slurmd makes: types in the order of slurm.conf. GPUs that slurm.conf does not count have no
-    position.
+    """The order that slurmd makes: types in the order of slurm.conf. Unknown if the numbers of GPUs in gres.conf and
+    slurm.conf differ, because slurmd then drops GPUs.
     """
     ordered: list[_ConfEntry] = []
     for kind, count in configured:
@@ -249,7 +249,7 @@ def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str,
         raise GresConfError(f"{line.place}: File: {exc}") from exc
     if "multiplefiles" in line.options:
         if files:
-            raise GresConfError(f"{line.place}: File and MultipleFiles exclude each other")
+            raise GresConfError(f"{line.place}: File and MultipleFiles cannot be combined")
         return [("", _caps(line, vendor))]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
     count = line.options.get("count", "")
     if files and count and count != str(len(files)):

@@ -27,7 +27,7 @@ REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
 class ConfPlace(NamedTuple):
-    """A gres.conf that slurmd may have read. `fetched`: slurmd's own copy, which slurmd uses."""
+    """A path of a gres.conf that slurmd may have read. `fetched`: slurmd's own copy. If it exists, slurmd uses it."""
 
     path: Path
     fetched: bool = False
@@ -103,7 +103,9 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """The minor number of a device file. None if the file is missing, as in a container, or of another vendor."""
+    """The minor number of a device file. None if the file is missing (as in a container) or is not a GPU of this
+    vendor.
+    """
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
@@ -113,7 +115,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Return the text of a file. Add the time of its last change, of content or attributes, to `dates`.
+    """Return the text of a file. Add the time of the last change of its content or attributes to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """
