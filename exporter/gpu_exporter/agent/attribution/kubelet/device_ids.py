@@ -29,7 +29,7 @@ class DeviceIds:
         return match["id"] if match is not None else device
 
     def select(self, entry: ContainerDevices) -> ContainerDevices | None:
-        """The entry without devices that are not GPUs. None if it has no GPU or comes from a resource claim.
+        """The entry, reduced to its GPUs. None if it has no GPU or comes from a resource claim.
 
         An id in the driver's form (a UUID) is a GPU under any resource name. Numbers and other ids count as GPUs only
         for a GPU resource, because network cards and other devices have numbers too.

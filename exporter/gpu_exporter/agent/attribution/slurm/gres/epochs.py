@@ -1,9 +1,9 @@
 """Remembers which order of GPUs applied at what time. A job keeps the numbers that it had at its start.
 
-slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and jobs run across this. So
-the present file applies to jobs that started since. An older job is resolved only if the order of its start time is
-remembered. If a file has a new date but the same content for this node, nothing changes. Times are Unix seconds of the
-node's clock.
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue. So
+the present file applies only to jobs that started after slurmd read it. An older job is resolved only if the order of
+its start time is remembered. If a file has a new date but the same content for this node, nothing changes. Times are
+Unix seconds of the node's clock.
 """
 
 from __future__ import annotations
