@@ -1,4 +1,4 @@
-"""The hook for training loops: what each step waits for, told by the loop itself.
+"""The hook for training loops. It measures inside the loop what each step waits for.
 
     from gpu_exporter_torch import observe
 
@@ -6,8 +6,8 @@
         for batch in batches:
             ...
 
-This package imports nothing else of gpu-exporter, changes nothing in torch, and needs no GPU. The exporter reads the
-files that it writes (docs/torch.md).
+This package imports no other part of gpu-exporter, changes nothing in torch, and needs no GPU. The exporter reads the
+files that the hook writes (docs/torch.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the callbacks of Lightning and of the Hugging Face Trainer have in common.
+"""Common code of the callbacks for Lightning and for the Hugging Face Trainer.
 
-A framework owns the loop and its loader. It tells when a batch begins and ends, so the time between the end of a batch
-and the begin of the next one is the wait, with the framework's own work in it.
+The framework owns the loop and its loader, and calls the callback when a batch begins and ends. The time from the end
+of a batch to the beginning of the next one is counted as wait. It includes the framework's own work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ log = logging.getLogger("gpu_exporter_torch")
 
 
 class FrameworkTraining(NamedTuple):
-    """What a framework trains. `loader`: only its settings are read. `facts`: by the names in docs/torch.md."""
+    """The objects of a framework's training. `loader`: only its settings are read. `facts`: names as in
+    docs/torch.md.
+    """
 
     loader: Any
     optimizers: Any
@@ -28,13 +30,13 @@ class FrameworkTraining(NamedTuple):
 
 
 class FrameworkLoop:
-    """Turns begins and ends of batches into what an observed loader would tell.
+    """Reports the batches of a framework to an observation, as an observed loader would report them.
 
-    What the framework does between two batches, and tells of (evaluations, checkpoints, logs), is no wait.
+    Work that the framework announces between two batches (evaluations, checkpoints, logs) is not counted as wait.
     """
 
     def __init__(self, **options: Any) -> None:
-        """`options`: as for `observe`, without loader, optimizer and model. Raises TypeError for others."""
+        """`options`: as for `observe`, without loader, optimizer and model. Raises TypeError for other options."""
         inspect.signature(observe).bind((), optimizer=(), model=None, **options)
         self._options = options
         self._observation: TrainingObservation | None = None
@@ -43,13 +45,13 @@ class FrameworkLoop:
         self._is_first = True
 
     def begin(self, describe: Callable[[], FrameworkTraining]) -> None:
-        """The training begins. `describe`: reads the framework's own objects. If another version of the framework has
-        other ones, the training goes on unobserved.
+        """The training begins. `describe` reads the framework's objects. If it fails, because another version of the
+        framework has other objects, the training continues without observation.
         """
         try:
             loader, optimizers, model, facts = describe()
         except Exception as exc:
-            log.warning("the training is not observed, and goes on: %s: %s (docs/torch.md)", type(exc).__name__, exc)
+            log.warning("the training continues, but is not observed: %s: %s (docs/torch.md)", type(exc).__name__, exc)
             return
         self._loader = loader
         self._observation = observe(loader, optimizer=optimizers, model=model, **self._options)
@@ -72,7 +74,7 @@ class FrameworkLoop:
             self._ask()
 
     def interrupt(self, *, is_over: bool = True) -> None:
-        """The framework has done something else since the last batch. `is_over`: false if it goes on."""
+        """The framework has done other work since the last batch. `is_over`: false if this work still continues."""
         if self._observation is not None:
             self._asked = perf_counter_ns()
             self._observation.restart(self._asked, is_over=is_over)

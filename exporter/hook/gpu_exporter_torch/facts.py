@@ -1,4 +1,6 @@
-"""Settings of the loop that decide how fast it can be. Only numbers, switches and a few fixed words, never names."""
+"""Reads the settings of the loop that limit its speed. They are only numbers, switches and a few fixed words, never
+names.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SWITCHES = ("pin_memory", "persistent_workers")
 
 
 class LoopFacts:
-    """The settings of a loop. What is read at set-up is kept, so that the model and the optimizers need not be."""
+    """The settings of a loop. They are read at set-up, so this object keeps no reference to the model and the
+    optimizers.
+    """
 
     def __init__(self, loader: object, optimizers: Iterable[object], model: object | None) -> None:
         self._known: dict[str, Fact] = {}
@@ -48,7 +52,7 @@ class LoopFacts:
                 self._devices = sorted({self.device, *(each for each in model.device_ids if isinstance(each, int))})
 
     def read(self) -> dict[str, Fact]:
-        """What is known now; what is not known is left out."""
+        """The settings that are known now. Unknown settings are omitted."""
         found = dict(self._known)
         with contextlib.suppress(Exception):  # after the new settings of torch.backends, the old ones cannot be read
             found["matmul"] = _read_matmul()
@@ -58,7 +62,7 @@ class LoopFacts:
         return found
 
     def find_gpus(self) -> list[str]:
-        """UUIDs of the GPUs of the model; empty if they are not known, or on a CPU."""
+        """UUIDs of the GPUs that the model uses. Empty if they are unknown, or if the model is on a CPU."""
         cuda, found = find_cuda(), list[str]()
         if cuda is None:
             return found
@@ -100,7 +104,7 @@ def _of_model(model: object) -> dict[str, Fact]:
 
 
 def _read_matmul() -> str:
-    """The precision of products of float32 matrices. Raises LookupError, RuntimeError, AttributeError if unknown."""
+    """The precision of float32 matrix products. Raises LookupError, RuntimeError or AttributeError if it is unknown."""
     torch = sys.modules["torch"]
     try:
         return str(torch.get_float32_matmul_precision())
@@ -109,7 +113,7 @@ def _read_matmul() -> str:
 
 
 def _first_parameter(optimizers: Iterable[object], model: Any) -> Any:
-    """The first parameter that is trained, else the first one of the model; None without one."""
+    """The first parameter of the optimizers, otherwise the first one of the model. None if there is none."""
     for optimizer in optimizers:
         groups: Any = getattr(optimizer, "param_groups", None)
         for group in groups if isinstance(groups, list) else ():
@@ -119,7 +123,7 @@ def _first_parameter(optimizers: Iterable[object], model: Any) -> Any:
 
 
 def count_cpus() -> float | None:
-    """CPUs that this process may use: the smaller of its affinity and of its cgroup's quota."""
+    """The number of CPUs that this process may use: the smaller of its CPU affinity and its cgroup's quota."""
     allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
     quota = _read_quota()
     return quota if allowed is None else allowed if quota is None else min(allowed, quota)
@@ -145,7 +149,7 @@ def is_autocast() -> bool:
 
 
 def is_profiled() -> bool:
-    """Whether torch's profiler runs: then times are not those of the program alone."""
+    """Whether torch's profiler is running. It slows the program down, so times are then not measured."""
     autograd = sys.modules.get("torch.autograd")
     check = getattr(autograd, "_profiler_enabled", None)
     return bool(check()) if check is not None else False

@@ -24,7 +24,7 @@ BEGINNING, HEAD = f'{{"format": "{FORMAT.partition("/")[0]}/'.encode("ascii"), 6
 
 
 def find_directory() -> Path | None:
-    """The folder of this job's reports; None if the site has none: then no file is written."""
+    """The directory for this job's reports. None if the site provides none; no file is then written."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named and Path(named).is_dir() else None
@@ -35,7 +35,7 @@ def find_directory() -> Path | None:
 
 
 class ReportFile:
-    """One file. Only the process that made this object writes it, not the workers that it forks."""
+    """One report file. Only the process that made this object writes it; forked workers do not."""
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory, self._run = directory, run
@@ -70,13 +70,13 @@ class ReportFile:
         self._due, self._soon = now + self._interval_s, now + (now - began) / COST_MAX
 
     def end(self) -> None:
-        """Write that nothing follows, unless the last report has it already. Raises nothing."""
+        """Write that the loop has ended, unless the last report already contains this. Never raises."""
         if self._last is not None and self._last["state"] != ENDED:
             with contextlib.suppress(Exception):  # it may run while the interpreter ends
                 self.write({**self._last, "state": ENDED})
 
     def write_soon(self, make: Callable[[], Mapping[str, Any]]) -> None:
-        """Write before the file is due, if the last write was so long ago that this costs no more than COST_MAX.
+        """Write before the file is due, unless this would take more than COST_MAX of the time since the last write.
 
         Raises OSError.
         """
@@ -84,8 +84,8 @@ class ReportFile:
             self.write(make())
 
     def _remove_old(self) -> None:
-        """Remove reports that earlier processes left here, so that restarts do not fill the folder. The folder may have
-        other files of the user.
+        """Remove reports that earlier processes left here, because restarts would fill the directory. Other files of
+        the user are kept.
         """
         before = time.time() - OLD_S
         for path in self._directory.glob("run-*.json"):
@@ -97,11 +97,12 @@ class ReportFile:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The beginning of a plain file. Waits for nothing: neither for the writer of a pipe nor for the holder of a lease.
-    Raises OSError; ValueError for anything but a plain file.
+    """The beginning of a regular file. Never blocks: not on a pipe without a writer, and not on a file lease.
+
+    Raises OSError; ValueError if it is not a regular file.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError(f"{path.name} is not a plain file")
+            raise ValueError(f"{path.name} is not a regular file")
         return file.read(most)

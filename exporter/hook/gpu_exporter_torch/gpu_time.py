@@ -1,10 +1,11 @@
-"""The time line of the GPU, by events that the loop records and that are read later. Nothing waits for the GPU.
+"""Measures the GPU's time line with CUDA events. The loop records them, and the hook reads them after they have
+completed. The hook never waits for the GPU.
 
-An event is reached when the stream has done all that came before it. The loop records one when it asks for a batch,
-and one when it has the batch. So the time between them, as the GPU sees it, is the time in which the GPU had nothing to
-do while the loop waited for data: a wait that the GPU's own work hides counts nothing.
+An event completes when the stream has finished all earlier work. The loop records one event when it asks for a batch,
+and one when it has the batch. The GPU's time between them is the time in which the GPU had no work while the loop
+waited for data. If the GPU still works on earlier steps during the wait, this time is 0.
 
-No CUDA context is made here, and nothing is recorded while a CUDA graph is captured.
+The hook never creates a CUDA context, and records nothing while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class Event(Protocol):
 
 
 class GpuTimeline:
-    """Each mark ends the interval of the mark before it. `seconds`: by kind of interval, as far as it is read.
+    """A sequence of marks. Each mark ends the interval that the mark before it began. `seconds`: the time by kind of
+    interval, for all intervals that were read.
 
-    `is_known` is false while no interval was read, and after one was lost.
+    `is_known`: false until an interval was read, and after an interval was lost.
     """
 
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class GpuTimeline:
         self._pending.append((kind, event))
 
     def read(self) -> None:
-        """Add the intervals whose end the GPU has reached. Reads no event that was recorded by the last mark."""
+        """Add the intervals whose end the GPU has reached. Does not read the event of the last mark."""
         while len(self._pending) > 2 and self._pending[1][1].query():
             kind, begin = self._pending.popleft()
             if kind != NOTHING:
@@ -76,7 +78,7 @@ class GpuTimeline:
             self._free.append(begin)
 
     def cancel(self) -> None:
-        """The interval that has begun last is not counted after all."""
+        """Do not count the interval that the last mark began."""
         if self._pending:
             self._pending[-1] = (NOTHING, self._pending[-1][1])
 
@@ -85,7 +87,7 @@ class GpuTimeline:
 
 
 def find_cuda() -> Any | None:
-    """torch.cuda if the program has used it in this process; None otherwise."""
+    """torch.cuda if the program has used it in this process, otherwise None."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None

@@ -1,4 +1,6 @@
-"""Loaders that tell an observation when the loop waits for them, and are otherwise the loader that they stand for."""
+"""Wraps loaders. A wrapper reports to an observation when the loop waits for a batch, and otherwise behaves like the
+loader.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ SPECIAL = (
 
 @functools.lru_cache(maxsize=256)
 def mimic(base: Any, original: Any, name: str) -> Any:
-    """A class like `base` that also has the special methods of `original`: those of the attribute `name`.
+    """A subclass of `base` with the special methods of `original`. They are forwarded to the object in the attribute
+    `name`.
 
-    So `if it:` asks an iterator with a length, and is true for one without, as it would be without the hook.
+    So the truth value and the length of a wrapper are the same as without the hook, e.g. in `if loader:`.
     """
     try:
         body: dict[str, Any] = {}
@@ -40,7 +43,7 @@ def _forward(special: str, name: str) -> Any:
 
 
 class LoopListener(Protocol):
-    """Is told what the loop does with the loader. None of its methods raises."""
+    """Receives the loop's calls on the loader. None of its methods raises."""
 
     def make_iterator(self, loader: object, inner: object) -> None: ...
 
@@ -52,7 +55,9 @@ class LoopListener(Protocol):
 
 
 class ObservedIterator:
-    """The loader's own iterator, with the time of each `next`. What the loader raises passes unchanged."""
+    """Wraps the loader's own iterator, and measures the time of each `next`. Exceptions of the loader are passed on
+    unchanged.
+    """
 
     def __init__(self, inner: Iterator[Any], loader: object, listener: LoopListener) -> None:
         self._inner, self._loader, self._listener = inner, loader, listener
@@ -78,7 +83,7 @@ class ObservedIterator:
 
 
 class ObservedIterable:
-    """Stands for any iterable that is no DataLoader of torch."""
+    """Wraps any iterable that is not a DataLoader of torch."""
 
     def __init__(self, loader: Iterable[Any], listener: LoopListener) -> None:
         self._loader, self._listener = loader, listener
@@ -100,11 +105,11 @@ class ObservedIterable:
 
 
 def observe_loader(loader: Any, listener: LoopListener) -> Any:
-    """A loader to iterate over instead of `loader`.
+    """Make the wrapper that the loop iterates over instead of `loader`.
 
-    A DataLoader of torch stays one: the result is an object of a class derived from the loader's own, with the same
-    attributes in the same dictionary. So isinstance, len, set_epoch, state_dict and what Accelerate and Lightning read
-    from a loader are as before, and a new loader that a framework makes from it is observed too.
+    For a DataLoader of torch, the class of the wrapper is derived from the loader's class, and both objects share one
+    attribute dictionary. So isinstance, len, set_epoch and state_dict work as before, and so do the attributes that
+    Accelerate and Lightning read. If a framework makes a new loader from the wrapper, that loader is observed too.
     """
     data = sys.modules.get("torch.utils.data")
     original: Any = type(loader)

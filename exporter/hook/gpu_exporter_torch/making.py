@@ -1,8 +1,8 @@
-"""What making batches takes: CPU time of the worker processes or of the loop's own thread inside `next`, and the time
-for which workers wait for a CPU.
+"""Measures the cost of making batches: the CPU time of the worker processes (without workers: of the loop's thread
+inside `next`), and the time for which workers wait for a CPU.
 
-Read from the parent alone: nothing is wrapped or changed in a worker, and no thread is started. Where it cannot be
-read, as outside of Linux or in a framework's own loop, it is unknown.
+Only the parent process reads these times: nothing is wrapped or changed in a worker, and no thread is started. The
+times are unknown if they cannot be read, e.g. on other systems than Linux or in a framework's own loop.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ NS = 1_000_000_000
 
 
 class Used(NamedTuple):
-    """Of a process, since its start. `delay_ns`: it wanted a CPU and got none; None if the kernel does not count it."""
+    """CPU time of a process since its start. `delay_ns`: time for which it was ready to run but had no CPU, None if the
+    kernel does not count it.
+    """
 
     cpu_ns: int
     delay_ns: int | None
 
 
 class MakingCpu:
-    """Not thread-safe: only the thread of the loop calls it.
+    """Not thread-safe: only the loop's thread may call it.
 
-    `cpu_ns` was used to make `batches`; while they were made, workers waited `delay_ns` for a CPU. Of `taken` batches,
-    the loop's thread used `take_ns` in `next`, and its process `loop_ns` in all.
+    `cpu_ns`: CPU time that was used to make `batches` batches. `delay_ns`: time for which workers waited for a CPU
+    meanwhile. `take_ns`: CPU time of the loop's thread in `next`, for `taken` batches. `loop_ns`: CPU time of the
+    loop's whole process, for the same batches.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,7 @@ class MakingCpu:
         self._every_ns = FIRST_NS
 
     def begin(self, inner: object | None) -> None:
-        """The loop has made this iterator; None if it is not known."""
+        """The loop has made a new iterator. `inner`: this iterator, None if it is unknown."""
         workers = getattr(inner, "_workers", None)  # of torch's own iterator with workers
         pids = [getattr(worker, "pid", None) for worker in workers] if isinstance(workers, (list, tuple)) else []
         found = [pid for pid in pids if isinstance(pid, int)]
@@ -59,7 +62,9 @@ class MakingCpu:
         self._began = thread_time_ns()
 
     def get(self, now: int, *, is_first: bool) -> None:
-        """The loop has got it. `is_first`: of this iterator, so its time is that of a start."""
+        """The loop has received the batch. `is_first`: the first batch of the iterator, whose time belongs to the
+        start.
+        """
         took, process = thread_time_ns() - self._began, process_time_ns()
         if not is_first:
             self.taken += 1
@@ -108,10 +113,11 @@ def _mean(total_ns: int | None, number: int) -> float | None:
 
 
 def read_used(pid: int) -> Used | None:
-    """What a process has used since its start; None if it cannot be read.
+    """The CPU time of a process since its start, None if it cannot be read.
 
-    The kernel may count whole ticks of 10 ms, and misses a worker that runs for less between two waits. The time of its
-    first thread is exact, where the kernel has it (CONFIG_SCHED_INFO), with the time that it waited for a CPU.
+    In /proc/PID/stat the kernel may count only whole ticks of 10 ms, and misses short runs between two waits.
+    /proc/PID/schedstat (CONFIG_SCHED_INFO) has the exact time of the first thread, and the time for which it waited for
+    a CPU.
     """
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()

@@ -1,4 +1,6 @@
-"""Observes one training loop. Any error of the hook itself switches it off with one warning, and the loop goes on."""
+"""Observes one training loop. After any error in the hook, the hook logs one warning and switches itself off, and the
+loop continues.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,16 @@ def observe(
     registry: Any = None,
     summary: bool = True,
 ) -> TrainingObservation:
-    """Observe the loop over `loader`. Iterate over the result instead.
+    """Observe the loop over `loader`. The loop must iterate over the result instead.
 
-    `optimizer`: one or several; their steps end a step of the loop, as does a call of `mark_step()`. Without both, each
-    batch is a step. `model`: only its type is read. `phases`: measure what `phase(...)` encloses. `samples`: how many
-    samples a batch has; never guessed. `directory`: where the report is written, by default the folder that the site
-    provides (docs/torch.md). `registry`: a prometheus_client registry that publishes the same values. `summary`: print
-    it at the end, to stderr.
+    `optimizer`: one or several optimizers. A step of the loop ends after an optimizer's step or a call of
+    `mark_step()`. Without both, each batch is a step. `model`: only its type and its first parameter are read.
+    `phases`: whether `phase(...)` measures. `samples`: function that returns the number of samples in a batch; without
+    it, this number is unknown. `directory`: where the report is written, by default the directory that the site
+    provides (docs/torch.md). `registry`: a prometheus_client registry in which the same values are published.
+    `summary`: whether to print the summary to stderr at the end.
 
-    Raises nothing: an argument that cannot be used switches the hook off with a warning.
+    Raises nothing: an invalid argument switches the hook off with a warning.
     """
     kind = IteratorObservation if hasattr(type(loader), "__next__") else TrainingObservation
     options = _Options(optimizer, model, phases, samples, directory, registry, summary)
@@ -78,16 +81,16 @@ OPEN: weakref.WeakValueDictionary[int, TrainingObservation] = weakref.WeakValueD
 
 @atexit.register
 def _close_all() -> None:
-    """At the end of the program, loops that no `with` has ended print their summary."""
+    """Print the summary of loops that are still open when the program ends."""
     for observation in list(OPEN.values()):
         observation.close()
 
 
 class TrainingObservation:
-    """The loop's loader, observed: an iterable, and a context manager whose end prints the summary.
+    """An observed loader. It is iterable, and a context manager that prints the summary when it ends.
 
-    Every other attribute is that of the loader, for writing too. `loader`: the observed loader for a framework that
-    needs a DataLoader.
+    Reading or setting any other attribute is forwarded to the original loader. `loader`: the observed loader, for a
+    framework that needs a DataLoader.
     """
 
     def __init__(self, loader: Iterable[Any], options: _Options) -> None:
@@ -164,7 +167,7 @@ class TrainingObservation:
         return False
 
     def add(self, loader: Iterable[Any]) -> Any:
-        """Observe a second loader of the same loop: what the loop waits for it is wait, its batches are not counted."""
+        """Observe a second loader of the same loop. The loop's waits for it are counted, its batches are not."""
         if self._is_off:
             return loader
         try:
@@ -174,11 +177,11 @@ class TrainingObservation:
             return loader
 
     def mark_step(self) -> None:
-        """The optimizer has made its step. Not needed for optimizers that `observe` was given."""
+        """Mark that the optimizer has made its step. Not needed for the optimizers that were passed to `observe`."""
         self._guard(self._mark)
 
     def phase(self, name: str) -> Phase:
-        """A context manager around one phase of a step, by one of the names in docs/torch.md.
+        """A context manager around one phase of a step. `name`: one of the phases in docs/torch.md.
 
         Without `phases=True` it measures nothing. An unknown name switches the hook off.
         """
@@ -189,7 +192,7 @@ class TrainingObservation:
         return found
 
     def report(self) -> dict[str, Any]:
-        """The report as it would be written now (docs/torch.md); empty after an error of the hook."""
+        """The present report (docs/torch.md). Empty after an error in the hook."""
         try:
             return self._report("running") if not self._is_off else {}
         except Exception as exc:
@@ -207,7 +210,7 @@ class TrainingObservation:
         self._guard_end()
 
     def note_facts(self, **facts: Fact) -> None:
-        """Add facts of the loop that only a framework knows, by the names in docs/torch.md."""
+        """Add facts about the loop that only a framework can provide. Names as in docs/torch.md."""
         self._facts |= facts
 
     # What the loaders tell. Each call is guarded: no error of the hook reaches the loop.
@@ -220,7 +223,9 @@ class TrainingObservation:
         self._guard(self._ask, loader, now, is_first)
 
     def restart(self, now: int, *, is_over: bool = True) -> None:
-        """A framework did something else between two batches. `is_over`: false if that lasts until the next batch."""
+        """A framework did other work between two batches. `is_over`: false if this work continues until the next
+        batch.
+        """
         self._guard(self._restart, now, is_over)
 
     def get(self, loader: object, asked: int, now: int, batch: object, *, is_first: bool) -> None:
@@ -253,7 +258,7 @@ class TrainingObservation:
             pass
 
     def _guard_end(self) -> None:
-        """Let go of the optimizers, and of this object."""
+        """Remove the hooks from the optimizers, and all other references to this object."""
         try:
             hooks, self._hooks = self._hooks, []
             for hook in hooks:
@@ -264,7 +269,7 @@ class TrainingObservation:
                 self._file.end()
             OPEN.pop(id(self), None)
         except Exception as exc:
-            log.debug("cannot remove a hook of an optimizer: %s", exc)
+            log.debug("cannot remove the hook from an optimizer: %s", exc)
 
     def _begin_epoch(self, inner: object | None = None) -> None:
         self._counter.begin_epoch()
@@ -316,9 +321,13 @@ class TrainingObservation:
             self._file.write_soon(lambda: self._report(BETWEEN))
 
     def _refuse_other_threads(self) -> None:
-        """A thread that reads ahead would be timed in place of the loop."""
+        """Raise RuntimeError if another thread reads the batches, because a thread that reads ahead would be timed
+        instead of the loop.
+        """
         if threading.get_ident() != self._thread:
-            raise RuntimeError("another thread reads the batches: observe, in the loop's thread, what the loop reads")
+            raise RuntimeError(
+                "another thread reads the batches: call observe on the loader that the loop's own thread reads"
+            )
 
     def _mark(self) -> None:
         self._refuse_other_threads()
@@ -337,7 +346,9 @@ class TrainingObservation:
             self._file.write(self._report("running"))
 
     def _add_samples(self, batch: object) -> None:
-        """A function of the user: where it fails or returns no number, the samples are unknown from then on."""
+        """Count the samples of a batch with the user's function. If it fails or returns no valid number, the count is
+        unknown from then on.
+        """
         try:
             number = self._samples(batch) if self._samples is not None else None
         except Exception:
@@ -398,7 +409,7 @@ class TrainingObservation:
 
 
 class IteratorObservation(TrainingObservation):
-    """The observation of an iterator, such as a generator: `next` works too."""
+    """The observation of an iterator, e.g. of a generator. It also supports `next`."""
 
     def __next__(self) -> Any:
         if "_iterator" not in self.__dict__:
@@ -407,7 +418,7 @@ class IteratorObservation(TrainingObservation):
 
 
 def _refuse_phase(name: str) -> None:
-    raise ValueError(f"phase {name!r} is none of {', '.join(PHASES)}")
+    raise ValueError(f"phase {name!r} is not one of {', '.join(PHASES)}")
 
 
 def _ignore(name: str) -> None:

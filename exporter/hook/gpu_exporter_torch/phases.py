@@ -1,4 +1,4 @@
-"""Phases of a step, as the user places them. Each moment belongs to the innermost phase only."""
+"""Measures the phases of a step that the user marks in the code. Each moment counts only for the innermost phase."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from gpu_exporter_torch.report_rules import PHASES
 
 
 class PhaseClock:
-    """Nanoseconds on the CPU by phase: `spent_ns` of measured steps and of what lies between epochs, `entered` of all.
+    """Times of phases on the CPU, in nanoseconds. `spent_ns`: the time of each phase in measured steps. `entered`: how
+    often each phase was entered, in all steps.
 
-    `on_change` is told the innermost phase, or "".
+    `on_change` is called with the name of the innermost phase, "" outside of phases.
     """
 
     def __init__(self, now: Callable[[], int], on_change: Callable[[str], None]) -> None:
@@ -55,7 +56,7 @@ class PhaseClock:
 
 
 class Phase:
-    """A context manager that tells when a phase begins and ends. It lets every error of the loop pass."""
+    """A context manager that reports when a phase begins and ends. It does not suppress exceptions."""
 
     __slots__ = ("_enter", "_leave", "_name")
 

@@ -1,4 +1,6 @@
-"""Publishes the report by the program's own prometheus_client, as the exporter does: names, units, statistics."""
+"""Publishes the report with the program's own prometheus_client. Names, units and statistics are the same as in the
+exporter.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ class StepLook(NamedTuple):
 
 
 class RecentMean:
-    """The mean step since the look that is WINDOW_S old, or since the beginning."""
+    """The mean duration of a step over the last WINDOW_S, or since the beginning if this is shorter."""
 
     def __init__(self, now: float) -> None:
         self._looks = deque([StepLook(now, 0, 0.0)])
 
     def add(self, look: StepLook) -> float | None:
-        """The mean until this look; None where the steps are too few."""
+        """Add a look and return the mean until then. None if there are too few steps."""
         if look.at - self._looks[-1].at >= LOOK_S:
             self._looks.append(look)
         while len(self._looks) > 2 and look.at - self._looks[1].at >= WINDOW_S:
@@ -41,7 +43,7 @@ class RecentMean:
 
 
 class TrainingCollector:
-    """A collector for a registry. After an error of the hook it publishes nothing."""
+    """A collector for a prometheus_client registry. After an error in the hook it publishes nothing."""
 
     def __init__(self, report: Callable[[], dict[str, Any]]) -> None:
         """`report`: a bound method; its object is not kept alive."""

@@ -13,7 +13,9 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Rank(NamedTuple):
-    """`rank` and `world_size` of the training. `local_rank`, `local_world_size`: on this node; None if unknown."""
+    """`rank` and `world_size` are of the whole training. `local_rank` and `local_world_size` are of this node, None if
+    unknown.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -27,7 +29,9 @@ class Rank(NamedTuple):
 
 
 def find_rank() -> Rank:
-    """This process, by torch.distributed once it is initialized, before that by the launcher's variables."""
+    """The rank of this process: from torch.distributed if it is initialized, otherwise from the launcher's
+    variables.
+    """
     named = _read_variables()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

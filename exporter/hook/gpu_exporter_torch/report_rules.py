@@ -1,7 +1,7 @@
-"""The rules of a report on a training (docs/torch.md), which its writer and its reader share.
+"""Rules for training reports (docs/torch.md). The writer and the reader of a report share this file.
 
-The hook writes reports in the job and the exporter reads them on the node. Neither has the other installed, so the
-exporter has this file by a symbolic link: standard library only, Python 3.9.
+The hook writes reports in the job, and the exporter reads them on the node. Neither needs the other to be installed, so
+the exporter contains this file as a symbolic link. It uses only the standard library, and must run on Python 3.9.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OWN_PART = "; each worker must read its own part of the IterableDataset (get_wor
 
 
 def are_enough(steps: int, seconds: float) -> bool:
-    """Whether so many measured steps, which took so many seconds together, tell how a loop spends its time."""
+    """Whether these measured steps are enough to judge how a loop spends its time. `seconds`: their total duration."""
     return steps >= STEPS_MIN or (steps >= WHOLE_MIN and seconds >= LONG_S)
 
 
@@ -78,10 +78,10 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 class SpentTime(NamedTuple):
-    """How one process spent some of its measured steps. Seconds; None is unknown.
+    """How one process spent its measured steps. Times in seconds, None if unknown.
 
-    `starved_s`, `worked_s`: the GPU's own time line: without work because the loop waited for data, and the rest.
-    `phase_s`: by phase, on that time line if both are known.
+    `starved_s`, `worked_s`: on the GPU's time line, the time without work because the loop waited for data, and the
+    remaining time. `phase_s`: time by phase, on the GPU's time line if it is known.
     """
 
     steps: int
@@ -97,7 +97,9 @@ class SpentTime(NamedTuple):
         return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
 
     def add(self, other: SpentTime) -> SpentTime:
-        """This and another loop of the same process, one after the other: an evaluation waits only in its own time."""
+        """The sum of this loop and another loop of the same process that runs before or after it, e.g. an
+        evaluation.
+        """
         names = {**self.phase_s, **other.phase_s}
         return SpentTime(
             self.steps + other.steps,
@@ -121,13 +123,14 @@ class SpentTime(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether shares are of the GPU's own time line."""
+        """Whether the shares are measured on the GPU's own time line."""
         return self.line_s > 0.0
 
     @property
     def wait(self) -> float | None:
-        """Share of the steps in which the loop waits for data, 0 to 1. The wait that counts is the GPU's: what earlier
-        work hides is no wait. Without the GPU's time line it is the loop's own: the GPU may work meanwhile.
+        """Share of the steps that is lost to waiting for data, 0 to 1. With the GPU's time line, only time in which the
+        GPU had no work is counted. Without it, all of the loop's waits are counted, although the GPU may have worked
+        meanwhile.
         """
         seconds = self.starved_s if self.is_gpu else self.wait_s
         return None if seconds is None else self._share(seconds)
@@ -143,12 +146,13 @@ class SpentTime(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """How a loop that waits for its data gets them. `workers`: processes that make batches, 0 for the loop itself.
+    """The costs of a loop that waits for its data. `workers`: number of processes that make batches, 0 if the loop
+    makes them.
 
-    Seconds for each batch: `batch_s` from one to the next, `wait_s` that the loop waits for it, `work_s` without any
-    wait. `cpu_s`: of a CPU, that making it takes, and `delay_s` that its worker waits for a CPU meanwhile. `take_s`: of
-    a CPU, that the loop takes to get it from a worker. `loop_cpu_s`: of a CPU, that the loop's process uses in all,
-    without making it. None is unknown. `cpus`: those that this process and its workers may use.
+    All times are seconds per batch, None if unknown. `batch_s`: from one batch to the next. `wait_s`: the loop's wait.
+    `work_s`: `batch_s` without any wait. `cpu_s`: CPU time to make a batch. `delay_s`: a worker's wait for a CPU
+    meanwhile. `take_s`: the loop's CPU time to get a batch from a worker. `loop_cpu_s`: all CPU time of the loop's
+    process, without making batches. `cpus`: number of CPUs for this process and its workers.
     """
 
     workers: int
@@ -163,8 +167,8 @@ class Loading(NamedTuple):
 
     @property
     def make_s(self) -> float:
-        """How long one process needs for a batch: while the loop waits, all of them work without a pause, except when
-        they wait for a CPU.
+        """The time that one process needs to make a batch. While the loop waits for data, all workers are busy, except
+        when they wait for a CPU.
         """
         if not self.workers:
             return self.wait_s
@@ -172,7 +176,7 @@ class Loading(NamedTuple):
 
     @property
     def by_cpu_s(self) -> float | None:
-        """The seconds for each batch that the CPUs allow, as far as they can be filled; None if it is not known."""
+        """The shortest time per batch, in seconds, that the CPUs allow. None if it is unknown."""
         if self.cpu_s is None or not self.cpus:
             return None
         own = self.work_s
@@ -185,8 +189,8 @@ CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not h
 
 
 class Workers(NamedTuple):
-    """A number of workers to try, and the seconds for each batch that are expected with it. `number`: None if more
-    workers do not help, and `limit` says why.
+    """A number of workers to try, and the expected seconds per batch with it. `number`: None if more workers do not
+    help; `limit` then has the reason.
     """
 
     number: int | None
@@ -195,10 +199,10 @@ class Workers(NamedTuple):
 
 
 def propose_workers(loading: Loading) -> Workers | None:
-    """The number of workers that would make batches as fast as the loop takes them, or as fast as the CPUs allow.
+    """The number of workers that would make batches as fast as the loop can take them, or as fast as the CPUs allow.
 
-    A worker that waits for a disk or the network uses no CPU, so the number of CPUs is no limit by itself. None if
-    nothing can be said: the CPU time of a batch is not known, and there are as many workers as CPUs.
+    The number of CPUs alone is no limit, because a worker that waits for a disk or the network uses no CPU. None if the
+    CPU time of a batch is unknown and there are already as many workers as CPUs.
     """
     by_cpu_s = loading.by_cpu_s
     if loading.workers and by_cpu_s is not None and by_cpu_s >= loading.batch_s:
@@ -218,7 +222,7 @@ def propose_workers(loading: Loading) -> Workers | None:
 
 
 def advise_phase(name: str, share: float) -> tuple[str, str]:
-    """What to change in a phase of ADVICE that takes this share of the steps, and how much faster the loop is then."""
+    """The advice for a phase of ADVICE with this share of the steps, and the speed-up of the loop after this change."""
     share, left = min(share, 0.99), PHASE_LEFT.get(name, 0.0)
     if share <= left or not left:
         return ADVICE[name], bound_gain(share)
@@ -236,7 +240,7 @@ class RankTime(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """The rank that the others wait for, and for which share of a step. None, 0 and "" if no rank is late."""
+    """The rank that the others wait for, and the share of a step that they wait. None, 0 and "" if no rank is late."""
 
     rank: int | None = None
     share: float = 0.0
@@ -244,11 +248,12 @@ class LateRank(NamedTuple):
 
 
 def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
-    """The late one of the ranks on a node; None if they cannot be compared.
+    """Find the late rank among the ranks on a node. None if they cannot be compared.
 
-    Durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the culprit
-    waits least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its
-    data. The GPU's time is not compared with a loop's: launching a collective takes no time, and waiting in it does.
+    Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
+    rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.
+    Times of the GPU are not compared with times of the CPU: on the CPU, launching a collective takes no time, but on
+    the GPU, waiting in it does.
     """
     named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
     sizes = Counter(each.world_size for each in named)
@@ -271,5 +276,5 @@ def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
 
 
 def bound_gain(share: float) -> str:
-    """How much faster the loop would be if this share of its time were gone."""
+    """The greatest possible speed-up if this share of the loop's time were removed, as a text."""
     return f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times"

@@ -1,4 +1,4 @@
-"""The reports of the other ranks on this node, from the same folder, for the summary."""
+"""Reads the reports of the other ranks on this node from the same directory, for the summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gpu_exporter_torch.report_rules import FILES_MAX, FORMAT, KEYS, SIZE_MAX
 
 
 def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Reports of the same training: of the same format and size, with another rank. Others are left out."""
+    """The reports of the other ranks of this training. A report belongs to it if it has the same format and the same
+    `world_size`.
+    """
     ranks: dict[int, dict[str, Any]] = {}
     if own["world_size"] < 2:
         return []

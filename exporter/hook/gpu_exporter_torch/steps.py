@@ -1,9 +1,10 @@
-"""Counts the steps of one training loop, and measures their waits. Pure: times are parameters, in ns of one clock.
+"""Counts the steps of one training loop, and measures their waits. Pure: all times are parameters, in nanoseconds of
+one clock.
 
 A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
-optimizer's step. So the steps of an epoch follow each other without a gap, and no step includes the time between two
-epochs (an evaluation, the start of new loaders). The first batch of an epoch waits for new workers: this time is
-`start`, not `wait`.
+optimizer's step. So there is no gap between the steps of an epoch, and no step includes the time between two epochs (an
+evaluation, the start of new loaders). The first batch of an epoch also waits for new workers. This time counts as
+`start`, not as `wait`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ RECENT = 128  # durations that are kept for the median
 
 
 class StepCounter:
-    """Not thread-safe: only the thread of the loop calls it. Its memory does not grow.
+    """Not thread-safe: only the loop's thread may call it. Its memory use is constant.
 
-    `marked`: a step ends after a mark (`mark`). Otherwise each batch is a step, until the first mark.
+    `marked`: whether a step ends after a mark (`mark`). Otherwise each batch is a step, until the first mark.
     """
 
     def __init__(self, *, marked: bool) -> None:
@@ -32,7 +33,9 @@ class StepCounter:
         self._is_skipped = False
 
     def begin_epoch(self) -> None:
-        """The loop makes a new iterator. What was left of the last one, after a break or an error, ends."""
+        """The loop makes a new iterator. An open step of the last iterator, e.g. after a break or an error, is
+        closed.
+        """
         if self._begin is not None and self._marks:
             self._close(self._last_mark)  # what came after the mark may be anything
         self._drop()
@@ -44,7 +47,7 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """The loop has got a batch that it asked for at `asked`. `is_first`: of this iterator."""
+        """The loop has received a batch that it requested at `asked`. `is_first`: the first batch of the iterator."""
         self.batches += 1
         self._batches += 1
         if is_first:
@@ -57,7 +60,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """The framework did something else between two batches, such as an evaluation: that is not part of any step."""
+        """The framework did other work between two batches, e.g. an evaluation. This time is not part of any step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 
@@ -71,7 +74,7 @@ class StepCounter:
         self._drop()
 
     def mark(self, now: int) -> None:
-        """The optimizer has made its step. Marks that follow each other without a new batch belong to one step."""
+        """The optimizer has made its step. Several marks without a new batch between them belong to one step."""
         if not self.marked:  # the first mark: the batches before it were no steps
             self.marked = True
             self.steps = self.measured = self.skipped = self.step_ns = self.wait_ns = self._recent_count = 0
@@ -80,7 +83,7 @@ class StepCounter:
         self._last_mark = now
 
     def skip(self) -> None:
-        """The present step is not measured: a profiler slows it down, or the framework does something else in it."""
+        """Do not measure the present step, because a profiler slows it down, or the framework does other work in it."""
         self._is_skipped = True
 
     @property
@@ -90,7 +93,7 @@ class StepCounter:
 
     @property
     def median_ns(self) -> float | None:
-        """Of the last RECENT measured steps; None without one."""
+        """The median of the last RECENT measured steps, None if no step was measured."""
         known = sorted(self._recent[: min(self._recent_count, RECENT)])
         return known[len(known) // 2] if known else None
 

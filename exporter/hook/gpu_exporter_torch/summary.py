@@ -1,4 +1,4 @@
-"""The summary at the end of a training: what the steps waited for, and which setting to change."""
+"""Makes the summary at the end of a training. It shows what the steps waited for, and which settings to change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ START_MIN = 0.1  # share of the loop's time in the start of workers, from which 
 
 
 def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]], loop_s: float) -> str:
-    """Some lines for people. `others`: reports of the other ranks on this node. `loop_s`: since the loop began."""
+    """The summary as text. `others`: reports of the other ranks on this node. `loop_s`: seconds since the loop
+    began.
+    """
     spent, step_s = spent_time(report), report["step_seconds"]
     name = f" on rank {report['rank']} of {report['world_size']}" if report["world_size"] > 1 else ""
     if not spent.is_enough:
@@ -83,7 +85,7 @@ def _shares(report: Mapping[str, Any], spent: SpentTime) -> list[str]:
 
 
 def advise(report: Mapping[str, Any]) -> list[str]:
-    """What to change, each with the present and the proposed value and the bound of the gain."""
+    """Proposed changes, each with the present value, the proposed value, and the upper bound of the gain."""
     found: list[str] = []
     facts, spent = report["facts"], spent_time(report)
     if spent.wait is not None and spent.wait >= WAIT_MIN:
@@ -104,7 +106,7 @@ def advise(report: Mapping[str, Any]) -> list[str]:
 
 
 def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
-    """How the loop gets its batches; None where it does not use a DataLoader."""
+    """The costs of loading from a report. None if the loop does not use a DataLoader."""
     workers, cpus = report["facts"].get("num_workers"), report["facts"].get("cpus")
     if workers is None or not report["batches"]:
         return None
@@ -121,7 +123,7 @@ def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
 
 
 def find_proposal(report: Mapping[str, Any]) -> dict[str, int]:
-    """The fact `workers_to_try`: the number of workers that the summary would advise. Empty where it advises none."""
+    """The fact `workers_to_try`: the number of workers that the summary advises. Empty if it advises none."""
     spent = spent_time(report)
     if not spent.is_enough or spent.wait is None or spent.wait < WAIT_MIN:
         return {}
@@ -163,5 +165,5 @@ def _bound(spent: SpentTime) -> str:
 
 
 def find_late_rank(reports: Sequence[Mapping[str, Any]]) -> LateRank | None:
-    """The rank of a training that the others on this node wait for."""
+    """The rank that the other ranks on this node wait for. None if they cannot be compared."""
     return find_late([RankTime(each["rank"], each["world_size"], spent_time(each)) for each in reports])

@@ -12,7 +12,7 @@ from gpu_exporter_torch.callbacks import FrameworkLoop, FrameworkTraining
 class TrainerObserver(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Observes `train`. `options`: as for `observe`, without loader, optimizer and model.
 
-    The Trainer takes all batches of a step before it calls back, so a batch here is one step with all its batches.
+    The Trainer calls back only after it has loaded all batches of a step, so each step counts as one batch.
     """
 
     def __init__(self, **options: Any) -> None:

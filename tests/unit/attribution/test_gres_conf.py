@@ -147,7 +147,7 @@ def test_capability_files_are_read_from_a_list_and_files_of_other_kinds_are_igno
             "NodeName=n0 AutoDetect=off\nNodeName=n0 AutoDetect=nvml",
             "gres.conf:2: AutoDetect=nvml contradicts AutoDetect=off for the same node",
         ),
-        ("Include other.conf", "gres.conf:1: this Include is not read: too many Includes inside each other"),
+        ("Include other.conf", "gres.conf:1: this Include is ignored: Includes are nested too deeply"),
     ],
 )
 def test_a_line_that_is_not_understood_is_refused_with_its_number(text: str, error: str) -> None:
@@ -163,7 +163,7 @@ def test_included_lines_count_at_the_place_of_the_include() -> None:
     )
     assert order_of(lines, "n0", (("", 3),), vendor=NVIDIA).minors == ("1", "2", "0")
     with pytest.raises(
-        GresConfError, match=r"loop\.conf:1: this Include is not read: too many Includes inside each other"
+        GresConfError, match=r"loop\.conf:1: this Include is ignored: Includes are nested too deeply"
     ):
         parse_gres_conf("Include loop.conf", "g", files.__getitem__)
 
@@ -216,7 +216,7 @@ def test_a_chain_of_includes_is_followed_up_to_a_limit() -> None:
     assert len(parse_gres_conf("Include 1.conf", "g", files.__getitem__)) == 1
     with pytest.raises(
         GresConfError,
-        match=rf"{MAX_INCLUDES - 1}\.conf:1: this Include is not read: too many Includes inside each other",
+        match=rf"{MAX_INCLUDES - 1}\.conf:1: this Include is ignored: Includes are nested too deeply",
     ):
         parse_gres_conf("Include 0.conf", "g", files.__getitem__)
 
@@ -255,7 +255,7 @@ def test_gpus_of_types_that_slurm_conf_does_not_count_prove_no_order(
 def test_autodetect_on_a_line_of_gpus_overrides_the_general_line() -> None:
     text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia[0-3]"
     assert order(text).kind == "index"
-    with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles exclude each other"):
+    with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles cannot be combined"):
         order("Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1")
 
 

@@ -147,7 +147,7 @@ def test_an_unwritable_directory_is_logged_once(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         for second in range(0, 1000, 100):
             assert epochs.note(same(), START, START + second) == A
-    assert caplog.text.count("cannot be written, so a restart forgets") == 1
+    assert caplog.text.count("a restart of the exporter loses") == 1
 
 
 STEPS = st.lists(

@@ -358,7 +358,7 @@ def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("", r"empty: write \[\]"), ("# nobody\n", "expected a list"), ("- uuid: GPU-0\n  job: 4", "last line is cut")],
+    [("", r"empty: write \[\]"), ("# nobody\n", "expected a list"), ("- uuid: GPU-0\n  job: 4", "last line is incomplete")],
 )
 def test_a_static_file_that_a_full_disk_has_cut_shows_no_gpu_as_free(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "holders.yaml"
@@ -388,7 +388,7 @@ def test_a_change_of_a_static_file_counts_once_two_polls_have_found_the_same(tmp
         with pytest.raises(SourceError, match="the file is empty"):
             source.poll()
     path.write_text(whole, encoding="utf-8")
-    with pytest.raises(SourceError, match="it is being written"):
+    with pytest.raises(SourceError, match="the file is being written"):
         source.poll()
     assert jobs() == ["7", "8"]
 
@@ -406,7 +406,7 @@ def test_a_static_file_that_was_just_changed_is_looked_at_twice_at_the_first_pol
 
     monkeypatch.setattr("gpu_exporter.agent.attribution.static.time.sleep", write_more)
     source = StaticSource(path, settled_s=3600.0)
-    with pytest.raises(SourceError, match="it is being written"):
+    with pytest.raises(SourceError, match="the file is being written"):
         source.poll()
     assert len(source.poll().grants) == 2
     assert len(StaticSource(path, settled_s=3600.0).poll().grants) == 2

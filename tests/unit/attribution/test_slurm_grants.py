@@ -257,7 +257,7 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
     assert [c.device for c in answer.grants] == ["1", "2"]
     assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is reported as free"
     cluster.used = "gpu:1"
-    with pytest.raises(SourceError, match="the jobs of node n0 have 1 GPUs more than the node has in use"):
+    with pytest.raises(SourceError, match="the jobs of node n0 have 1 more GPUs than its record lists as in use"):
         cluster.source.poll()
 
 

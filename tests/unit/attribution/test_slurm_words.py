@@ -207,7 +207,7 @@ def test_the_configured_gpus_of_a_node_are_read(gres: str, configured: tuple[tup
 
 
 def test_a_node_record_without_gres_in_use_is_refused() -> None:
-    with pytest.raises(SourceError, match="prints no GresUsed, so the exporter cannot tell which GPUs are free"):
+    with pytest.raises(SourceError, match="prints no GresUsed, so the exporter cannot see which GPUs are free"):
         parse_node("NodeName=n0\n   Gres=gpu:4\n")
 
 

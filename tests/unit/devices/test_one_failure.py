@@ -213,7 +213,7 @@ def test_an_implausible_number_of_gpus_is_refused() -> None:
     boards = Boards(healthy())
     for count in (2**32 - 1, -1):
         boards.set = {("nvmlDeviceGetCount", "", ()): count}
-        with pytest.raises(DriverUnavailable, match="this is not a valid number"):
+        with pytest.raises(DriverUnavailable, match="which is not a valid number"):
             NvmlBackend(boards, ManualClock()).count()
 
 

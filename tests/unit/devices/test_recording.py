@@ -198,7 +198,7 @@ def test_uuids_are_hashed_on_request_and_remain_distinct(tmp_path: Path, clock: 
         ('{head}\n{"call": "a"}\n', "x.rec.gz:2: the line is malformed (KeyError: 'device'): record again"),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[],"answer":[0],"answers":[["ok",1]]}\n',
-            "x.rec.gz:2: the line is malformed (times and answers differ in number): record again",
+            "x.rec.gz:2: the line is malformed (the numbers of times and answers differ): record again",
         ),
         (
             '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[3],"answers":[["ok",1]]}\n',

@@ -272,7 +272,7 @@ def test_an_unknown_phase_switches_the_hook_off_and_names_those_that_exist(caplo
         with observed.phase("forwards"):
             pass
         assert list(observed) == [0, 1, 2]
-    assert "'forwards' is none of host_to_device, forward" in caplog.text
+    assert "'forwards' is not one of host_to_device, forward" in caplog.text
 
 
 def test_a_forked_process_neither_writes_nor_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -630,4 +630,4 @@ def test_a_framework_with_other_objects_than_expected_trains_unobserved(caplog: 
         framework.finish,
     ):
         step()
-    assert caplog.text.count("the training is not observed, and goes on: AttributeError") == 1
+    assert caplog.text.count("the training continues, but is not observed: AttributeError") == 1

@@ -1,4 +1,4 @@
-"""Compares processes with the mapping of holders. If a GPU runs processes of another job or pod than its holder, one is
+"""Compares the processes on each unit with its holder. If another job or pod runs processes there, the mapping may be
 wrong.
 
 A wrong mapping makes a working holder look idle, so the holder's time is unknown from then on. A grant is contradicted
@@ -32,7 +32,9 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Whether a process of `owner` belongs to the holder. "other" means that another pod or job is proven."""
+    """Whether a process of `owner` belongs to the holder. "other": the process provably belongs to another pod or
+    job.
+    """
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
@@ -59,8 +61,8 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
 
 
 class _Finding(NamedTuple):
-    """A contradicted allocation. `names`: the owners of the processes. `others`: these owners, empty if they are the
-    holder. `place`: the unit that the holder uses without holding it.
+    """A contradicted allocation. `names`: the owners of the processes. `others`: the same owners, empty if the
+    processes belong to the holder. `place`: the unit that the holder uses without holding it.
     """
 
     names: str
@@ -80,7 +82,7 @@ class _Finding(NamedTuple):
 class ProcessNet:
     """Remembers which allocations are contradicted.
 
-    `in_use`: text for people: who uses each unit without a holder.
+    `in_use`: for each unit without a holder, a text that names its users.
     """
 
     def __init__(self) -> None:
@@ -93,7 +95,7 @@ class ProcessNet:
     def check(
         self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
     ) -> Resolution:
-        """Mark the allocations that processes contradict, and count each as a conflict of its source.
+        """Mark allocations that the processes contradict. Each one counts as a conflict of its source.
 
         `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for people.
         """
@@ -116,7 +118,7 @@ class ProcessNet:
         return resolution._replace(allocations=marked, conflicts=conflicts)
 
     def _keep(self, look: _Comparison, allocation: Allocation, before: _Finding | None) -> _Finding | None:
-        """A finding of an earlier look that this look neither finds nor refutes."""
+        """The earlier finding about an allocation, if the present processes neither confirm nor refute it."""
         if before is None or look.has_own(allocation):
             return None
         left = before.others & self._before.get(allocation.unit, frozenset())
@@ -149,7 +151,7 @@ class ProcessNet:
 
 
 class _Comparison:
-    """One look at all processes, compared with one mapping."""
+    """Compares the processes of one moment with one mapping of holders."""
 
     def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]]) -> None:
         self.holders: dict[UnitId, list[Holder]] = {}
@@ -166,8 +168,8 @@ class _Comparison:
         self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """Holders that work on a unit that they do not hold, and that unit. Holders with an unresolved grant are left
-        out, because the grant may mean this unit.
+        """Holders that work on a unit that they do not hold, each with that unit. Skips holders with an unresolved
+        grant, because the grant may mean this unit.
         """
         strays: dict[Who, UnitId] = {}
         for unit, seen in self._owners.items():
@@ -183,7 +185,7 @@ class _Comparison:
         return any(relate(allocation.holder, owner) == "own" for owner in self._owners.get(allocation.unit, ()))
 
     def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
-        """The finding of this look against an allocation, None without a finding."""
+        """The finding about an allocation from the present processes, None if they do not contradict it."""
         unit, holder = allocation.unit, allocation.holder
         if unit not in self._others:
             self._others[unit] = [
@@ -202,7 +204,9 @@ class _Comparison:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """The users of a unit that has no holder, "" if the unit is held or only the system uses it."""
+        """A text that names the users of a unit without a holder. "" if the unit has a holder or only the system uses
+        it.
+        """
         users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
         if unit in self.holders or not users:
             return ""
@@ -230,7 +234,9 @@ class _Comparison:
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
-    """Every pod and job that a process belongs to: a job's slurmd may itself run in a pod."""
+    """Every pod and job that a process belongs to. There may be several, because the slurmd of a job may run in a
+    pod.
+    """
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods
 

@@ -4,7 +4,7 @@
 
 2. Each grant becomes an allocation of a unit, or remains unresolved (resolve.py).
 
-3. A holder that the processes on its unit contradict is marked (contradict.py).
+3. A holder is marked if the processes on its unit contradict it (contradict.py).
 
 4. Users of units without a holder become undeclared holders, known by their processes (users.py).
 
@@ -32,9 +32,9 @@ from gpu_exporter.common.model.units import UnitId
 
 
 class Poll(NamedTuple):
-    """One answer of all sources. `offers`: the devices that a scheduler may give, None if unknown. `ended`: grants of
-    holders that have ended since the last poll, `confirmed` at their end. `is_complete`: every source has answered
-    lately.
+    """One answer of all sources. `offers`: the devices that a scheduler may allocate, None if unknown. `ended`: grants
+    of holders that have ended since the last poll, `confirmed` when they ended. `is_complete`: every source has
+    answered recently.
     """
 
     grants: Sequence[Grant]
@@ -45,8 +45,8 @@ class Poll(NamedTuple):
 
 class Devices(NamedTuple):
     """The answers of the driver. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why
-    NVML may number the GPUs otherwise than the schedulers, "" if the numbers agree. `lists_processes`: the driver has
-    listed a process since the start, so an empty list means no process.
+    NVML and the schedulers may number the GPUs differently, "" if the numbers agree. `lists_processes`: the driver has
+    listed a process since the exporter started, so an empty list means no process.
     """
 
     answered: Mapping[str, DeviceSnapshot]
@@ -56,8 +56,8 @@ class Devices(NamedTuple):
 
 class HolderUpdate(NamedTuple):
     """The holders after one poll. `past`: allocations of holders that have ended since the last poll. `in_use`: units
-    without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
-    the use of each unit by the processes of its holder.
+    that have no holder but are not free, with the reason. `offered`: units that a scheduler may allocate, None if
+    unknown. `uses`: the use of each unit by the processes of its holder.
     """
 
     resolution: Resolution = Resolution([], [], [])
@@ -68,7 +68,7 @@ class HolderUpdate(NamedTuple):
 
 
 class HolderTracker:
-    """Remembers between polls what one poll alone does not show. Not thread-safe."""
+    """Keeps the state that must be known across polls. Not thread-safe."""
 
     def __init__(self, processes: ProcessOwners | None, slurm_pods: SlurmPods) -> None:
         """`processes`: looks up the owners of the processes on each GPU, None if owners are unknown."""
@@ -120,7 +120,9 @@ class HolderTracker:
 
 
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
-    """Why a unit is not free after its holder ended: it is free only if the driver lists no process on it."""
+    """Units that are not free although their holder has ended, with the reason. Such a unit becomes free when the
+    driver lists no process on it.
+    """
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}
     for unit, label in resolution.ended.items():
@@ -134,7 +136,7 @@ def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
 
 
 def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
-    """How many processes the driver lists on a unit, None if that is unknown."""
+    """The number of processes that the driver lists on a unit, None if unknown."""
     if unit.mig_uuid and not snapshot.instances_known:
         return None  # the processes of an unlisted instance were not read
     if snapshot.processes is None:
@@ -145,7 +147,7 @@ def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
-    """Every unit that a holder may have, with its name for people: `gpu 3`, `gpu 3:1/0`."""
+    """Every unit that a holder may have, with its name in messages: `gpu 3`, `gpu 3:1/0`."""
     places: dict[UnitId, str] = {}
     for snapshot in inventory:
         identity = snapshot.identity

@@ -1,4 +1,5 @@
-"""How users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting `identity.user`).
+"""Decides how users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting
+`identity.user`).
 
 Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So `auto` shows hashes if
 a source reports that its site hides users, and until every source has answered once. A hash is an HMAC-SHA-256 of the
@@ -34,9 +35,10 @@ class KeyUnusable(Exception):
 
 
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
-    """The holder with user and account as `mode` requires. Its `uid` is always removed.
+    """The holder with its user and account in the form that `mode` requires. Its `uid` is always removed.
 
-    An account is not a person, so mode `uid` keeps its name. Mode `hmac` without a key shows neither user nor account.
+    An account is not a person, so mode `uid` still shows its name. Mode `hmac` without a key shows neither user nor
+    account.
     """
     if mode == "name":
         return holder._replace(uid="")
@@ -59,7 +61,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
 
 
 def load_key(directory: Path) -> bytes:
-    """The key in this directory. A missing key is made. Raises KeyUnusable."""
+    """Read the key in this directory, or make it if it is missing. Raises KeyUnusable."""
     path = directory / KEY_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -92,7 +94,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a whole key or none. If two processes make a key, the first one is kept. Raises OSError."""
+    """Write a new key atomically. If two processes make a key, the first one is kept. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)  # mode 0600, whatever the umask is
     try:
         with os.fdopen(handle, "wb") as file:
@@ -106,17 +108,19 @@ def _make_key(path: Path) -> None:
 
 
 class Identity:
-    """The setting of one node with its key. The key is read or made when it is first needed."""
+    """The identity setting of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
-        """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None if there is no directory."""
+        """`setting`: `auto` or one of MODES. `directory`: the directory of the key, None if the exporter has no state
+        directory.
+        """
         self.problem = ""  # why users are not shown although hashes are wanted
         self._setting = setting
         self._directory = directory
         self._key: bytes | None = None
 
     def mode(self, hidden: bool) -> Mode:
-        """The mode now. `hidden`: a source hides its users, or has not reported yet whether it does."""
+        """The present mode. `hidden`: a source hides its users, or has not yet reported whether it hides them."""
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:

@@ -1,4 +1,6 @@
-"""The unit that each holder's number means. A running holder keeps its GPUs even if the numbers change."""
+"""Remembers which unit each holder's number means, because a running holder keeps its GPUs even if the numbers
+change.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ MAX_NUMBERS = 1024  # a node has about ten GPUs, and one holder for each
 
 
 class NumberMemory:
-    """By (holder, number): the unit, and when the number last meant it, in monotonic seconds. Not thread-safe."""
+    """Maps (holder, number) to the unit and to the last time (monotonic seconds) when the number meant it. Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._known: dict[NumberKey, tuple[UnitId, float]] = {}
@@ -21,8 +25,8 @@ class NumberMemory:
         return {number: unit for number, (unit, _) in self._known.items()}
 
     def note(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Add the present numbers. Drop numbers that have meant no unit for KEEP_S, and the oldest of more than
-        MAX_NUMBERS.
+        """Add the present numbers. Drop numbers that were last seen more than KEEP_S ago, and the oldest if there are
+        more than MAX_NUMBERS.
         """
         self._known |= {number: (unit, now) for number, unit in numbers.items()}
         recent = {number: known for number, known in self._known.items() if now - known[1] <= KEEP_S}

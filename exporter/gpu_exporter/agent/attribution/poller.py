@@ -21,7 +21,9 @@ MAX_TEXTS = 3  # unresolved grants that a text lists
 
 
 class _Question:
-    """One poll of one source, in a separate thread, so that a slow source does not delay the other answers."""
+    """One poll of one source. Runs in a separate thread, because a slow source must not delay the answers of the
+    others.
+    """
 
     def __init__(self, source: Source, clock: Clock) -> None:
         # the answer shows what is held at least until this time
@@ -80,7 +82,8 @@ class Poller:
         patience_s: float | None = None,
     ) -> None:
         """`identity`: how users and accounts are shown, None to show their names. `patience_s`: how long a poll waits
-        for answers; a later answer counts at the next poll. None: wait until each source has answered or given up.
+        for answers. A later answer counts at the next poll. None: the poll waits until each source has answered or
+        failed.
         """
         self._patience_s = patience_s
         self._sources = sources
@@ -90,7 +93,7 @@ class Poller:
         self._memory = {source.name: _SourceMemory() for source in sources}
 
     def poll(self) -> list[Grant]:
-        """Ask every source once. A source that fails is answered from memory, for a limited time."""
+        """Poll every source once. If a source fails, its last answer is used for a limited time."""
         for source in self._sources:
             memory = self._memory[source.name]
             self._take_answer(source.name, memory, 0.0)  # an answer that came late
@@ -107,7 +110,7 @@ class Poller:
         return self.grants()
 
     def grants(self) -> list[Grant]:
-        """The grants that are known now, without asking a source. Users and accounts are as they may be shown."""
+        """The last known grants, without a new poll. Users and accounts are shown as `identity` permits."""
         now = self._clock.monotonic()
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         known: list[Grant] = []
@@ -119,7 +122,7 @@ class Poller:
         return known
 
     def take_ended(self) -> list[Grant]:
-        """The grants of holders that have ended, `confirmed` at their end. Each grant is returned once."""
+        """The grants of holders that have ended, `confirmed` when they ended. Each grant is returned once."""
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         ended = [self._show(grant, hidden) for memory in self._memory.values() for grant in memory.ended]
         for memory in self._memory.values():
@@ -127,7 +130,7 @@ class Poller:
         return ended
 
     def offers(self) -> Sequence[Grant] | None:
-        """The devices that schedulers may give, None unless every source reports its devices."""
+        """The devices that schedulers may allocate, None unless every source reports its devices."""
         offers: list[Grant] = []
         for memory in self._memory.values():
             if memory.offers is None:
@@ -139,7 +142,7 @@ class Poller:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about attribution for people, beside the sources' errors."""
+        """Warnings about attribution for messages, in addition to the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
     def _take_answer(self, name: str, memory: _SourceMemory, within_s: float | None) -> None:
@@ -195,8 +198,8 @@ class Poller:
         unresolved: Sequence[tuple[Grant, str]],
         doubted: Sequence[tuple[Grant, str]] = (),
     ) -> None:
-        """Count grants that contradict a source of higher precedence. Log grants that mean no device, and grants of a
-        holder that may only watch its device, with the reason.
+        """Count grants that contradict a source of higher precedence. Log unresolved grants, and grants of a holder
+        that may only watch its device, each with the reason.
         """
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)
@@ -222,7 +225,7 @@ class Poller:
             memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
-        """Whether a device without a grant is really not held: every source has answered, recently enough."""
+        """Whether a device without a grant is certainly not held: every source has answered recently enough."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
@@ -230,7 +233,9 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether a holder that no source names is really in none: there is no source, or each has answered."""
+        """Whether every source has answered. If so, a holder that no source reports holds nothing. True without
+        sources.
+        """
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:

@@ -1,8 +1,8 @@
-"""The owners of the processes on each GPU: pids come from the driver, owners from /proc.
+"""Finds the owners of the processes on each GPU. Pids come from the driver, owners from /proc.
 
 For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). A pid
-from the driver is a pid of the host, so /proc must be the host's: hostPID in a pod, or the host's /proc mounted and
-named with --path.procfs. The process kthreadd, which only the kernel starts, proves this.
+from the driver is a pid of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
+with --path.procfs. The exporter recognizes the host's /proc by the process kthreadd, which only the kernel starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Owners = Mapping[UnitId, UnitOwners]
 class OwnedPeriod(NamedTuple):
     """The work of each owner's processes on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
 
-    `owner`: None if it could not be looked up. A share may lack a value, as in ProcessShare. `problem`: as in
+    `owner`: None if the lookup failed. Values of a share may be missing, as in ProcessShare. `problem`: as in
     ProcessPeriod.
     """
 
@@ -52,7 +52,7 @@ class OwnedPeriod(NamedTuple):
 
 
 def without_owners(period: ProcessPeriod) -> OwnedPeriod:
-    """The period of a node on which the owners of processes are not visible."""
+    """The same period with unknown owners, for a node on which the owners of processes are not visible."""
     return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
@@ -77,7 +77,7 @@ class ProcessOwners:
         return self._procfs.is_host()
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
-        """The owners on each unit of the GPUs whose processes were listed."""
+        """The owners of the processes on each unit. Only GPUs whose processes the driver listed are included."""
         owners: dict[UnitId, UnitOwners] = {}
         for snapshot in snapshots:
             if not (snapshot.up and snapshot.processes is not None and snapshot.identity.uuid):
@@ -114,7 +114,9 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """The owners of the processes that worked on a GPU. Call it soon, while the processes live."""
+        """The owners of the processes that worked on a GPU. Call this soon after the reading, while the processes still
+        live.
+        """
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
@@ -131,8 +133,8 @@ class ProcessOwners:
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
-        """None if the process has ended, another process has its pid, it is unreadable, or it is the MPS server of many
-        clients.
+        """The owner of a process. None if the process has ended or cannot be read, if its pid was reused, or if it is
+        an MPS server of many clients.
 
         `seen`: when the driver saw the process (monotonic seconds).
         """

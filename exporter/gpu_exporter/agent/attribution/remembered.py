@@ -1,4 +1,4 @@
-"""The memory of a source over a restart of the exporter: one JSON file in the state directory for each source."""
+"""State of a source that survives a restart of the exporter: one JSON file in the state directory for each source."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Remembered:
     """One file of one node. Not thread-safe."""
 
     def __init__(self, directory: Path | None, name: str, node: str, loss: str, *, writes: bool) -> None:
-        """`directory`: None to remember nothing. `loss`: what a restart forgets if the file cannot be written.
-        `writes`: whether to write the file.
+        """`directory`: None to remember nothing. `loss`: names the data that a restart loses without the file, for
+        messages. `writes`: whether to write the file.
         """
         self._path = directory / name if directory is not None else None
         self._node, self._loss = node, loss
@@ -28,9 +28,7 @@ class Remembered:
         self._problem = ""
 
     def read(self) -> Any:
-        """The remembered content. None if there is no content, or the file is of another node or version, or is not
-        JSON.
-        """
+        """The remembered content. None if the file is missing, is not JSON, or is from another node or version."""
         if self._path is None:
             return None
         try:
@@ -56,5 +54,5 @@ class Remembered:
             self._problem = ""
         except OSError as exc:
             if self._problem != str(exc):
-                log.warning("%s cannot be written, so a restart forgets %s: %s", self._path, self._loss, exc)
+                log.warning("cannot write %s: a restart of the exporter loses %s: %s", self._path, self._loss, exc)
             self._problem = str(exc)

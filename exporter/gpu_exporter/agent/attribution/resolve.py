@@ -19,11 +19,11 @@ NumberKey = tuple[HolderKey, str]
 
 
 class Resolution(NamedTuple):
-    """`allocations` are in the order of the grants. `unresolved`: grants that name no device that answers here, and
-    why.
+    """The result of `resolve`. `allocations`: in the order of the grants. `unresolved`: grants whose device does not
+    answer on this node, each with the reason.
 
     `numbers`: the unit that each holder's number meant, for the next poll. `ended`: units whose holder has ended, each
-    with that holder's name. `doubted`: grants by a claim that may only watch its device, and why.
+    with the holder's name. `doubted`: grants from claims that may only watch their device, each with the reason.
     """
 
     allocations: list[tuple[Allocation, Grant]]
@@ -45,12 +45,12 @@ def resolve(
 
     If two sources grant the same unit to different holders, they contradict each other: the holder of the first source
     in order is shown as contradicted, and the other grant is a conflict. Two holders of one source share the unit,
-    unless one of them has the unit by a resource claim that the other does not share. In that case a claim only watches
-    the unit, and each claim that may be the watching claim is contradicted. A holder that has ended holds nothing.
+    unless one of them has it through a resource claim that the other does not share. In that case one claim only
+    watches the unit, and every claim that may be this claim is contradicted. A holder that has ended holds nothing.
 
-    `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers, "" if all expected GPUs are here.
-    If it is set, no position counts. `numbers`: the unit that each holder's numbers meant before. A running holder
-    keeps this unit while its numbers mean no device. If they now mean another device, neither unit counts.
+    `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here. If it
+    is set, positions are not resolved. `numbers`: the unit that each holder's number meant before. A running holder
+    keeps this unit while its number means no device. If the number now means another device, neither unit is used.
     """
     finder = _Finder(
         snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
@@ -73,8 +73,8 @@ def resolve(
 
 
 class _Assigned(NamedTuple):
-    """A grant that names a unit. `replica`: its replica of a device that a device plugin shares. `basis`: what names
-    the unit.
+    """A grant that names a unit. `replica`: its replica number, if a device plugin shares the device. `basis`: a text
+    that shows how the unit was found.
     """
 
     grant: Grant
@@ -83,7 +83,9 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants, by the unit that each names. `kept`: numbers that keep their unit while the holder runs."""
+    """The grants, grouped by the unit that each one names. `kept`: numbers that keep their unit while the holder
+    runs.
+    """
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}
@@ -94,7 +96,9 @@ class _GrantsByUnit:
         self._contradicted: dict[UnitId, Grant] = {}
 
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
-        """Note which unit a grant names, if any. `found`: its unit, its replica, and the reason if there is no unit."""
+        """Store the unit that a grant names, if any. `found`: its unit, its replica, and the reason if there is no
+        unit.
+        """
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
@@ -122,7 +126,7 @@ class _GrantsByUnit:
             others.append(_Assigned(grant, replica, basis))
 
     def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
-        """The allocations of one unit. `doubts`: claims that may only watch, and why."""
+        """The allocations of one unit. `doubts`: claims that may only watch, each with the reason."""
         several = self.units[unit]
         # If another holder is certain, a doubted claim only watches, and has no part of this unit.
         certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
@@ -151,8 +155,8 @@ class _GrantsByUnit:
 
 
 def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
-    """The claims that may only watch their devices, and why: another holder has one of the devices, and not by the same
-    claim.
+    """Claims that may only watch their devices, because another holder has one of these devices without this claim.
+    Each claim comes with the reason as a text.
 
     A doubt about one device applies to all devices of the claim.
     """
@@ -173,8 +177,8 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """The units that a scheduler may give. None if an offer is unresolved, because it may mean any unit. `incomplete`:
-    as above.
+    """The units that a scheduler may allocate. None if an offer is unresolved, because it may mean any unit.
+    `incomplete`: as in `resolve`.
     """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]
@@ -182,10 +186,10 @@ def find_offered(
 
 
 def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
-    """The instances that a name of dynamic resource allocation may mean.
+    """The MIG instances that a device name from dynamic resource allocation may mean.
 
-    They are found by profile id and first slice if the driver reports these (it needs rights for this), otherwise by
-    the profile's name.
+    An instance matches by profile id and first slice. If the driver does not report these (it may lack the permission),
+    it matches by the profile's name.
     """
     placement = need_wholes((profile_id, start))
     exact = [instance for instance in instances if instance.placement == placement]
@@ -195,7 +199,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
 
 def _describe_basis(grant: Grant) -> str:
-    """How the source's name of the device leads to the unit, as a text."""
+    """A text that shows how the source's name of the device leads to the unit."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
@@ -240,7 +244,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """The unit, the replica number if the device id names one, and the reason if there is no unit."""
+        """The unit, the replica number if the device id contains one, and the reason if there is no unit."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
@@ -255,7 +259,7 @@ class _Finder:
         return unit, replica, reason
 
     def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
-        """The MIG instance of the GPU with a minor number, if exactly one instance is possible."""
+        """The MIG instance on the GPU with a minor number. None unless exactly one instance is possible."""
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":
@@ -271,7 +275,7 @@ class _Finder:
         return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
-        """The GPU at a position of NVML's order, only if this order is proven."""
+        """The GPU at a position in NVML's order, if this order is proven to be the scheduler's order."""
         if self._has_mig:
             return None, "positions are not valid while a GPU of this node is in MIG mode"
         if self._incomplete:

@@ -1,4 +1,4 @@
-"""The interface of a source of holders: it reports grants, each of one device to one holder."""
+"""The interface of a source of holders. A source reports grants: each gives one device to one holder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SlowSource(SourceError):
 
 
 class CommandFailed(SourceError):
-    """A command ended with an error status. `out`: its output before that, which may be a part of the answer."""
+    """A command ended with an error status. `out`: its output until then, which may be a part of the answer."""
 
     def __init__(self, text: str, out: str) -> None:
         super().__init__(text)
@@ -30,15 +30,18 @@ class CommandFailed(SourceError):
 class Answer(NamedTuple):
     """One answer of a source.
 
-    `problem`: what could not be parsed, so that some grants may be missing; then a GPU without a grant is not known to
-    be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped
-    because the source itself contradicts them. `hides_users`: the scheduler hides users from other users. `offers`:
-    every device that the scheduler may give, held or not, as grants without a holder; None if unknown. `is_late`:
-    holders have started whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`:
-    when the answer was true (monotonic seconds), None for this poll. `is_old`: the source did not answer this time, so
-    the answer is an earlier one. `devices`: how many GPUs, or instances in their place, the scheduler counts for this
-    node; None if unknown. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at
-    their end. `missed`: how many more holders have ended whose devices are unknown.
+    `problem`: a message about data that cannot be parsed. Grants may be missing, so a GPU without a grant may be held.
+    `notice`: a message for people that affects no grant. `conflicts`: number of grants that were dropped because the
+    source contradicts itself. `hides_users`: the scheduler hides users from other users. `offers`: every device that
+    the scheduler may allocate, held or not, as grants without a holder; None if unknown.
+
+    `is_late`: holders have started whose devices are not yet known, so a GPU without a grant may be held. `as_of`: time
+    of the answer (monotonic seconds), None for the present poll. `is_old`: the source failed, so this is an earlier
+    answer. `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this node; None
+    if unknown.
+
+    `ended`: grants of holders that have ended since the last answer, each once, `confirmed` when they ended. `missed`:
+    number of further ended holders whose devices are unknown.
     """
 
     grants: Sequence[Grant]
@@ -56,9 +59,9 @@ class Answer(NamedTuple):
 
 
 class Source(Protocol):
-    """A place that reports holders of devices. `name` is the label value of its series."""
+    """The interface of a source. `name`: the source's label value in metrics."""
 
     name: str
 
     def poll(self) -> Answer:
-        """Every grant of this moment. Raises SourceError if there is no answer that can be trusted."""
+        """All present grants. Raises SourceError if there is no trustworthy answer."""

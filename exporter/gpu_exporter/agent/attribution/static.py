@@ -1,9 +1,9 @@
-"""Holders that are given to the exporter: by the scenario of a simulation, or by a file that a site's prolog writes.
+"""Holders from a simulation's scenario, or from a file that a site's prolog writes.
 
-The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
-user, account, partition, and `gpus`: how many GPUs the holder has in total, on all nodes. Without `gpus` this number is
-known only for pods, and the reconciler does not judge a job of unknown size. Nothing proves that a listed pod or job is
-the same incarnation, so its counters do not survive a restart of the exporter.
+The file is YAML or JSON, a list of entries. Each entry has `uuid` and either `pod` (namespace/pod/container) or `job`.
+Optional keys are user, account, partition, and `gpus`: the holder's total number of GPUs on all nodes. Without `gpus`
+this number is known only for pods, and the reconciler does not judge a job of unknown size. After a restart of the
+exporter, the counters of these holders start at 0, because a pod or job with the same name may be a new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
 
 class CallbackSource:
-    """Calls a function: this is how a simulation reports its holders."""
+    """Gets its grants from a function. A simulation reports its holders in this way."""
 
     def __init__(self, name: str, read_grants: Callable[[], Sequence[Grant]]) -> None:
         self.name = name
@@ -37,14 +37,14 @@ class CallbackSource:
 
 
 class StaticSource:
-    """Reads a file at every poll. A change counts once two polls have found the same bytes, and until then the content
-    before: a program may be writing the file, and of a list that is cut, the rest would look free.
+    """Reads a file at every poll. A change counts after two polls have read the same bytes. Until then the earlier
+    content counts, because a program may be writing the file, and in an incomplete list held GPUs would look free.
     """
 
     name = "static"
 
     def __init__(self, path: Path, settled_s: float = SETTLED_S) -> None:
-        """`settled_s`: how long the file must be unchanged to count at the first poll."""
+        """`settled_s`: at the first poll, the file counts if it has been unchanged for this time."""
         self._path, self._settled_s = path, settled_s
         self._seen: bytes | None = None
         self._parsed: bytes | None = None
@@ -68,8 +68,8 @@ class StaticSource:
         return Answer(self._grants)
 
     def _look(self) -> bytes | None:
-        """A content that counts and is not parsed yet, None while the parsed content counts. Raises OSError; ValueError
-        if no content counts.
+        """The content to parse, None if the parsed content still counts. Raises OSError; ValueError if no content
+        counts.
         """
         seen, (data, age_s) = self._seen, self._read()
         if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
@@ -79,7 +79,7 @@ class StaticSource:
         if seen in (None, data):
             return data if data != self._parsed else None
         if self._parsed is None:
-            raise ValueError("it is being written; the exporter reads it again at the next poll")
+            raise ValueError("the file is being written; the exporter reads it again at the next poll")
         return None
 
     def _read(self) -> tuple[bytes, float]:
@@ -89,17 +89,19 @@ class StaticSource:
 
 
 def _whole(data: bytes) -> str:
-    """The text of a file. Raises ValueError if it is empty or ends within a line: a full disk may have cut it."""
+    """Decode the file. Raises ValueError if it is empty or its last line is incomplete, e.g. because the disk was
+    full.
+    """
     text = data.decode("utf-8")
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")
     if not text.endswith("\n") and text.rstrip()[-1] not in "]}":
-        raise ValueError("the last line is cut: end the file with a line break")
+        raise ValueError("the last line is incomplete: end the file with a line break")
     return text
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
-    """The grants, with the total number of units of each holder: as many as the grants name here.
+    """The grants, with each holder's total number of units set to the number of units that the grants name.
 
     Several replicas (UUID::N) of a unit count as one.
     """
@@ -113,7 +115,7 @@ def count_units(grants: Sequence[Grant]) -> list[Grant]:
 
 
 def parse_static(data: object) -> list[Grant]:
-    """Turn entries into grants. Raises ValueError that names the entry and the error."""
+    """Make grants from the entries. Raises ValueError, whose text has the entry and the error."""
     if not isinstance(data, list):
         raise ValueError(f"expected a list of entries, not {type(data).__name__}")
     grants: list[Grant] = []
@@ -139,7 +141,7 @@ def parse_static(data: object) -> list[Grant]:
 
 
 def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
-    """A holder from plain texts: `pod` is namespace/pod/container, otherwise `job` is a job id. Raises ValueError."""
+    """Make a holder from texts: `pod` is namespace/pod/container. Without it, `job` is a job id. Raises ValueError."""
     user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
     if texts.get("job"):
         key = HolderKey("slurm", texts["job"])

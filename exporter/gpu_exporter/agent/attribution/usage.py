@@ -1,9 +1,9 @@
-"""Measures what each holder's own processes use of a unit, and do on it, even if several holders share the unit.
+"""Measures the memory and activity of each holder's own processes on a unit, even if several holders share the unit.
 
-A value of the device never belongs to one holder if others use the device too. A value that NVML reports for each
-process does: the cgroup of the pid leads to one owner, and an owner belongs to one holder or to none. If the holder of
-a single process on the unit is unknown (MPS, whose server works for all; a pid that cannot be looked up), no value is
-reported. Pure.
+If several holders use a device, a value of the whole device belongs to none of them. A value that NVML reports for each
+process can be divided: the cgroup of the pid leads to one owner, and an owner belongs to one holder or to none. If the
+holder of even one process on the unit is unknown, no value is reported (e.g. for an MPS server, which works for all
+holders, or a pid without an owner). Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
 
 
 def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
-    """The use of each allocation for which it is known. Units with a contradicted allocation are left out."""
+    """The use of each allocation, if it is known. Units with a contradicted allocation are left out."""
     holders: dict[UnitId, list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(allocation.unit, []).append(allocation)
@@ -55,9 +55,7 @@ SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """The work of each holder's processes on the unit that they share. Work that belongs to no single holder counts as
-    `others`.
-    """
+    """Divide the work on a shared unit among its holders. Work that belongs to no single holder counts as `others`."""
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None

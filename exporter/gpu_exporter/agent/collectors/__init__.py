@@ -1,1 +1,3 @@
-"""Collectors, one subject per file: what it reads, and the families that it publishes, as data."""
+"""Collectors, one subject per file. Each file defines what the collector reads, and lists the metric families that it
+publishes.
+"""

@@ -1,4 +1,4 @@
-"""Clocks and performance state. All MIG instances of a board share them."""
+"""Clocks and performance state. All MIG instances of a board have the same values."""
 
 from __future__ import annotations
 

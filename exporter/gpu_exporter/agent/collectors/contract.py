@@ -1,8 +1,8 @@
 """The definition of a collector, and the cycle that collectors fill.
 
 Every read has one of three outcomes: a value, no data (NotSupported: not logged, the series is absent), or a failure
-(counted per call, the series is absent). A failure affects one field. If the device is lost or the driver has changed,
-and most calls confirm it, the exception is passed on and affects the whole device.
+(counted per call, the series is absent). A failure affects only one field. If the device is lost or the driver has
+changed, and most other calls confirm this, the exception is raised and affects the whole device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Totals:
-    """State of one device that collectors keep between cycles: running sums, and last values of counters."""
+    """State of one device that collectors keep between cycles: running sums and the last values of counters."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, float] = {}
@@ -37,7 +37,9 @@ class Totals:
         return self._sums.get(key)
 
     def step(self, key: Hashable, value: float) -> float | None:
-        """The increase of a driver counter since the last call; None at the first call, and if the counter fell."""
+        """The increase of a driver counter since the last call. None at the first call, and if the counter
+        decreased.
+        """
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 
@@ -46,7 +48,7 @@ class Totals:
         return self._last.get(key)
 
     def forget_step(self, *keys: Hashable) -> None:
-        """Drop the last values of these counters: their next step counts as the first."""
+        """Drop the last values of these counters, so the next `step` of each is treated as the first one."""
         for key in keys:
             self._last.pop(key, None)
 
@@ -56,7 +58,7 @@ class Totals:
         return self._last[key]
 
     def forget_last(self) -> None:
-        """Drop the last values, but keep the sums: the next step of each counter counts as the first."""
+        """Drop all last values, but keep the sums. The next `step` of each counter is treated as the first one."""
         self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
@@ -67,9 +69,9 @@ class Totals:
 
 
 class InstanceCycle(NamedTuple):
-    """Values of one MIG instance. `gpm`: None without a source, and until the first window is complete.
+    """Values of one MIG instance. `gpm`: None if GPM is not supported, and until the first window is complete.
 
-    `has_memory`: the memory in its samples is its own, not shared with other compute instances.
+    `has_memory`: the memory in `samples` belongs to this compute instance alone.
     """
 
     uuid: str
@@ -86,10 +88,10 @@ class InstanceCycle(NamedTuple):
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device: collectors put samples here, and the few raw facts from which activity is derived.
+    """One pass over one device. Collectors store samples here, and the raw values from which activity is derived.
 
-    A fact about a period comes with the time (`now()`) at which it was read, because a later call of the same cycle may
-    take long.
+    A value that covers a period is stored with the time (`now()`) at which it was read, because a later call in the
+    same cycle may be slow.
     """
 
     device: Device
@@ -127,7 +129,7 @@ class Cycle:
     processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
-        """The answer, or None. A failed call is counted; a value that the hardware does not have is not."""
+        """The answer of `ask`, or None. A failed call is counted; a value that is not supported is not counted."""
         try:
             answer = ask()
         except (DeviceLost, DriverChanged) as exc:
@@ -149,14 +151,17 @@ class Cycle:
         self.withdrawn += exc.once_answered
 
     def value(self, family: Family) -> float | None:
-        """The value of a family without labels that this cycle publishes, or that remains from an earlier cycle."""
+        """The present value of a family without labels, read in this cycle or kept from an earlier one. None if
+        missing.
+        """
         return next((sample.value for sample in self.samples if sample.family is family), None)
 
     def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
-        """A value of the driver if it is plausible for its family, else None. None and NaN mean that it is missing.
+        """Return a value of the driver if it is plausible for its family, otherwise None. None and NaN count as
+        missing.
 
-        A value out of the family's range is counted. `witness`: idleness depends on the value, so an implausible value
-        makes this moment unknown.
+        A value outside the family's range is counted as implausible. `witness`: the value is a witness of idleness, so
+        without it this moment is unknown.
         """
         if value is None or math.isnan(value):
             return None
@@ -166,12 +171,12 @@ class Cycle:
         return None
 
     def note_implausible(self, family: Family, *, witness: bool = False) -> None:
-        """Count an implausible value, under the call that the family names as its source."""
+        """Count an implausible value. It is counted under the driver call in the family's `source`."""
         self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
         self.witness_missing |= witness
 
     def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
-        """Publish both directions of a witness. Return the traffic, or None if a direction is missing."""
+        """Publish both directions of a traffic witness. Returns the traffic, or None if a direction is missing."""
         if traffic is None:
             return None
         rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
@@ -181,12 +186,12 @@ class Cycle:
         return None if rx is None or tx is None else traffic
 
     def sample(self, family: Family, value: float | None, *labels: str) -> list[Sample]:
-        """One value as a list of one sample; an empty list if the value is missing or implausible."""
+        """A list with one sample, or an empty list if the value is missing or implausible."""
         admitted = self.admit(family, value)
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
     def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
-        """Publish one value of the GPU; return it, or None if it is missing or implausible. `witness`: see `admit`."""
+        """Publish one value of the GPU. Returns it, or None if it is missing or implausible. `witness`: see `admit`."""
         admitted = self.admit(family, value, witness=witness)
         self.put(family, admitted, *labels)
         return admitted
@@ -204,9 +209,9 @@ SLOW_INTERVAL_S = 5.0
 class Collector(NamedTuple):
     """A named group of families that can be switched off.
 
-    `collect` fills the cycle every `every_s` seconds (0: in every cycle). Between two calls its samples remain. None
-    if the families do not come from a cycle. `witness`: idleness depends on it, so a failed call that was answered
-    before makes the moment unknown.
+    `collect` fills the cycle every `every_s` seconds (0: in every cycle). Its samples are kept until the next call.
+    None if the families do not come from a cycle. `witness`: its values are witnesses of idleness, so if a call fails
+    that was answered before, this moment is unknown.
     """
 
     name: str

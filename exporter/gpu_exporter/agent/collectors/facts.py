@@ -1,4 +1,6 @@
-"""The values of one reading that the ledger, diagnosis and people need. Only this module takes them out of samples."""
+"""Extracts the values that the ledger, the diagnosis and the terminal need from the samples of one reading. No other
+module does this.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _FIELDS = {
 
 
 def take_facts(samples: Iterable[Sample]) -> Facts:
-    """The facts in these samples of one GPU, or of one MIG instance."""
+    """The facts from the samples of one GPU or of one MIG instance."""
     found: dict[str, float] = {}
     throttle_s: dict[str, float] = {}
     for family, labels, value in samples:

@@ -45,7 +45,9 @@ def collect_memory(cycle: Cycle) -> None:
 
 
 def read_parts(cycle: Cycle, whole: tuple[Family, int], *parts: tuple[Family, int | None]) -> list[Sample]:
-    """Samples of a memory and of its parts. A part that is larger than the whole is discarded and counted."""
+    """Samples for the total memory and for its parts. If a part is larger than the total, it is discarded and counted
+    as implausible.
+    """
     total, samples = cycle.sample(*whole), []
     for family, size in parts:
         if total and size is not None and size > total[0].value:

@@ -1,6 +1,6 @@
 """Bandwidth of the PCIe link. A link below its maximum slows every copy; the owner of a job cannot change it.
 
-At rest, a GPU lowers the generation of its link to save power. Only while it works, a lower bandwidth is a fault.
+An idle GPU lowers the generation of its link to save power. A lower bandwidth is a fault only while the GPU works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def collect_pcie_link(cycle: Cycle) -> None:
 
 
 def _bandwidth(generation: int | None, width: int | None) -> float | None:
-    """Bytes per second; None if a part is unknown: 0 lanes, or a generation that is newer than this list."""
+    """The bandwidth in bytes per second. None if it is unknown: 0 lanes, or a generation that is not in this module's
+    table.
+    """
     lane = LANE.get(generation) if generation is not None else None
     return lane * width if lane is not None and width else None
 

@@ -1,8 +1,9 @@
-"""Plausible ranges of the driver's values, by unit. A value outside is a sentinel or a fault, and is discarded.
+"""Plausible ranges of the driver's values, by unit. A value outside its range is a sentinel or a fault, and is
+discarded.
 
-Drivers return all ones where they have no value (0xFFFFFFFF percent is a ratio of 42,949,672.95, as milliwatts it is
-4,294,967 W), and 0 where a sensor does not answer. The bounds are far beyond every product, so that no true value is
-lost. They separate sentinels from real values, not healthy boards from faulty boards.
+If a driver has no value, it returns a number with all bits set (0xFFFFFFFF is a ratio of 42,949,672.95 as percent, and
+4,294,967 W as milliwatts). If a sensor does not answer, it returns 0. The bounds are far beyond every product, so no
+true value is lost. They separate sentinels from real values, not healthy boards from faulty boards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Power and energy of the board. NVML reports neither per MIG instance; mig.py estimates them."""
+"""Power and energy of the board. NVML does not report them for MIG instances; mig.py estimates them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ def collect_power(cycle: Cycle) -> None:
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:
-    """The energy counter, or None if it cannot have reached this value since the last accepted one; then it is counted.
+    """Return the energy counter if this value is plausible after the last accepted value. Otherwise count it as
+    implausible and return None.
 
-    A sentinel may lie within the range of the counter, above or below the true value. A lower value means that the
-    driver was loaded again only if the next reading continues from it: after a sentinel, the next reading continues
-    from the value before. A board that has never reported more than 0 has no counter; this is not counted.
+    A sentinel may lie within the range of the counter, above or below the true value. A lower value is accepted only if
+    the next reading continues from it; the driver was then reloaded. After a sentinel, the next reading continues from
+    the value before the sentinel. A board that has only reported 0 has no counter: None, not counted.
     """
     believed = cycle.totals.last("energy")
     if believed is None and joules == 0.0:

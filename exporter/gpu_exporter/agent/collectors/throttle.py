@@ -1,4 +1,6 @@
-"""Reasons for low clocks. The seconds come only from the driver's nanosecond counters, never from a sampled bit."""
+"""Reasons for low clocks. The seconds come only from the driver's nanosecond counters, never from samples of the
+present state.
+"""
 
 from __future__ import annotations
 

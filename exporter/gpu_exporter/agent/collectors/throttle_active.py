@@ -1,6 +1,6 @@
 """The reasons for low clocks at the time of reading.
 
-Off by default: eight series per GPU with less information than the counters.
+Off by default, because it adds eight series per GPU that contain less information than the counters.
 """
 
 from __future__ import annotations

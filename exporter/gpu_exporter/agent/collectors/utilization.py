@@ -28,8 +28,8 @@ GPU_MEMORY_BUSY = Family(
 
 
 def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequence[UtilizationSample]:
-    """All entries of a ring. An entry that is not a ratio is counted and stays in the list: its time is then unknown,
-    because no other entry covers it.
+    """Count the entries of a ring that are not ratios. Returns all entries, because no other entry covers the time of
+    such an entry, and this time must become unknown.
     """
     nonsense = {ratio for ratio in {sample.ratio for sample in samples} if not RATIO.holds(ratio)}
     if nonsense:

@@ -1,7 +1,7 @@
 """The fixed-function engines: video encoder and decoder, JPEG, optical flow. All are witnesses of idleness.
 
-A reading covers the driver's last sample period. If the driver keeps a ring of samples, no activity between two cycles
-is lost.
+A reading covers only the driver's last sample period. If the driver keeps a ring of samples, no activity between two
+cycles is missed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """XIDs: the driver's error codes.
 
 XIDs arrive as events in a separate thread (sampling/events.py). With --collector.xid.kmsg they also come from the
-kernel's log (sampling/kernel_log.py). They are published for a lost GPU too, because there they matter most. Their
+kernel's log (sampling/kernel_log.py). They are also published for a lost GPU, because they explain the loss. Their
 families are in exposition/catalog.py.
 """
 
@@ -25,7 +25,9 @@ LAST = 172  # in the catalogue
 
 
 def classify(xid: int, severity: str = "") -> str:
-    """One of model.XID_CLASSES; an unknown code counts as hardware. `severity`: as reported, "" for none."""
+    """The class of an XID, one of model.XID_CLASSES. An unknown code counts as hardware. `severity`: as reported, "" if
+    missing.
+    """
     if severity:
         return "hardware" if severity == "fatal" else "information"
     if xid in APPLICATION:
@@ -34,9 +36,7 @@ def classify(xid: int, severity: str = "") -> str:
 
 
 def ends_work(xid: int, kind: str) -> bool:
-    """Whether the program on the GPU cannot go on after an XID of this class. A code that the catalogue does not have
-    proves nothing.
-    """
+    """Whether the program on the GPU cannot continue after this XID. False for a code that is not in the catalogue."""
     return kind == "application" or (kind == "hardware" and xid <= LAST)
 
 

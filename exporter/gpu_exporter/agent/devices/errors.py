@@ -1,4 +1,4 @@
-"""The errors of reading the hardware.
+"""The errors that a read of the hardware can raise.
 
     DeviceError               one call failed; has the call, the NVML name of the error, and the device
       NotSupported            the hardware or driver has no such value: no data, no message
@@ -7,7 +7,7 @@
       DriverChanged           the kernel module was replaced under the loaded library: only a new process helps
     DriverUnavailable         NVML as a whole does not answer: library missing, driver not loaded, init refused
 
-Exceptions of the binding never leave the backends; they are the `__cause__` of these.
+Exceptions of pynvml never leave the backends. They are the `__cause__` of these errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, bu
 class DeviceError(Exception):
     """A call failed. `call` is NVML's function name, `error` NVML's constant name.
 
-    `once_answered`: this device has answered the same call before, so its answer is missing now.
+    `once_answered`: this device has answered the same call before, so a missing answer is a fault.
     """
 
     def __init__(self, call: str, error: str, *, once_answered: bool = False) -> None:
@@ -48,10 +48,10 @@ class DriverChanged(DeviceError):
 
 
 class DriverUnavailable(ForeignError):
-    """NVML does not answer at all. The text is the reason, for people.
+    """NVML does not answer at all. The text is the reason, for messages.
 
-    `changed`: the library does not match the kernel module (see DriverChanged). `absent`: there is no library or no
-    kernel module. `absent` is no fault on a host without GPUs; every other reason is a fault on any host.
+    `changed`: the library does not match the kernel module (see DriverChanged). `absent`: the library or the kernel
+    module is missing. This is normal on a host without GPUs. Every other reason is a fault on any host.
     """
 
     def __init__(self, reason: str, *, changed: bool = False, absent: bool = False) -> None:
@@ -73,7 +73,9 @@ KINDS: dict[str, type[DeviceError]] = {
 
 
 def is_unsupported(error: str) -> bool:
-    """Whether an error means that hardware or driver lack the value, and not that the call has failed."""
+    """Whether an error means that the hardware or driver does not have the value. Other errors mean that the call
+    failed.
+    """
     return KINDS.get(error) is NotSupported or error == "NVML_ERROR_NO_DATA"
 
 

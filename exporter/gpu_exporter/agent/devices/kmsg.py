@@ -1,18 +1,18 @@
-"""XIDs in the kernel's log: NVIDIA's driver prints every XID there, also those for which NVML has no event.
+"""Reads XIDs from the kernel's log. NVIDIA's driver prints every XID there, also XIDs for which NVML has no event.
 
 One read(2) of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) returns one record:
 
     4,2031,8123456789,-;NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000
 
-A record begins with priority and facility, sequence, microseconds since boot and flags. The text follows, in which the
-kernel escapes control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address (krcReportXid
-in NVIDIA's open kernel modules). The exporter uses only the address, the number, and for errors of NVLink 5 the word
-Fatal or Nonfatal: the rest names processes of users. A GPU that fell off the bus is sometimes reported without a
-number; this is XID 79.
+A record begins with priority and facility, sequence number, microseconds since boot and flags. Then comes the text, in
+which the kernel escapes control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address
+(krcReportXid in NVIDIA's open kernel modules). The exporter uses only the address, the number, and for errors of NVLink
+5 the word Fatal or Nonfatal. It ignores the rest, which contains names of users' processes. A GPU that fell off the bus
+is sometimes reported without a number; this is XID 79.
 
-Users cannot forge an XID. A record that a process writes to /dev/kmsg never has facility 0, which only the kernel uses.
-And a record is accepted only if it begins with NVIDIA's text; other kernel messages begin with at most 15 characters of
-a process's name.
+Users cannot forge an XID. Only the kernel can write a record with facility 0; a record that a process writes to
+/dev/kmsg has another facility. A record also counts only if it begins with NVIDIA's text. In other kernel messages, a
+user controls at most 15 characters at the beginning (the name of a process).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class XidLine(NamedTuple):
 
 
 class Report(NamedTuple):
-    """`severity`: the severity in the text, "fatal" or "nonfatal"; "" without a severity. `has_number`: whether
-    the text contains the XID.
+    """`severity`: "fatal" or "nonfatal" from the text, "" if missing. `has_number`: whether the text contains the
+    XID.
     """
 
     line: XidLine
@@ -72,8 +72,8 @@ class Report(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The result of one read. `lost`: records were overwritten before they were read. `full`: more records may follow.
-    `probes`: addresses of GPUs that the driver could not start.
+    """The result of one read. `lost`: records were overwritten before they could be read. `full`: more records may
+    follow. `probes`: addresses of GPUs that the driver could not start.
     """
 
     reports: list[Report]
@@ -83,7 +83,9 @@ class Batch(NamedTuple):
 
 
 def slot_of(pci_bus_id: str) -> str:
-    """Domain, bus and device without the function: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
+    """Domain, bus and device of a PCI address, without the function: `0000:86:00` for 00000000:86:00.0 and
+    0000:86:00.
+    """
     return normalize_pci(pci_bus_id).partition(".")[0]
 
 
@@ -94,7 +96,7 @@ def parse_record(record: bytes) -> XidLine | None:
 
 
 def parse_report(record: bytes) -> Report | None:
-    """As `parse_record`, with all information of the record about the XID."""
+    """Like `parse_record`, but returns everything that the record contains about the XID."""
     begin = _begin_of(record)
     if begin is None:
         return None
@@ -108,7 +110,9 @@ def parse_report(record: bytes) -> Report | None:
 
 
 def parse_probe(record: bytes) -> tuple[str, bool] | None:
-    """Address of a GPU that the driver could not start, and whether it refuses the board; None for other records."""
+    """The address of a GPU that the driver could not start, and whether the driver refuses the board. None for other
+    records.
+    """
     begin = _begin_of(record)
     if begin is None:
         return None
@@ -119,7 +123,7 @@ def parse_probe(record: bytes) -> tuple[str, bool] | None:
 
 
 def _begin_of(record: bytes) -> int | None:
-    """Start of the text in a record of the kernel itself; None for other records."""
+    """The position where the text begins in a record from the kernel itself. None for other records."""
     prefix = PREFIX.match(record)
     return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
 
@@ -129,7 +133,7 @@ def _slot(address: bytes) -> str:
 
 
 class KernelLog:
-    """An open /dev/kmsg, read from its present end on. Never blocks."""
+    """Reads new records of /dev/kmsg, beginning at its present end. Never blocks."""
 
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
         """Raises OSError if the log does not exist or this process may not read it."""
@@ -148,7 +152,8 @@ class KernelLog:
         os.close(self._handle)
 
     def read_past(self) -> frozenset[str]:
-        """Addresses of GPUs that the driver could not start, from the present content of the log. Raises OSError.
+        """Read the present content of the log, and return the addresses of GPUs that the driver could not start. Raises
+        OSError.
 
         Old XIDs are not counted: after a restart, they would be counted a second time.
         """
@@ -190,7 +195,9 @@ class KernelLog:
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:
-        """The addresses since the last read, without boards that the driver refuses: those are not expected to work."""
+        """The addresses since the last read. Boards that the driver refuses are left out, because they are not expected
+        to work.
+        """
         probes = frozenset(self._failed - self._refused)
         self._failed.clear()
         return probes

@@ -1,9 +1,9 @@
-"""Levels of real boards at work, at rest and in a hang, as published. A scenario names them in `work`.
+"""Published power and activity levels of real boards at work, at rest and in a hang. A scenario selects them in `work`.
 
-The rules that judge such levels (`stalls` in defaults.yaml) are not used here, and this table is not used there: the
-same hand must not write both the watts and the threshold. A value without a publication has the source "assumption".
+This table is independent of the rules that judge such levels (`stalls` in defaults.yaml). A test is worthless if its
+watts are derived from the threshold. A value without a publication has the source "assumption".
 
-Power in watts, traffic in bytes per second (sum of both directions), the rest 0 to 1.
+Power is in watts, traffic in bytes per second (sum of both directions), all other values are shares from 0 to 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ WOBBLE_S = 46.0  # period of the changes of a level that wobbles: it must not fi
 
 
 class Level(NamedTuple):
-    """`wobble_w`: how far the power goes up and down. `pipes`: the busiest arithmetic pipe. `source`: of the power."""
+    """`wobble_w`: amplitude of the power's variation in watts. `pipes`: activity of the busiest arithmetic pipe.
+    `source`: where the power value was published.
+    """
 
     utilization: float
     watts: float
@@ -71,7 +73,7 @@ LEVELS: Mapping[tuple[str, str], Level] = {
 
 
 def compile_work(model: str, product: Product, stages: Sequence[tuple[float, str]]) -> tuple[Load, dict[str, Load]]:
-    """The load and the parts of a GPU that goes through these (start in seconds, level). Raises KeyError."""
+    """The load and the parts of a GPU, from its list of (start in seconds, level). Raises KeyError."""
     levels = [(start, LEVELS[model, name]) for start, name in stages]
     full_w = 0.9 * product.power_limit - product.idle_power  # the simulated power at load 1, above rest
 

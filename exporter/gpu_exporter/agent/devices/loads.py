@@ -1,7 +1,7 @@
 """Load curves of a scenario: utilization as a function of time, with its exact integral.
 
-Time is seconds since the scenario's start. Integrals are closed forms, so a test can compare the exporter's integral
-from samples with the exact value.
+Times are seconds since the scenario's start. Integrals are closed forms, so a test can compare the exact value with the
+integral that the exporter computes from samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Load(Protocol):
 
 
 def mean(load: Load, start: float, end: float) -> float:
-    """Mean load over (start, end], clamped to 0 to 1 against rounding."""
+    """Mean load over (start, end], clamped to 0 to 1 because of rounding errors."""
     if end <= start:
         return 0.0
     value = (load.integral(end) - load.integral(start)) / (end - start)
@@ -50,7 +50,7 @@ class Square:
 
 
 class StagedLoad:
-    """One load after the other: (start, load) in the order of starts; the first applies before its start too."""
+    """A sequence of loads: (start, load), sorted by start. The first load also applies before its start."""
 
     def __init__(self, stages: Sequence[tuple[float, Load]]) -> None:
         self._starts = [start for start, _ in stages]
@@ -66,7 +66,9 @@ class StagedLoad:
 
 
 class Curve:
-    """Straight lines between (time, value) points; the first and last value apply outside. Equal times are steps."""
+    """Straight lines between (time, value) points. The first value applies before the first point, the last value after
+    the last point. Two points with the same time make a step.
+    """
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self.times = [t for t, _ in points]

@@ -15,10 +15,10 @@ GIB = 1024**3
 class Product(NamedTuple):
     """`memory` in bytes, power in watts, clocks in hertz, `pcie` and `nvlink` in bytes per second and direction.
 
-    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: temperature limits are reported as a margin (Ada and
-    newer) instead of absolute limits. `remap`: memory rows are remapped (Ampere and newer); older products retire
-    pages. `link_bytes`: NVLink counts bytes of each link (Blackwell) instead of KiB of all links. `memory_slices`: of a
-    board with MIG.
+    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: the product reports a temperature margin (Ada and
+    newer) instead of absolute limits. `remap`: it remaps memory rows (Ampere and newer); older products retire pages.
+    `link_bytes`: NVLink counts bytes of each link (Blackwell) instead of KiB of all links. `memory_slices`: number of
+    slices of a board with MIG.
     """
 
     name: str

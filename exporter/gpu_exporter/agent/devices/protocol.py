@@ -1,8 +1,8 @@
 """The contract between collectors and backends.
 
-A backend counts its devices and finds each by its position. A device answers single questions. Every method may raise
-DeviceError and its subclasses; NotSupported means that this hardware has no such value. All units are base units; the
-backends convert the driver's units.
+A backend counts its devices and finds each by its position. A device has one method for each value. Every method may
+raise DeviceError and its subclasses. NotSupported means that this hardware does not have the value. All values are in
+base units; the backends convert the driver's units.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines wi
 
 
 class UtilizationSample(NamedTuple):
-    """One entry of the driver's sample ring: mean over the driver's own period that ends at `wall` (Unix seconds).
+    """One entry of the driver's sample ring: the mean over a period that ends at `wall` (Unix seconds).
 
-    `span_s`: length of that period in seconds; None if the driver does not report it.
+    `span_s`: length of this period in seconds, None if the driver does not report it.
     """
 
     wall: float
@@ -30,14 +30,18 @@ class UtilizationSample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Shares of the driver's last sample period (1/6 to 1 s), 0 to 1: a kernel ran, memory was read or written."""
+    """Shares (0 to 1) of the driver's last sample period (1/6 to 1 s): time in which a kernel ran, and in which memory
+    was read or written.
+    """
 
     gpu: float
     memory: float | None
 
 
 class Memory(NamedTuple):
-    """Bytes. `reserved` is the driver's share, outside of `used` and `free`; None if `used` includes it."""
+    """Device memory in bytes. `reserved`: the driver's part, in addition to `used` and `free`. None if `used` includes
+    it.
+    """
 
     total: int
     used: int
@@ -46,9 +50,9 @@ class Memory(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """How many processes have a context on the device, as far as the exporter can see processes.
+    """The processes with a context on the device that are visible to the exporter.
 
-    `listed`: the processes themselves, of both kinds; None if the driver reports only their number.
+    `listed`: the list of both kinds of processes, None if the driver reports only their number.
     """
 
     compute: int
@@ -59,11 +63,11 @@ class Processes(NamedTuple):
 class ProcessUtilization(NamedTuple):
     """The use of the device by one process since a given time.
 
-    `wall`: Unix seconds of its newest sample. `ratio`: mean share of the time that its kernels ran. `is_active`: it has
-    used the device, including the engines. `ratio` and `is_active` are raw values of the driver: a share above 1 is
-    invalid.
+    `wall`: Unix seconds of the newest sample. `ratio`: mean share of the time in which kernels of the process ran.
+    `is_active`: the process has used the device, including its engines. Both are raw values of the driver: a `ratio`
+    above 1 is invalid.
 
-    The pid is used only to find the process's cgroup on this host.
+    The exporter uses the pid only to find the process's cgroup on this host.
     """
 
     pid: int
@@ -84,21 +88,23 @@ class Clocks(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes received and sent since the driver was loaded, sum of all links. May wrap."""
+    """Bytes received and sent since the driver was loaded, summed over all links. The counters may wrap."""
 
     rx: float
     tx: float
 
 
 class Pcie(NamedTuple):
-    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None if unknown)."""
+    """PCIe traffic since the driver was loaded, and the number of retransmitted packets (None if unknown)."""
 
     traffic: Traffic | None
     replays: int | None
 
 
 class PcieLink(NamedTuple):
-    """Generation and lanes of the PCIe link: now, and the most that this GPU can have in this slot; None if unknown."""
+    """Generation and lanes of the PCIe link: the present values, and the maximum for this GPU in this slot. None if
+    unknown.
+    """
 
     generation: int | None
     generation_max: int | None
@@ -107,12 +113,12 @@ class PcieLink(NamedTuple):
 
 
 class Gpm(NamedTuple):
-    """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None if not available.
+    """GPU performance monitoring over the last `span_s` seconds. Ratios are the driver's values, None if not available.
 
     `engines` is the busiest video, JPEG or optical-flow engine. `missing`: a value that is normally available is
-    missing this time (an error, NaN, a value that is not a share); quiet values then prove nothing. `pcie` and `nvlink`
-    are bytes per second, sum of both directions. `elapsed_cycles` and `active_cycles` are monotonic SM counters, on
-    drivers that have them.
+    missing in this reading (an error, NaN, or not a share). The other values then do not prove idleness. `pcie`,
+    `nvlink`: bytes per second, sum of both directions. `elapsed_cycles`, `active_cycles`: monotonic SM counters, None
+    on drivers without them.
     """
 
     span_s: float
@@ -133,7 +139,9 @@ class Gpm(NamedTuple):
 
 
 class RowRemaps(NamedTuple):
-    """Number of remapped memory rows by cause, and whether a remap waits for a reset or has failed: 0 or 1."""
+    """Number of remapped memory rows by cause. Also whether a remap is pending until a reset, and whether one has
+    failed (0 or 1).
+    """
 
     corrected: int
     uncorrected: int
@@ -145,8 +153,8 @@ class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
-    slices. `placement` is as in model.InstanceReading. `memory`: "own"; if several compute instances share a GPU
-    instance, "first" for the one that the memory is counted with, and "none" for the others.
+    slices. `placement` is as in model.InstanceReading. `memory`: "own" if the compute instance is alone on its GPU
+    instance. Otherwise "first" for the compute instance with which the memory is counted, and "none" for the others.
     """
 
     uuid: str
@@ -159,22 +167,24 @@ class InstanceIdentity(NamedTuple):
 
 
 class Instance(Protocol):
-    """One MIG instance of a device, valid only in the present cycle: handles may be reused for another instance."""
+    """One MIG instance of a device. Valid only in the present cycle, because the driver may reuse its handle for
+    another instance.
+    """
 
     identity: InstanceIdentity
 
     def read_memory(self) -> Memory: ...
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the last read of the instance; None for the first read, and if the last read is too old."""
+        """Activity since the last read of the instance. None at the first read, and if the last read is too old."""
 
 
 class Device:
-    """One physical GPU. A method that a backend does not override is a value that the backend does not have.
+    """One physical GPU. If a backend does not override a read method, this method raises NotSupported.
 
-    `answers` counts the calls that the driver has answered, so that a GPU without answers is detected.
-    `instances_complete`: whether the last list of instances is complete. `reason`: why a value is missing, as an error
-    of NVML.
+    `answers`: number of calls that the driver has answered, to detect a GPU that no longer answers.
+    `instances_complete`: whether the last list of instances is complete. `reason`: the NVML error to raise for a
+    missing value.
     """
 
     identity: DeviceIdentity
@@ -186,22 +196,24 @@ class Device:
         return NotSupported(call, self.reason)
 
     def identify(self) -> None:
-        """Read the missing parts of the identity again. Errors are added to `take_errors`. Never raises."""
+        """Read the missing parts of the identity again. `take_errors` returns the errors. Never raises."""
         return
 
     def is_alive(self) -> bool:
-        """Whether the GPU answers other calls, although one call reports a lost GPU or a changed driver."""
+        """Whether the GPU still answers other calls after one call has reported a lost GPU or a changed driver."""
         return False
 
     def first_failure(self) -> str:
-        """A failing call and its error, "" if no call fails; a value that is not supported is no failure."""
+        """One failed call with its error, "" if no call has failed. An unsupported value is not a failure."""
         return ""
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples newer than `since_wall`, oldest first; empty if there are no new samples."""
+        """The driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty if there are no new
+        samples.
+        """
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
@@ -209,15 +221,16 @@ class Device:
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples of one of ENGINES, as for `read_utilization_samples`."""
+        """The driver's samples of one of ENGINES, in the form of `read_utilization_samples`."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the last read; None for the first read, and if the last read is too old."""
+        """Activity since the last read. None at the first read, and if the last read is too old."""
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
-        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
+        """Close the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. The next read
+        begins a new window.
 
         Never raises.
         """
@@ -235,7 +248,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
 
     def read_default_power_limit(self) -> float:
-        """Watts: the limit that the maker set. An administrator's cap does not change it."""
+        """The manufacturer's power limit in watts. A limit that an administrator sets does not change it."""
         raise self._nothing("nvmlDeviceGetPowerManagementDefaultLimit")
 
     def read_energy(self) -> float:
@@ -251,11 +264,13 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_temperature_margin(self) -> float:
-        """Degrees Celsius left until the GPU slows down; negative above that temperature."""
+        """Degrees Celsius until the temperature at which the GPU slows down. Negative above this temperature."""
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
-        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported limits are omitted."""
+        """The temperature limits in degrees Celsius (shutdown, slowdown, gpu_max, memory_max). Unsupported limits are
+        omitted.
+        """
         raise self._nothing("nvmlDeviceGetTemperatureThreshold")
 
     def read_clocks(self) -> Clocks:
@@ -266,7 +281,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetPerformanceState")
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
-        """Seconds spent in each throttle reason that has a counter; unsupported reasons are omitted."""
+        """Seconds for which each throttle reason was active. Reasons without a counter are omitted."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_throttle_active(self) -> Mapping[str, bool]:
@@ -294,15 +309,15 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:
-        """The action that the driver requests: 0 is no action, for others see nvmlDeviceGpuRecoveryAction_t."""
+        """The recovery action that the driver requests, as in nvmlDeviceGpuRecoveryAction_t. 0 is no action."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_processes(self) -> Processes:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
 
     def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        """Every process that has used the device since `since_wall` (Unix seconds), as reported by the driver. Some
-        entries may belong to no process.
+        """The driver's entries for processes that have used the device since `since_wall` (Unix seconds). Some entries
+        may have pids that do not exist.
         """
         raise self._nothing("nvmlDeviceGetProcessUtilization")
 
@@ -315,16 +330,16 @@ class Device:
         return ()
 
     def take_errors(self) -> Sequence[DeviceError]:
-        """Errors of values inside calls that otherwise succeeded, since the last call of this method."""
+        """Errors of single values in calls that otherwise succeeded. Returns each error once."""
         return ()
 
     def renew(self) -> None:
-        """Ask the driver again for this device after a loss. Raises DeviceError while it is not back."""
+        """Get this device from the driver again after it was lost. Raises DeviceError while it is still lost."""
         return
 
 
 class XidEvent(NamedTuple):
-    """One XID that the driver reported. `severity`: "fatal" or "nonfatal" if reported, else ""."""
+    """One XID from the driver. `severity`: "fatal" or "nonfatal", "" if the driver does not report it."""
 
     uuid: str
     xid: int
@@ -348,9 +363,9 @@ class EventWatch(Protocol):
 
 
 class Backend(Protocol):
-    """A source of devices. `name` is shown to people; `vendor` is the maker of the devices.
+    """A source of devices. `name`: the backend's name in messages. `vendor`: the manufacturer of the devices.
 
-    `is_live`: the devices are GPUs of this machine, so its bus and its processes belong to them.
+    `is_live`: the devices are GPUs of this host, so PCI addresses and pids refer to this host.
     """
 
     name: str
@@ -358,7 +373,7 @@ class Backend(Protocol):
     is_live: bool
 
     def open(self) -> None:
-        """Make the driver ready. Raises DriverUnavailable; may be called again later."""
+        """Initialize the driver. Raises DriverUnavailable, and may then be called again later."""
 
     def count(self) -> int:
         """The number of positions in the driver's list. Raises DriverUnavailable."""
@@ -367,7 +382,9 @@ class Backend(Protocol):
         """The device at one position of the driver's list. Raises DeviceError."""
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
-        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError."""
+        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError if no
+        device can be registered.
+        """
 
     def close(self) -> None:
         """Close the driver. Never raises."""

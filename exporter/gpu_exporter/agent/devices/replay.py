@@ -1,10 +1,11 @@
-"""A backend that replays nvidia-smi logs: one file is one GPU. It plays once at the clock's speed, from the first read.
+"""A backend that replays nvidia-smi logs. Each file is one GPU. The replay starts at the first read, and runs once at
+the speed of the clock.
 
 Format: the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip. The columns
 timestamp and utilization.gpu [%] are required. These columns are used if present: temperature.gpu, clocks.current.sm
-[MHz], and power.draw.instant [W] or else power.draw [W]. The order of columns is free; other columns are ignored. A
-cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) is no data at that time. An incomplete last line is
-dropped. After the last row of a recording, reads return no data. Energy is the trapezoid of the power, since these logs
+[MHz], and power.draw.instant [W] or else power.draw [W]. The columns may have any order; other columns are ignored. A
+cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) counts as no data. An incomplete last line is
+dropped. After the last row, reads return no data. Energy is the trapezoidal integral of the power, because these logs
 have no energy counter.
 """
 
@@ -48,11 +49,11 @@ NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes the reason for a m
 
 
 class ReplayError(ValueError):
-    """The file is not such a log. The text is the file, line and fault."""
+    """The file is not an nvidia-smi log. The text has the file, the line and the error."""
 
 
 class Recording:
-    """The columns of one log. `times` are seconds since its first row; None is a cell without a value."""
+    """The columns of one log. `times`: seconds since the first row. A cell without a value is None."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -74,7 +75,7 @@ class Recording:
         return column[max(0, bisect.bisect_right(self.times, t) - 1)]
 
     def energy_at(self, t: float) -> float | None:
-        """Joules over (0, t], interpolated between rows; None before the first row with a power value."""
+        """Energy in joules over (0, t], interpolated between rows. None before the first row with a power value."""
         i = bisect.bisect_right(self.energy_times, t)
         if i == 0:
             return None
@@ -95,10 +96,10 @@ def read_recording(path: Path) -> Recording:
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
-    """Convert the text of a log to columns. Rows that repeat or go back in time are dropped.
+    """Convert the text of a log to columns. Drops rows that repeat the row before or go back in time.
 
-    Raises ReplayError for a cell that neither is a number in the column's unit nor marks a missing value, and for a
-    log of several GPUs: their rows would be combined into one GPU.
+    Raises ReplayError if a cell is neither a number in the column's unit nor a mark for a missing value. Also raises it
+    for a log of several GPUs, because their rows would be combined into one GPU.
     """
     try:
         rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
@@ -148,8 +149,8 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
 
 
 def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Whether a line is not a row: empty, a repeated header (the log was appended to), a line that was cut before
-    such a header, or a message of nvidia-smi.
+    """Whether a line is not a data row: an empty line, a message of nvidia-smi, a repeated header (nvidia-smi appended
+    to an existing log), or an incomplete line before such a header.
     """
     if not any(row) or row == header:
         return True
@@ -160,7 +161,7 @@ def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[st
 
 
 def _parse_cell(cell: str, column: str) -> float | None:
-    """The number in a cell, None if nvidia-smi has no value. Raises ValueError.
+    """The number in a cell, None if the cell has no value. Raises ValueError.
 
     >>> _parse_cell("1980 MHz", "clocks.current.sm [MHz]"), _parse_cell("37", "utilization.gpu [%]")
     (1980.0, 37.0)

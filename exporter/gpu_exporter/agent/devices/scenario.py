@@ -1,6 +1,6 @@
-"""Scenarios: a node described in a file, played by the simulated backend and the C test library.
+"""Reads scenarios. A scenario is a file that describes a node. The simulated backend and the C test library play it.
 
-The format (JSON or YAML; `scenario.schema.json` beside this file is the same as a JSON Schema):
+The format is JSON or YAML. `scenario.schema.json` in this directory is its JSON Schema. An example:
 
     gpus:
       - model: H100                       # see products.py
@@ -20,7 +20,7 @@ The format (JSON or YAML; `scenario.schema.json` beside this file is the same as
          training: {step: 0.4, wait: 0.6, workers: 2}}   # one rank of its training loop, on this GPU
     seed: 7
 
-Times are seconds since the scenario's start. This module only evaluates; it makes no driver calls.
+Times are seconds since the scenario's start. This module only computes values; it makes no driver calls.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ HEALTH = (
 
 
 class ScenarioError(ValueError):
-    """The file does not describe a scenario. The text is the place and the fault."""
+    """The file is not a valid scenario. The text has the place and the error."""
 
 
 class Fault(NamedTuple):
-    """Calls named `call` ("*" is every call) fail with `error`, or hang for `hang_s`, in [start, end)."""
+    """In [start, end), calls of the function `call` ("*": of every function) fail with `error`, or hang for `hang_s`
+    seconds.
+    """
 
     start: float
     end: float
@@ -88,7 +90,9 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance, present in [start, end). `sm_slices` are its own, `gpu_slices` those of its GPU instance."""
+    """One MIG instance, present in [start, end). `sm_slices`: its own slices. `gpu_slices`: the slices of its GPU
+    instance.
+    """
 
     uuid: str
     mig: str
@@ -104,7 +108,7 @@ class ScenarioInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioGpu:
-    """One GPU. `throttle` maps a reason to the share of time spent in it; `xids` are (time, code)."""
+    """One GPU. `throttle`: for each reason, the share of the time in which it is active. `xids`: (time, code)."""
 
     index: int
     uuid: str
@@ -141,7 +145,7 @@ class ScenarioGpu:
 
 
 class HostStage(NamedTuple):
-    """What a holder does on its host from `start` on. The times of the evidence are 0."""
+    """The host activity of a holder from `start` on. The times in the evidence are 0."""
 
     start: float
     evidence: HostEvidence
@@ -165,7 +169,7 @@ class ScenarioHolder(NamedTuple):
     training: TrainingLoop | None = None
 
     def evidence_at(self, t: float) -> HostEvidence | None:
-        """What the holder does on its host at `t`, None if the scenario does not say."""
+        """The host activity of the holder at `t`, None if the scenario does not define it."""
         return next((stage.evidence for stage in reversed(self.host) if stage.start <= t), None)
 
     def report_at(self, t: float) -> RankReport | None:
@@ -185,7 +189,7 @@ class Scenario(NamedTuple):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Raises ScenarioError, which names the file; OSError if it cannot be read."""
+    """Read a scenario file. Raises ScenarioError, whose text begins with the file, or OSError if it cannot be read."""
     import yaml  # slow to import, and needed only if a file is given
 
     try:
@@ -198,7 +202,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def parse_scenario(data: object) -> Scenario:
-    """Convert the parsed file to a scenario. Raises ScenarioError with the path of the fault."""
+    """Convert the parsed file to a scenario. Raises ScenarioError, whose text has the place of the error."""
     top = _ScenarioReader("scenario", data)
     seed = int(top.number("seed", 0))
     gpus = tuple(
@@ -212,7 +216,7 @@ def parse_scenario(data: object) -> Scenario:
 
 
 class _ScenarioReader:
-    """Takes keys out of a mapping, and raises an error for wrong and unknown keys."""
+    """Reads the keys of a mapping. Raises ScenarioError for invalid values and unknown keys."""
 
     def __init__(self, place: str, data: object) -> None:
         if not isinstance(data, dict):
@@ -370,7 +374,7 @@ def _parse_gpu(reader: _ScenarioReader, index: int, seed: int) -> ScenarioGpu:
 
 
 def _parse_work(reader: _ScenarioReader, model: str, product: Product) -> tuple[Load, dict[str, Load]]:
-    """The load and the parts of a GPU: from named levels, or from a load and parts of its own."""
+    """The load and the parts of a GPU, either from named levels or from explicit curves."""
     entries = reader.entries("work")
     if not entries:
         load = _parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0}))

@@ -1,4 +1,4 @@
-"""A rank of a training loop in a scenario, and what it reports."""
+"""A rank of a training loop in a scenario, and the report that it writes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from gpu_exporter.common.model.training import RankReport
 
 
 class TrainingLoop(NamedTuple):
-    """One rank of a training loop. `step`: seconds; `wait`: share of it that the GPU waits for data. `world_size`: 1 if
-    it is not distributed. `workers`, `batch_size`: 0 if the loop does not tell them.
+    """One rank of a training loop. `step`: duration of a step in seconds. `wait`: share of a step in which the GPU
+    waits for data. `world_size`: 1 if the training is not distributed. `workers`, `batch_size`: 0 if the report does
+    not contain them.
     """
 
     step: float

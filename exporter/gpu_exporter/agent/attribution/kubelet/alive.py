@@ -1,10 +1,10 @@
-"""Pods that the kubelet still lists although they have ended, detected by their cgroups.
+"""Detects pods that the kubelet still lists although they have ended, by their cgroups.
 
 Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). The kubelet removes the
-cgroup of a pod when all of the pod has ended, and keeps it while a container waits for a restart. So a pod that has
-started and has no cgroup has ended, and holds nothing. A look counts only if it proves that cgroups are visible: it
-must find the exporter's own pod, and half of the listed pods that have not ended. Two looks must agree. A look that
-does not count changes nothing.
+cgroup of a pod when the whole pod has ended, and keeps it while a container waits for a restart. So a pod that has
+started and has no cgroup has ended, and holds nothing. A check of the cgroups is valid only if it proves that cgroups
+are visible: it must find the exporter's own pod, and half of the listed pods that have not ended. A pod counts as ended
+only after two valid checks. An invalid check changes nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 class PodLives:
-    """Remembers the results of the last looks at the host's cgroups."""
+    """Remembers the results of the last checks of the host's cgroups."""
 
     def __init__(self, find: Callable[[Set[str]], Set[str] | None], own: str) -> None:
-        """`find`: of some pods' UIDs, the UIDs that have a cgroup, None if some cgroups were not visible. `own`: UID of
-        the exporter's own pod, "" if unknown: then no pod counts as ended.
+        """`find`: takes the UIDs of some pods and returns those that have a cgroup, None if some cgroups were not
+        visible. `own`: UID of the exporter's own pod. If it is "" (unknown), no pod counts as ended.
         """
         self._find = find
         self._own = own
@@ -34,7 +34,7 @@ class PodLives:
     def ended(self, listed: Set[str], begun: Set[str], now: float) -> Set[str]:
         """The UIDs of `begun` whose pods have ended.
 
-        `listed`: UIDs of all pods in the kubelet's list. `begun`: UIDs of pods that hold a GPU and had a process once.
+        `listed`: UIDs of all pods in the kubelet's list. `begun`: UIDs of pods that hold a GPU and have had a process.
         `now`: monotonic seconds.
         """
         if not self._own:
@@ -51,12 +51,14 @@ class PodLives:
         return self._ended & begun
 
     def are_there(self, uids: Set[str]) -> bool:
-        """Whether at least one of these pods has a cgroup, or cgroups cannot be seen."""
+        """Whether at least one of these pods has a cgroup. True also if cgroups are not visible."""
         found = self._find(uids)
         return bool(uids) and (found is None or bool(found))
 
     def _proves(self, found: Set[str], listed: Set[str]) -> bool:
-        """Whether `found` proves that cgroups are visible: it has the own pod, and half of the living listed pods."""
+        """Whether `found` proves that cgroups are visible: it contains the own pod, and half of the living listed
+        pods.
+        """
         alive = listed - self._ended
         return self._own in found and 2 * len(found & alive) >= len(alive)
 

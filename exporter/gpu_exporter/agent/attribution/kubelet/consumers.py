@@ -1,11 +1,11 @@
-"""Which entries of PodResources consume their device. An administrator's claim only watches its device.
+"""Finds the entries of PodResources that consume their device. A claim with admin access only watches its device.
 
-A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitors: it takes nothing away from others. NVIDIA's
+A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitoring: it does not use up the device. NVIDIA's
 GPU operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
-adminAccess. Two sources do. One is the namespace and name of the claim's pods, as the administrator configures them: a
-tenant may choose a pod's name, but cannot put a pod into another tenant's namespace. The other is the checkpoint file
-of the DRA driver, if it is mounted: it has the claims' allocations. If two claims have one device and neither source
-separates them, both are doubted later (resolve.py).
+adminAccess. Two other sources report it. One is the namespace and name of the claim's pods, as the administrator
+configures them: a tenant may choose a pod's name, but cannot put a pod into another tenant's namespace. The other is
+the checkpoint file of the DRA driver, if it is mounted: it has the claims' allocations. If two claims have the same
+device and neither source shows which one watches, resolve.py marks both as doubtful.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Monitor(NamedTuple):
 
 
 def parse_monitor(text: str) -> Monitor:
-    """`NAMESPACE/POD`, with a regular expression for the pod's name alone. Raises ValueError."""
+    """Parse `NAMESPACE/POD`. Only POD is a regular expression. Raises ValueError."""
     namespace, slash, pod = text.partition("/")
     if not (slash and pod and NAMESPACE.fullmatch(namespace)):
         raise ValueError(
@@ -58,12 +58,14 @@ class Consumers:
     """Separates entries that hold their device from entries that only watch it."""
 
     def __init__(self, monitors: Sequence[Monitor] = (), plugin: Path | None = None) -> None:
-        """`plugin`: folder of the DRA driver's kubelet plugin, None to leave it unread."""
+        """`plugin`: folder of the DRA driver's kubelet plugin, None to ignore it."""
         self._monitors = monitors
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """The entries that are not known to watch. `proven` is true if the entry is known to consume its device."""
+        """Drop the entries that are known to only watch. In the others, `proven` is true if the entry is known to
+        consume its device.
+        """
         if self._checkpoint is not None:
             self._checkpoint.refresh()
         judged = ((entry, self._consumes(entry)) for entry in entries)
@@ -79,7 +81,7 @@ class Consumers:
 
 
 class _Checkpoint:
-    """The driver's record of the claims that it prepared, in the form of driver 25.8 (`v1`) or later (`v2`)."""
+    """The DRA driver's record of the claims that it prepared, in the format of driver 25.8 (`v1`) or later (`v2`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +90,7 @@ class _Checkpoint:
         self._problem = ""
 
     def consumes(self, entry: ContainerDevices) -> bool | None:
-        """Whether the claim takes the device, None if the file does not show it."""
+        """Whether the claim consumes its device, None if the file does not show it."""
         uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
         device = "".join(entry.device_ids[:1])
         known = [claim for claim in uids if (claim, device) in self._watches]
@@ -98,7 +100,7 @@ class _Checkpoint:
         return not said.pop() if len(said) == 1 else None
 
     def refresh(self) -> None:
-        """Read the file if it has changed. If it cannot be read, no claim is known."""
+        """Read the file if it has changed. If the file cannot be read, all claims are unknown."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -113,7 +115,7 @@ class _Checkpoint:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
             log.warning(
-                "%s: the DRA driver's checkpoint cannot be read (%s), so it does not show which claims only watch "
+                "%s: cannot read the DRA driver's checkpoint (%s), so the exporter cannot see which claims only watch "
                 "their GPU: name the pods of these claims with --attribution.monitor",
                 self._path,
                 problem,
@@ -122,7 +124,7 @@ class _Checkpoint:
 
 
 def _read_watches(data: Any) -> Watches:
-    """Whether each claim only watches, by UID, and by NAMESPACE/NAME if the file has these.
+    """Whether each claim only watches its device: by UID, and by NAMESPACE/NAME if the file contains names.
 
     `status` is the API's ResourceClaimStatus, whose allocation results have `adminAccess`. Raises ValueError.
     """

@@ -16,7 +16,9 @@ class DeviceIds:
     """The names of one maker's devices in Kubernetes."""
 
     def __init__(self, vendor: Vendor, resources: Sequence[str] = ()) -> None:
-        """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
+        """`resources`: regular expressions for the names of further resources whose devices are GPUs. Raises
+        ValueError.
+        """
         self._vendor = vendor
         self._resources = vendor.resources(resources)
 
@@ -27,10 +29,10 @@ class DeviceIds:
         return match["id"] if match is not None else device
 
     def select(self, entry: ContainerDevices) -> ContainerDevices | None:
-        """The entry with only its GPUs, None if it has no GPU or comes from a resource claim.
+        """The entry, reduced to its GPUs. None if it has no GPU or comes from a resource claim.
 
-        Numbers and other names count as GPUs only for a GPU resource, because network cards and other devices have
-        numbers too. An id in the driver's form is a GPU under any resource name.
+        An id in the driver's form (a UUID) is a GPU under any resource name. Numbers and other ids count as GPUs only
+        for a GPU resource, because network cards and other devices have numbers too.
         """
         if entry.claimed:
             return None
@@ -47,14 +49,14 @@ class DeviceIds:
         return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
 
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Whether the claim is on GPUs, by its driver, otherwise by the names of its CDI devices."""
+        """Whether the claim is for GPUs: by the name of its driver, or if this is missing, by its CDI device names."""
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
     def grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
-        """The grant of a device of dynamic resource allocation, None if its name cannot be parsed."""
+        """The grant for a device from dynamic resource allocation, None if the device's name cannot be parsed."""
         device_id = "".join(entry.device_ids[:1])
         match = self._vendor.claim_device.fullmatch(device_id)
         if match is None:

@@ -1,9 +1,9 @@
-"""Pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated pods of the
-node (kubernetes#119423, #132020), so two pods may seem to have one exclusive GPU.
+"""Detects pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated
+pods of the node (kubernetes#119423, #132020), so two pods may seem to have the same exclusive GPU.
 
-A pod that has ended has no process. A running pod has at least one process in its cgroup: of the sandbox or of its
-program. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps the
-device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
+A pod that has ended has no process. A running pod has at least one process in its cgroup, either the sandbox's or its
+program's. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps
+the device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
 crash. If the host's processes are not visible, no pod counts as ended.
 """
 
@@ -22,10 +22,10 @@ WHY = "no process of the pod runs: the pod has ended, or waits for a restart"
 
 
 class EndedPods:
-    """Remembers the results of the last looks at the host's processes."""
+    """Remembers the results of the last checks of the host's processes."""
 
     def __init__(self, list_pods: Callable[[], Set[str] | None]) -> None:
-        """`list_pods`: UIDs of the pods that have a process, None if processes are not visible."""
+        """`list_pods`: returns the UIDs of all pods that have a process, None if processes are not visible."""
         self._list_pods = list_pods
         self._looked: float | None = None
         self._without: Set[str] = frozenset()  # pods without a process at the last look
@@ -34,8 +34,7 @@ class EndedPods:
         )  # ... and at the look before it: a container that starts has no process for a moment
 
     def apply(self, grants: Sequence[Grant], owners: Owners, now: float) -> Sequence[Grant]:
-        """The grants without the grants of pods that hold nothing. Other pods that may have ended are marked as not
-        running.
+        """Remove the grants of pods that hold nothing. Mark other pods that may have ended as not running.
 
         `owners`: the owners of the processes on each unit. `now`: monotonic seconds.
         """
@@ -54,7 +53,7 @@ class EndedPods:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:
-            """Whether another pod has the device, and does not share it by a replica or by the same claim."""
+            """Whether another pod has the device, and they do not share it through replicas or one claim."""
             claims = alive.get(_device(grant), set())
             return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
 
@@ -72,10 +71,10 @@ def _stopped(grant: Grant) -> Grant:
 
 
 def has_begun(grant: Grant) -> bool:
-    """Whether the grant belongs to a pod whose container has started, so that it had a process once.
+    """Whether the grant belongs to a pod whose container has started, so the pod has had a process.
 
-    A static pod's UID for the kubelet is a hash, or any text in its manifest, and the API server may give the pod
-    another UID. Only a UUID is certainly the name of its cgroup.
+    For a static pod, the kubelet uses a hash or any text of the manifest as UID, and the API server may use another
+    UID. Only a UUID is certain to be in the name of the pod's cgroup.
     """
     return (
         UUID.fullmatch(grant.holder.pod_uid) is not None

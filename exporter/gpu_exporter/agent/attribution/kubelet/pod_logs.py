@@ -1,7 +1,8 @@
 """Reads the folders below /var/log/pods: UIDs of pods, and when their containers started.
 
 The kubelet makes a folder for each pod, NAMESPACE_POD_UID. The container runtime writes CONTAINER/N.log in it for start
-number N. Every poll reads the folders of hundreds of containers, so this module uses os and texts in place of paths.
+number N. Every poll reads the folders of hundreds of containers, so this module uses os functions and strings instead
+of the slower pathlib.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ PodName = tuple[str, str]  # namespace, pod
 
 
 class ContainerStart(NamedTuple):
-    """The present start of a container: its number, and its time in Unix seconds, infinite while it has not started.
+    """The present start of a container: its number, and its time in Unix seconds. The time is infinite while the
+    container has not started.
 
-    `why`: the reason why it has not started, `obstacle`: the same in one word. `changed_ns`: change time of the folder
-    when this was read, 0 to read it again.
+    `why`: the reason why it has not started. `obstacle`: the same reason as one word. `changed_ns`: change time of the
+    folder when it was read, 0 to read it again.
     """
 
     number: int
@@ -48,7 +50,8 @@ class PodLogs:
         self._seen: dict[tuple[str, str], ContainerStart] = {}  # in this poll
 
     def begin_poll(self, listed: Set[PodName], gone: Set[PodName]) -> dict[PodName, str]:
-        """UID of each listed pod: of several folders with one name the newest, but never the folder of a replaced pod.
+        """UID of each listed pod. If several folders have the pod's name, the newest counts, but never the folder of a
+        replaced pod.
 
         `gone`: pods that are no longer listed. A pod that returns under the same name is another pod, even if the
         folder of the previous pod is still there.
@@ -80,7 +83,7 @@ class PodLogs:
         return chosen
 
     def _date(self, name: PodName, uid: str) -> float:
-        """When a pod's folder was last changed, 0 if the kubelet has just removed it."""
+        """The time of the last change of a pod's folder, 0 if the kubelet has just removed the folder."""
         try:
             return os.stat(f"{self._directory}/{name[0]}_{name[1]}_{uid}").st_mtime  # noqa: PTH116
         except OSError:
@@ -89,8 +92,8 @@ class PodLogs:
     def read_start(self, name: PodName, uid: str, container: str) -> ContainerStart:
         """The container's present start. `uid` is "" while the pod's UID is unknown.
 
-        When the folder is first seen, its time is the time of the start. A log rotation changes the folder's time, so
-        it is read once for each start. A rotation before that makes the start later, which only shortens an idle run.
+        The folder's change time is taken as the time of the start. A log rotation changes it, so it is read only once
+        for each start. A rotation before that makes the start appear later, which only shortens an idle run.
         """
         if not uid:
             return ContainerStart(

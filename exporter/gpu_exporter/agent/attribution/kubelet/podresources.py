@@ -1,4 +1,4 @@
-"""The kubelet's PodResources API, v1, as records. Pure.
+"""Parses answers of the kubelet's PodResources API, v1, into records. Pure.
 
 Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto.
 """
@@ -25,7 +25,7 @@ class ContainerDevices(NamedTuple):
 
     `claimed`: the resource comes from a claim of dynamic resource allocation. Then `resource` is the driver's name,
     there is one device, `claim` is its claim (NAMESPACE/NAME), `cdi` has the names for the container runtime, and
-    `is_share` means that others may have a part of the device too. Kubelets before 1.34 report no driver and no device,
+    `is_share`: other holders may have a part of the device too. Kubelets before 1.34 report no driver and no device,
     and give the CDI names as `device_ids`.
     """
 
@@ -42,7 +42,7 @@ class ContainerDevices(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """One field of an answer: its pod, None for a field without a pod, and its entries."""
+    """One field of an answer. `pod` is None for a field without a pod."""
 
     pod: PodName | None
     entries: tuple[ContainerDevices, ...]
@@ -51,7 +51,7 @@ class _Parsed(NamedTuple):
 class PodResourcesReader:
     """Reads successive answers. A field that was in the previous answer, byte for byte, is not parsed again.
 
-    A kubelet lists its pods in another order each time, but each pod in the same bytes while the pod lives.
+    A kubelet may list its pods in another order each time, but the bytes of each pod stay the same while the pod lives.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class PodResourcesReader:
         device_of: Callable[[str], str] = lambda device_id: device_id,
         wants: Callable[[ContainerDevices], bool] = lambda entry: True,
     ) -> None:
-        """`parse`: parses one field of the answer. `device_of`: the device of an id. If one container has several
-        replicas of a device, only the first counts, before any limit is applied: a plugin may offer thousands of
-        replicas. `wants`: whether an entry counts; plugins of other devices may also offer thousands.
+        """`parse`: parses one field of the answer. `device_of`: maps an id to its device. If a container has several
+        replicas of a device, only the first counts. This is done before any limit applies, because a plugin may offer
+        thousands of replicas. `wants`: whether an entry is kept; plugins of other devices may also offer thousands.
         """
         self._parse = parse
         self._wants = wants
@@ -74,7 +74,7 @@ class PodResourcesReader:
         self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """All entries of the answer. A pod that cannot be parsed is left out. Raises ProtobufError."""
+        """All entries of the answer. Skips pods that cannot be parsed. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, _Parsed] = {}
@@ -96,7 +96,7 @@ class PodResourcesReader:
         return entries
 
     def _read_field(self, payload: bytes) -> _Parsed | None:
-        """None for a field that cannot be parsed, or has too many entries."""
+        """Parse one field. None if it cannot be parsed or has too many entries."""
         try:
             pod, entries = self._parse(payload)
             found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))
@@ -105,7 +105,7 @@ class PodResourcesReader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """The wanted entries with one id for each device. `seen`: containers and devices that were listed before."""
+        """The wanted entries, with one id for each device. `seen`: (container, device) pairs from earlier entries."""
         for entry in entries:
             if not self._wants(entry):
                 continue
@@ -125,12 +125,12 @@ class PodResourcesReader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> PodResourcesReader:
-    """A reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
+    """Make a reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
     return PodResourcesReader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
-    """A reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
+    """Make a reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
     return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
@@ -174,7 +174,9 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """The fields of ContainerDevices from `resource` on, for each ClaimResource of a DynamicResource."""
+    """For each ClaimResource of a DynamicResource, the values of a ContainerDevices, beginning with its field
+    `resource`.
+    """
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

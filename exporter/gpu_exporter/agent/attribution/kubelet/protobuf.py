@@ -1,4 +1,4 @@
-"""The part of protobuf that PodResources needs: the fields of a message, by number.
+"""Decodes protobuf as far as PodResources needs it: the fields of a message, by number.
 
 Wire format: protobuf.dev/programming-guides/encoding. Groups (wire types 3 and 4) are obsolete and refused.
 """
@@ -28,7 +28,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Length-delimited fields (number, payload) in order. Fields of other types are skipped."""
+    """The length-delimited fields of a message in their order, as (number, payload). Skips fields of other types."""
     position, end = 0, len(data)
     while position < end:
         tag, position = data[position], position + 1

@@ -1,11 +1,11 @@
-"""Pods from the kubelet's PodResources API, v1.
+"""Reports pods from the kubelet's PodResources API, v1.
 
 The API (podresources.py) reports no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
-pod that still pulls an image or runs its init containers holds its GPUs, but no program that could use them runs. A
-restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured). So
-two kinds of answer count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks
-pods seen before, and an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the
-kubelet may give to pods. A GPU that is missing there is not free, even if no pod holds it.
+pod that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet. A restarted kubelet
+answers OK with an empty list for up to a second, with or without allocatable devices (measured). So two kinds of answer
+count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks pods seen before, and
+an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the kubelet may allocate to
+pods. A GPU that is missing there is not free, even if no pod holds it.
 
 A listed device is not always held. For each entry the source checks, in this order: does its pod live (alive.py), does
 it consume the device or only watch it (consumers.py), and which device is it (device_ids.py, resolve.py)?
@@ -43,9 +43,9 @@ ID_MAX = 80  # characters of an id in a text
 
 
 class KubeletOptions(NamedTuple):
-    """Where the source reads. `logs`: directory of the pods' logs. `empty_confirm_s`: how long an answer without pods
-    must last before it counts. `resources`: regular expressions of further resources whose devices are GPUs.
-    `boot_wall`: Unix seconds of the node's last start.
+    """The paths and limits of the source. `logs`: directory of the pods' logs. `empty_confirm_s`: an answer without
+    pods counts after it has been repeated for this time. `resources`: regular expressions of further resources whose
+    devices are GPUs. `boot_wall`: Unix seconds of the node's last start.
     """
 
     socket: Path
@@ -69,8 +69,8 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None if every entry holds its device. `lives`: None if ended pods cannot be detected. Raises
-        ValueError.
+        """`consumers`: None to treat every entry as a holder of its device. `lives`: None if ended pods cannot be
+        detected. Raises ValueError.
         """
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
@@ -111,7 +111,7 @@ class KubeletSource:
         )
 
     def _grant(self, entries: Sequence[ContainerDevices], uids: Mapping[PodName, str]) -> tuple[list[Grant], set[str]]:
-        """The grants of entries that hold their devices, and texts about ids that cannot be parsed."""
+        """The grants of entries that hold their devices, and messages about ids that cannot be parsed."""
         grants: list[Grant] = []
         odd: set[str] = set()
         devices: dict[PodName, set[tuple[str, str]]] = {}
@@ -136,7 +136,7 @@ class KubeletSource:
         return [_count_units(grant, counts) for grant in grants], odd
 
     def _note_ended(self, grants: Sequence[Grant], listed: set[str]) -> list[Grant]:
-        """The grants, with the grants of ended pods marked as ended. `listed`: UIDs of all pods in the list."""
+        """Mark the grants of ended pods as ended. `listed`: UIDs of all pods in the list."""
         # A pod's logs survive a start of the node, and its cgroup appears later.
         is_settled = self._clock.wall() - self._boot_wall > SETTLED_S
         begun = {
@@ -148,7 +148,9 @@ class KubeletSource:
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
-        """The offered GPUs. None before a device plugin has offered a GPU, or if an offered id cannot be parsed."""
+        """The GPUs that the kubelet may allocate. None until a device plugin has offered a GPU, or if an offered id
+        cannot be parsed.
+        """
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
             return None
@@ -168,7 +170,7 @@ class KubeletSource:
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
     def _check_missing(self, held: set[PodName]) -> None:
-        """Raise SourceError while pods may be missing only because the kubelet has just restarted."""
+        """Raise SourceError while pods may be missing from the answer only because the kubelet has just restarted."""
         kubelet = self._identify()  # after the answer: if the socket is still the old one, the old process answered
         missing = self._held - held
         if missing and (kubelet != self._kubelet or not (held or self._list_allocatable())):
@@ -185,10 +187,9 @@ class KubeletSource:
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _knows_static_pods_only(self, missing: set[PodName]) -> bool:
-        """Whether a new kubelet has not reached the API server yet. Then missing pods whose cgroups exist only seem to
-        be gone.
+        """Whether a new kubelet has not reached the API server yet. Its answer then lacks pods that still exist.
 
-        A pod of the API server has a UUID: a listed UUID shows that the kubelet reached the API server.
+        A pod from the API server has a UUID as UID. If one is listed, the kubelet has reached the API server.
         """
         has_api = any(UUID.fullmatch(self._uids.get(name, "")) for name in self._pods.pods)
         if self._lives is None or has_api:
@@ -196,7 +197,7 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """The socket's inode and time: each start of a kubelet makes a new socket."""
+        """The socket's inode and time. They change when the kubelet restarts, because it then makes a new socket."""
         try:
             status = self._socket.stat()
         except OSError:

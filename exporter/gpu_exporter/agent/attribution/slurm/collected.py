@@ -23,7 +23,7 @@ AHEAD_MAX_S = 30.0  # how far the collector's clock may be ahead; such an answer
 
 
 class Collected:
-    """Replaces Controller: reads the collector's answer for one node."""
+    """Has the interface of Controller, but reads the collector's answer for one node."""
 
     def __init__(self, node: str, place: Address | Path, timeout_s: float, clock: Clock) -> None:
         """`place`: the collector's address or directory. Raises ValueError for an invalid NodeName."""
@@ -37,7 +37,9 @@ class Collected:
         self._clock = clock
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """Raises SourceError if the answer is missing or too old, or if other users may have written it."""
+        """The collector's answer. Raises SourceError if it is missing or too old, or if other users may have written
+        it.
+        """
         del here, renew  # each answer has all that is known about the node
         try:
             picture = parse_picture(self._read())

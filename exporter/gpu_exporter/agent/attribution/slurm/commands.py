@@ -1,4 +1,4 @@
-"""Slurm's commands with a clean environment, as a source needs them."""
+"""Runs Slurm's commands with a clean environment, and raises a source's errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which befor
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
-    """What the command printed. Raises SourceError that says why there is nothing to believe: SlowSource, if slow;
-    CommandFailed, if it failed.
+    """The output of a command. Raises SourceError: SlowSource if the command takes too long, CommandFailed if it
+    fails.
     """
     try:
         done = slurm_commands.run(command, timeout_s, limit)

@@ -1,6 +1,6 @@
-"""Asks slurmctld about one node, with as few and as small questions as possible.
+"""Asks slurmctld about one node, with as few and as small requests as possible.
 
-Three questions, whose answers a job's owner cannot change (docs/decisions/0001):
+It asks three questions. A job's owner cannot change their answers (docs/decisions/0001):
 
 - Which GPUs are in use: `GresUsed` of `sinfo -n NODE`, 3 kB. If a GPU is in use and no known job has it, a new or
   hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
@@ -58,11 +58,13 @@ Bounds = tuple[float, float]
 
 
 class OutOfTime(SourceError):
-    """Slurm is slow. The job that was asked about did not cause this."""
+    """Slurm answers slowly. The job in the request did not cause this."""
 
 
 class KnownJob(NamedTuple):
-    """A job of this node: its row of squeue, its GPUs (None while unknown), and when each of these was asked for."""
+    """A job of this node: its row of squeue and its GPUs (None while unknown), each with the time when the exporter
+    asked for it.
+    """
 
     job: Job
     asked: float
@@ -71,10 +73,11 @@ class KnownJob(NamedTuple):
 
 
 class SlurmSnapshot(NamedTuple):
-    """Slurm's report about a node, true from `asked` on (monotonic seconds). `jobs`: by job id, each with its GPUs.
+    """Slurm's report about a node at `asked` (monotonic seconds). `jobs`: by job id, each with its GPUs.
 
-    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if a
-    collector asked, else 0. `clock`: bounds of slurmctld's clock minus the exporter's monotonic clock, None if unknown.
+    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds, 0
+    without a collector. `clock`: bounds of the difference between slurmctld's clock and the exporter's monotonic clock,
+    None if unknown.
     """
 
     asked: float
@@ -94,23 +97,27 @@ class SlurmSnapshot(NamedTuple):
         return {index for gpus in self.gpus() for index in gpus.positions()}
 
     def in_use(self) -> set[int]:
-        """Every position in use according to the node, or, if the node names no positions, according to its jobs."""
+        """Every position in use, from the node's record. If the record has no positions: the positions of the jobs."""
         used = self.node.used
         return self.claimed() if used.unnamed else {*used.indexes, *(index for index, _ in used.shared)}
 
     def surplus(self) -> int:
-        """By how many GPUs the jobs exceed the node's number in use, if the node names no positions."""
+        """The number of the jobs' GPUs minus the number of GPUs in use on the node, for a record without positions."""
         return sum(len(gpus.indexes) + gpus.unnamed for gpus in self.gpus()) - self.node.used.unnamed
 
     def doubt(self) -> tuple[int, ...]:
-        """Where jobs and node disagree: positions, or the jobs' surplus of GPUs if positions are not named."""
+        """The positions about which jobs and node disagree. For a record without positions: the surplus, if it is not
+        0.
+        """
         if self.node.used.unnamed:
             surplus = self.surplus()
             return (surplus,) if surplus else ()
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """Positions or shares in use that no job has. If positions are not named: how many, as a negative number."""
+        """Positions or shares that are in use, but that no job has. For a record without positions: their number,
+        negative.
+        """
         if self.node.used.unnamed:
             return (self.surplus(),) if self.surplus() < 0 else ()
         share = self.node.used.unnamed_share
@@ -142,8 +149,8 @@ class Controller:
         self._until = 0.0
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """`here`: the jobs that have a step on this node, as far as known. `renew`: the known configuration of the node
-        does not fit.
+        """Ask Slurm for a new snapshot. `here`: the known jobs that have a step on this node. `renew`: read the node's
+        record again, because the known one does not fit.
 
         Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
         """
@@ -178,7 +185,7 @@ class Controller:
         return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
-        """Ask about jobs that are unknown or may have changed. Raises SourceError."""
+        """Update the jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
         # A job that holds nothing here is remembered so while it has a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
@@ -207,7 +214,9 @@ class Controller:
             self._listed_for, self._listed_at = picture().unexplained(), now
 
     def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
-        """Ask for rows and GPUs of these jobs. Ended jobs are forgotten. `again`: the known GPUs are in doubt."""
+        """Ask for rows and GPUs of these jobs. Ended jobs are forgotten. `again`: ask for the GPUs even if they are
+        known.
+        """
         self._refused = {job: until for job, until in self._refused.items() if now < until}
         jobs = jobs - self._refused.keys()
         if len(jobs) > SINGLES_MAX:
@@ -250,9 +259,10 @@ class Controller:
                 self._known[job.job_id] = before._replace(job=job, asked=now, gpus_asked=asked)
 
     def _ask_gpus(self, jobs: Iterable[str], now: float, again: bool) -> None:
-        """Ask for the GPUs of these jobs. Without an answer, a job's GPUs remain as they were known, or unknown.
+        """Ask for the GPUs of these jobs. Without an answer, the last known GPUs of a job remain.
 
-        A job that cannot be asked about does not affect other jobs: the node's record makes its GPUs held.
+        If the request for one job fails, other jobs are not affected. Its GPUs still count as held, from the node's
+        record.
         """
         everything: dict[str, JobGpus] | None = None  # of the whole cluster, asked for once
         for job in sorted(jobs):
@@ -277,11 +287,11 @@ class Controller:
                 self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
 
     def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
-        """Whether Slurm is slow, and this may be by chance at this job. Then the next look asks about the job again.
+        """Whether Slurm is slow in general. The next poll then asks about the job again.
 
-        slurmctld 24.11.5 sometimes takes 5 s for an answer, which left a job without its GPUs for DOUBT_EACH_S. If
-        Slurm is slow twice at the same job, that job is not asked about for a while, so that it does not delay the
-        others.
+        slurmctld 24.11.5 sometimes takes 5 s for an answer. A job must not lose its GPUs for DOUBT_EACH_S because of
+        one slow answer. If Slurm is slow twice for the same job, the exporter does not ask about this job for a while,
+        because it would delay the others.
         """
         if isinstance(reason, OutOfTime):
             return True
@@ -292,7 +302,7 @@ class Controller:
 
     def _refuse(self, job: str, now: float, reason: SourceError) -> None:
         self._refused[job] = now + DOUBT_EACH_S
-        log.info("job %s: its GPUs are unknown until Slurm answers: %s", job, reason)
+        log.info("job %s: its GPUs are unknown until Slurm answers the next request: %s", job, reason)
 
     def _ask_one(self, job: str) -> JobGpus | None:
         """The GPUs of one job, None while they are unknown. Raises SourceError."""
@@ -306,10 +316,10 @@ class Controller:
         return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
 
     def _ask_all(self, now: float) -> dict[str, JobGpus]:
-        """The GPUs on this node of every job, by job id. 22.05 has JSON for all jobs only, and some builds have no
-        JSON.
+        """The GPUs of every job on this node, by job id. Slurm 22.05 has JSON only for all jobs together, and some
+        builds have no JSON.
 
-        Raises SourceError. After a failure it is not tried again for a while, because this is the largest answer.
+        Raises SourceError. After a failure there is no new request for a while, because this answer is the largest.
         """
         if now < self._all_refused_until:
             return {}
@@ -338,21 +348,20 @@ class Controller:
 
 
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
-    """Bounds of slurmctld's clock minus the exporter's monotonic clock, which a step of the system clock does not
-    change.
+    """Lower and upper bound of the difference between slurmctld's clock and the exporter's monotonic clock. The
+    monotonic clock does not change when the system clock is set.
 
-    `told`: slurmctld's time in whole seconds, at a moment between `before` and `after` (monotonic seconds).
+    `told`: slurmctld's time in whole seconds, read between `before` and `after` (monotonic seconds).
     """
     return None if told is None else (told - after, told + 1.0 - before)
 
 
 def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
-    """By how many seconds the exporter's clock is ahead of slurmctld's. `now`: monotonic seconds, `wall`: Unix seconds
-    of the same moment.
+    """The number of seconds by which the exporter's clock is ahead of slurmctld's. `now` (monotonic seconds) and `wall`
+    (Unix seconds) are the same moment.
 
-    0 if the bounds allow 0: clocks with NTP agree, and an invisible difference is not corrected. Also 0 beyond
-    AHEAD_MAX_S, where munge would let no job start: then one of the clocks was just stepped, and earlier dates prove
-    nothing.
+    0 if the bounds contain 0: clocks with NTP agree, and a difference within the bounds is not corrected. Also 0 above
+    AHEAD_MAX_S: munge would then let no job start, so one of the clocks was just set, and earlier dates prove nothing.
     """
     if clock is None:
         return 0.0
@@ -362,5 +371,5 @@ def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
 
 
 def _may_hold(known: KnownJob) -> bool:
-    """Whether the job has GPUs or shares of GPUs here, or may have."""
+    """Whether the job has GPUs or shares of GPUs here. True also while this is unknown."""
     return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

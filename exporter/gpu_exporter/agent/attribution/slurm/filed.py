@@ -1,9 +1,9 @@
 """Jobs known from the prolog's files alone: starts, ends and GPUs are known without asking slurmctld.
 
-A file counts without slurmctld if it contains everything that is needed: the owner of the job, which run of the job
-started when, and its positions (IDX) on one node. It does not show whether the positions are parts of GPUs, so on a
-node that shares GPUs (shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array:
-slurmctld adds them to a job that has run for FILL_S.
+A file counts without slurmctld if it contains the owner of the job, the number and start of its run, and its positions
+(IDX) on one node. A file does not show whether a position is only a part of a GPU, so on a node that shares GPUs
+(shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: slurmctld adds them to
+a job that has run for FILL_S.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PROMPT_S = 2.0  # a prolog that ran within this time of the start ran at once; b
 
 
 class Merged(NamedTuple):
-    """A look, completed by the files. `disputed`: jobs whose files claim GPUs of another job; slurmctld is asked to
-    decide.
+    """A snapshot, completed by the files. `disputed`: jobs whose file claims a GPU of another job, each with a message.
+    slurmctld is then asked to decide.
     """
 
     look: SlurmSnapshot
@@ -31,9 +31,8 @@ class Merged(NamedTuple):
 
 
 class _Spoken(NamedTuple):
-    """A run of a job whose file counted: its restart count, and when the file last counted (monotonic seconds).
-
-    `is_over`: the epilog has reported its end.
+    """A run of a job whose file counted. `restarts`: its restart count. `seen`: when the file last counted (monotonic
+    seconds). `is_over`: the epilog has reported its end.
     """
 
     restarts: str
@@ -58,7 +57,7 @@ class FiledJobs:
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
-        """Jobs whose files need no question to slurmctld yet. `wall`: Unix seconds."""
+        """Jobs whose files are sufficient, so that slurmctld need not be asked about them yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
@@ -66,11 +65,11 @@ class FiledJobs:
         }
 
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
-        """Find lost jobs: only their files reported them, these files do not count now, and slurmctld has not reported
-        them since.
+        """Jobs that are lost: only their files reported them, these files do not count now, and slurmctld has not
+        reported the jobs since.
 
-        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job whose file
-        the epilog has left (`stale`) is lost too.
+        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job with a stale
+        file (`Present.stale`) is lost too.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete
@@ -85,7 +84,7 @@ class FiledJobs:
         }
 
     def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
-        """The look without the jobs that have ended since, and with the jobs that have started, by their files. `now`:
+        """Apply the files to the snapshot: remove jobs that have ended since, and add jobs that have started. `now`:
         monotonic seconds.
         """
         if not (self.is_on and present.is_complete):
@@ -113,8 +112,8 @@ class FiledJobs:
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
     def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
-        """Forget jobs that slurmctld has reported since, and jobs whose end is known. `ended`: jobs that ended in this
-        poll.
+        """Forget jobs that slurmctld has reported since, and jobs that are known to have ended. `ended`: jobs that
+        ended in this poll.
         """
         self._spoken = {
             job: run._replace(is_over=run.is_over or job in ended)
@@ -123,7 +122,9 @@ class FiledJobs:
         }
 
     def _has_ended(self, look: SlurmSnapshot, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
-        """For a job without step and file. A report of slurmctld that is newer than the job's file takes precedence."""
+        """Whether a job without step and file has ended. slurmctld's report takes precedence if it is newer than the
+        job's file.
+        """
         run = self._spoken.get(job)
         is_seen = not present.steps.unseen or (run is not None and run.is_over)
         is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
@@ -131,8 +132,8 @@ class FiledJobs:
 
 
 def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> bool:
-    """Whether a job without step and file lost its GPUs to a job that started. With Contain, each running job has a
-    step. A job that has just started may not have its step yet, so a missing step alone frees nothing.
+    """Whether a job without step and file lost its GPUs to a job that started later. With PrologFlags=Contain, each
+    running job has a step, except a job that has just started. So a missing step alone frees no GPU.
     """
     claimed = {index for file in new.values() for index in file.indexes}
     is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
@@ -140,7 +141,7 @@ def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> b
 
 
 def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
-    """Whether a file contains everything that is needed about a job of this node."""
+    """Whether a file contains all required data about a job that runs only on this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
@@ -162,17 +163,18 @@ def _positions(known: KnownJob) -> tuple[int, ...]:
 
 
 def read_job(job: str, file: JobFile) -> Job:
-    """The job as its file describes it. The file must be whole (is_whole)."""
+    """Make a Job from its file. The file must be complete (is_whole)."""
     run = file.run
     assert run is not None
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
 
 
 def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
-    """The start that identifies a run, which is the same before and after slurmctld has reported the job.
+    """The start time that identifies a run. It is the same before and after slurmctld has reported the job.
 
-    Before 23.02, Slurm does not tell the prolog when the job started, so the prolog's date counts. slurmctld's date may
-    be an earlier second. A file from before this run is of an earlier job with that number. `ahead_s` as in start_here.
+    Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used. slurmctld's date may
+    be slightly earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
+    in start_here.
     """
     run = file.run
     if job.start is None or run is None or run.start is not None or run.restarts != job.restarts:
@@ -181,11 +183,11 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
 
 
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
-    """When a job started, by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
+    """The start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
 
-    If the prolog ran at once, its date counts: the epilog's date comes from the same clock with the same delay, so the
-    difference is what slurmctld counts. A prolog may also run minutes later, behind another prolog, while the job
-    already has its GPUs.
+    If the prolog ran at once, its date is used: the epilog's date has the same clock and the same delay, so their
+    difference is the duration that slurmctld counts. A prolog may also run minutes later, after another prolog, while
+    the job already has its GPUs. Its date is then not used.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

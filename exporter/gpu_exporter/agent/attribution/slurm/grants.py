@@ -1,4 +1,4 @@
-"""Turns a position of a job (IDX) into a grant of a device, with the evidence for and against it.
+"""Makes a grant of a device from a job's position (IDX), with the evidence for and against it.
 
 Pure, except for the files that name MIG instances.
 """
@@ -25,7 +25,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
     """The grant of the GPU at this IDX. `why`: the reason why the job does not run, `obstacle`: the same in one word,
     "" if it runs.
 
-    If the order is not proven, only an earlier resolution still counts.
+    If the order is not proven, the grant can only be resolved from an earlier resolution.
     """
     kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
     device, reason = str(index), order.problem
@@ -48,7 +48,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
 
 
 def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
-    """Why a job does not run, for people and in one word. "" and "" if it runs."""
+    """Why a job does not run, as a text and as one word. Both are "" if it runs."""
     state = known.job.state
     if state != "RUNNING":
         return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
@@ -58,8 +58,8 @@ def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
 
 
 def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
-    """Why the grant is contradicted: prolog and slurmctld name different GPUs. A resized job may have fewer GPUs than
-    at its start.
+    """Why the grant is contradicted: prolog and slurmctld name different GPUs. Fewer GPUs than in the file are no
+    contradiction, because the job may have been resized.
     """
     if not file.indexes or set(gpus.positions()) <= set(file.indexes):
         return ""
@@ -74,16 +74,14 @@ def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
 
 
 def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
-    """The grant of a MIG instance, by the capability files that gres.conf names for it."""
+    """The grant with its MIG instance, found by the capability files that gres.conf lists for it."""
     caps = order.caps[index] if index < len(order.caps) else ()
     instance = find_instance(caps, read_caps(procfs)) if caps else ""
     return grant._replace(kind="instance", device=instance) if instance else grant
 
 
 def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
-    """A grant whose position is not proven, resolved by the UUID from the prolog. Unchanged if the prolog wrote no
-    UUID.
-    """
+    """Resolve a grant with an unproven position by the UUID from the prolog. Unchanged if the prolog wrote no UUID."""
     if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
         return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
     if not file.indexes and len(file.uuids) == len(gpus.positions()):

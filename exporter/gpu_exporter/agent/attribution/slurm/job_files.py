@@ -1,14 +1,16 @@
-"""Files of a site's prolog and epilog. They show which jobs hold GPUs of this node, without a question to slurmctld.
+"""Reads the files of a site's prolog and epilog. They show which jobs hold GPUs of this node, without asking slurmctld.
 
 Three layouts are detected by their content:
 
 - gpu-exporter (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
-  CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and what
-  slurmd told the prolog about the job: user, uid, account, partition, cluster, restarts, start (since 23.02), nodes.
+  CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and the
+  job's data from the prolog's environment: user, uid, account, partition, cluster, restarts, start (since 23.02),
+  nodes.
 - plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with `JOBID
   UID`.
-- dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id a line. A number there is an index of the
-  driver at the time of the prolog, so only UUIDs show which GPU it is. A number still shows that the job is here.
+- dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id in each line. A number there is an index
+  of the driver at the time of the prolog, so only UUIDs show which GPU it is. A number still shows that the job is
+  here.
 """
 
 from __future__ import annotations
@@ -41,9 +43,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FiledRun(NamedTuple):
-    """The owner of a job, and which run of the job it is, as slurmd told the prolog. `start`: Unix seconds of
-    slurmctld's clock, None before Slurm 23.02. `account` and `partition` may be "". `nodes`: how many nodes the job
-    has.
+    """The owner and the run of a job, from the prolog's environment. `start`: Unix seconds of slurmctld's clock, None
+    before Slurm 23.02. `account` and `partition` may be "". `nodes`: how many nodes the job has.
     """
 
     user: str
@@ -57,8 +58,8 @@ class FiledRun(NamedTuple):
 
 
 class JobFile(NamedTuple):
-    """The prolog's record of one job: positions (IDX) and UUIDs, as far as the prolog knows them, in the same order.
-    `run`: None if the record is incomplete. `began_wall`: when the prolog ran.
+    """The prolog's record of one job: its positions (IDX) and UUIDs in the same order. Each may be missing. `run`: None
+    if the record is incomplete. `began_wall`: when the prolog ran.
     """
 
     indexes: tuple[int, ...] = ()
@@ -69,14 +70,14 @@ class JobFile(NamedTuple):
 
     @property
     def start_wall(self) -> float:
-        """When the job started, by slurmctld, otherwise by its prolog. In whole seconds, as Slurm counts them."""
+        """The job's start from slurmctld, otherwise the time of its prolog. In whole seconds, as in Slurm."""
         if self.run is not None and self.run.start is not None:
             return self.run.start
         return math.floor(self.written_wall) if self.began_wall is None else self.began_wall
 
 
 class EndedJob(NamedTuple):
-    """A job that gave its GPUs back at `end_wall` (Unix seconds, whole seconds as Slurm counts them)."""
+    """A job that returned its GPUs at `end_wall` (whole Unix seconds, as in Slurm)."""
 
     job_id: str
     file: JobFile
@@ -84,17 +85,20 @@ class EndedJob(NamedTuple):
 
 
 class Filed(NamedTuple):
-    """The jobs by id. `problem`: a file that cannot be parsed, so that some jobs may be missing."""
+    """The jobs by id. `problem`: names a file that cannot be parsed, so that jobs may be missing; "" without such a
+    file.
+    """
 
     jobs: dict[str, JobFile]
     problem: str = ""
 
 
 def read_job_files(directory: Path) -> Filed:
-    """The jobs that the files in `directory` name. Raises FileNotFoundError without a directory, else SourceError.
+    """The jobs in the files of `directory`. Raises FileNotFoundError if the directory is missing, SourceError for other
+    errors.
 
-    A user with write access to the directory decides which GPUs look held. So only root or the exporter's user may have
-    it.
+    A user who can write to the directory could make any GPU look held. So only root or the exporter's user may have
+    write access.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -127,11 +131,11 @@ def read_job_files(directory: Path) -> Filed:
 
 
 def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
-    """The ended jobs that gpu-exporter's epilog keeps, if their file differs from its state in `known`; and the state
-    of all files.
+    """The ended jobs from the files of gpu-exporter's epilog, and the state of each file. Only jobs whose file differs
+    from its state in `known` are returned.
 
-    Empty if no epilog keeps files. A file that cannot be parsed is left out. Raises SourceError if other users may
-    write to the directory.
+    Empty if no epilog writes files. Skips files that cannot be parsed. Raises SourceError if other users may write to
+    the directory.
     """
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -155,7 +159,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
 
 
 def _parse_ended(text: str, written: float) -> EndedJob:
-    """Raises ValueError, KeyError for a file that gpu-exporter's epilog has not written."""
+    """Raises ValueError or KeyError if the file was not written by gpu-exporter's epilog."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job, jobs = values["job"], dict[str, JobFile]()
     _add(jobs, job, text, written)
@@ -163,7 +167,7 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 
 
 def read_trusted(path: Path, most: int) -> str:
-    """The text of a file in a directory that only its owner may write to.
+    """The text of a file that other users cannot write, in a directory that they cannot write to.
 
     Raises OSError, ValueError; SourceError if other users may write to the directory or the file.
     """
@@ -192,7 +196,7 @@ def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tu
 
 
 def _run(values: Mapping[str, str]) -> FiledRun | None:
-    """None if a required part is missing, or is not in the form that slurmd writes."""
+    """The run of a job. None if a required value is missing or not in slurmd's form."""
     words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
     numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
     user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
@@ -221,7 +225,7 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         raise ValueError("it is empty")  # of a GPU, it would mean that the GPU is free
     if JOB.fullmatch(name) and any("=" in line for line in lines):
         if not text.endswith("\n"):
-            raise ValueError("its last line is cut")
+            raise ValueError("its last line is incomplete")
         values = dict(line.partition("=")[::2] for line in lines)
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
         indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
@@ -229,7 +233,7 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), None if began is None else began + 0.0)
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
-        raise ValueError("neither the name of a GPU nor of a job")
+        raise ValueError("its name is neither a GPU nor a job id")
     for line in lines:  # a file without lines means that the GPU is free
         job = line.split()[0]
         if not JOB.fullmatch(job):

@@ -1,8 +1,8 @@
 """Remembers Slurm's report about this node over a restart of the exporter, until slurmctld answers again.
 
-A remembered job counts only while it is proven to be the same run: one of its remembered processes still runs, or its
-prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and gets
-other GPUs. A GPU in use without such a proof is held, and its holder is unknown.
+A remembered job counts only while there is proof that it is the same run: one of its remembered processes still runs,
+or its prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and
+gets other GPUs. Without such proof, a GPU in use is held by an unknown holder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ BOOT_MAX_S = 60.0  # the boot time moves with the clock; the time of another boo
 
 
 class Run(NamedTuple):
-    """The evidence of one run of a job: processes with their start (seconds after boot), and the date of its file."""
+    """The evidence for one run of a job: its processes with their start times (seconds after boot), and the date of its
+    file.
+    """
 
     processes: Mapping[int, float]
     filed_wall: float | None
 
 
 class SlurmMemory:
-    """The last look, in a file of the state directory. Not thread-safe."""
+    """Keeps the last snapshot in a file of the state directory. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
         """`directory`: None to remember nothing. `writes`: whether to write the file."""
@@ -43,7 +45,7 @@ class SlurmMemory:
         self._saved_look = 0.0
 
     def keep(self, look: SlurmSnapshot, present: Present, now: float, wall: float) -> None:
-        """Remember this look. `now`: monotonic seconds, `wall`: Unix seconds of the same moment."""
+        """Remember this snapshot. `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment."""
         is_new = look.asked != self._saved_look
         if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
             return
@@ -56,7 +58,9 @@ class SlurmMemory:
         self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> SlurmSnapshot | None:
-        """The remembered look, with the jobs that are proven to be the same runs. None if there is no valid look."""
+        """The remembered snapshot, only with jobs that are proven to be the same runs. None if there is no valid
+        snapshot.
+        """
         data = self._file.read()
         if data is None:
             return None

@@ -1,4 +1,4 @@
-"""Decides when a node asks a controller that serves the whole cluster."""
+"""Decides when a node sends requests to slurmctld, which serves the whole cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ BURST = 12.0  # early questions because a job started or ended here; one is adde
 
 
 class Pace:
-    """One question every `each_s` seconds, spread over the nodes, and a limited number of early ones after changes."""
+    """Plans one request every `each_s` seconds, spread over the nodes, and a limited number of earlier requests after
+    changes.
+    """
 
     def __init__(self, each_s: float, spread: Callable[[], float] = random.random) -> None:
         """`spread`: a number from 0 to 1 for each interval."""
@@ -43,8 +45,8 @@ class Pace:
         return True
 
     def answered(self, now: float, took_s: float, unsettled: bool, quiet: bool = False) -> None:
-        """Set the time of the next question. `took_s`: how long the answer took. `unsettled`: a job is beginning or
-        ending, so the answer will soon change. `quiet`: the node detects every change without a question.
+        """Set the time of the next request. `took_s`: duration of the last request. `unsettled`: a job is starting or
+        ending, so the answer will soon change. `quiet`: the node detects every change without a request.
         """
         self._failed, self._asked = 0, now
         longest = max(self._each_s * (1.0 + SPREAD * self._spread()), COST * took_s)
@@ -54,14 +56,14 @@ class Pace:
             self.interval_s = min(self.interval_s, self._soon_s / 2)
 
     def failed(self, now: float) -> None:
-        """Wait before the next question, longer after each failure in a row."""
+        """Delay the next request. The delay grows with each failure in a row."""
         wait_s = BACKOFF_S * 2.0 ** min(self._failed, 8) * (1.0 + SPREAD * self._spread())
         self._failed, self._asked = self._failed + 1, now
         self.interval_s = min(wait_s, INTERVAL_MAX_S)
 
 
 class Retry:
-    """Decides when to ask again for something that is missing: at once after news, otherwise at growing intervals."""
+    """Decides when to request missing data again: at once after a change, otherwise at growing intervals."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s, self._most_s = first_s, most_s
@@ -69,7 +71,7 @@ class Retry:
         self._at, self._wait_s = -math.inf, first_s
 
     def is_due(self, now: float, news: float | None = None) -> bool:
-        """Whether to ask now. `news`: a number that identifies the last change, None without a change."""
+        """Whether to ask now. `news`: a number that identifies the last change, None if nothing changed."""
         if news is not None and news != self._news:
             self.settle()
             self._news = news
@@ -79,5 +81,5 @@ class Retry:
         return True
 
     def settle(self) -> None:
-        """It is no longer missing: the next wait starts with the first interval."""
+        """Note that the data is no longer missing. The next wait starts with the first interval again."""
         self._at, self._wait_s = -math.inf, self._first_s

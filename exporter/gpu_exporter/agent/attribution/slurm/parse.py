@@ -1,9 +1,9 @@
 """Parses the output of Slurm's commands. Pure.
 
-Only text that a job's owner cannot shape is used: columns of squeue that Slurm and its administrators fill, the record
-of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol show
-job` contains names and comments without escapes. So it is the last resort, and an ambiguous record is ignored
-(docs/decisions/0001).
+The parser uses only text that a job's owner cannot forge: columns of squeue that Slurm and its administrators fill, the
+record of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol
+show job` contains names and comments without escapes. It is therefore the last resort, and an ambiguous record is
+ignored (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
 
 
 class Job(NamedTuple):
-    """One row of squeue. `start` is Unix seconds, None while unknown; `size` changes when the job is resized."""
+    """One row of squeue. `start` is Unix seconds, None while unknown. `size` changes when the job is resized."""
 
     job_id: str
     user: str
@@ -61,8 +61,8 @@ class Job(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Skips lines that it
-    cannot parse; their GPUs are then unattributed. Raises SourceError if it can parse no line.
+    """Parse the output of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Skips lines that it cannot parse;
+    the GPUs of these jobs are then unattributed. Raises SourceError if it can parse no line.
     """
     jobs: list[Job] = []
     odd = ""
@@ -98,10 +98,10 @@ def parse_squeue(text: str) -> list[Job]:
 
 
 def parse_listpids(text: str) -> dict[str, frozenset[int]]:
-    """Processes by job id, of `scontrol listpids`: PID, JOBID, STEPID and two more columns that are not read.
+    """Parse the output of `scontrol listpids`: the pids of each job id. Only the columns PID and JOBID are read.
 
-    The extern step counts without a process of its own (pid -1). A line that cannot be parsed is left out. Raises
-    SourceError where that is all of them.
+    The extern step has no process of its own (pid -1), but its job is listed. Skips lines that it cannot parse. Raises
+    SourceError if it can parse no line.
     """
     pids: dict[str, set[int]] = {}
     odd = ""
@@ -124,10 +124,10 @@ def _is_number(text: str) -> bool:
 
 
 class JobGpus(NamedTuple):
-    """A job's GPUs on one node by IDX, and how many it has on all its nodes together.
+    """The GPUs of a job on one node by IDX, and the number of its GPUs on all nodes.
 
-    `total`: whole ones and those that it has a part of; None where Slurm does not say of which GPU a part is.
-    `unnamed`: GPUs on this node that Slurm counts and gives no index. `shared`, `unnamed_share` as in Gres.
+    `total`: whole GPUs plus GPUs of which the job has a part. None if Slurm does not report which GPU a part is from.
+    `unnamed`: GPUs on this node that Slurm counts without an IDX. `shared`, `unnamed_share`: as in Gres.
     """
 
     indexes: tuple[int, ...]
@@ -137,15 +137,15 @@ class JobGpus(NamedTuple):
     unnamed_share: str = ""
 
     def positions(self) -> tuple[int, ...]:
-        """Every position that it has a GPU or a part of a GPU at."""
+        """Every IDX at which the job has a GPU or a part of a GPU."""
         return (*self.indexes, *(index for index, _ in self.shared))
 
 
 def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
-    """The GPUs on `node` of every running job of an answer of `squeue --json` or `scontrol show job --json`.
+    """The GPUs on `node` of every running job in the output of `squeue --json` or `scontrol show job --json`.
 
     `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record cannot be parsed is
-    left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
+    skipped; other jobs are not affected. Raises SourceError if the text is not such an output.
     """
     try:
         jobs, _ = read_jobs(text, lambda row: (str(need_whole(row["job_id"])), _read_gpus(row, node)))
@@ -155,7 +155,7 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
 
 
 def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
-    """None while the job has no nodes: then nothing is known of its GPUs."""
+    """None while the job has no nodes, because its GPUs are then unknown."""
     by_node = divide_gpus(row["nodes"], row["gres_detail"])
     if not by_node:
         return None
@@ -163,12 +163,12 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
 
 
 def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
-    """By node, what a job has there: `gres_detail` has one entry for each of the `nodes`, in their order, or none.
+    """The GPUs of a job on each node. `details` has one entry for each node, in the order of `names`, or is empty.
 
-    Raises TypeError and ValueError for what cannot be parsed.
+    Raises TypeError or ValueError if an argument cannot be parsed.
     """
     if not isinstance(names, str) or not isinstance(details, list):
-        raise TypeError("nodes and gres_detail are not a text and a list")
+        raise TypeError("nodes is not a text, or gres_detail is not a list")
     nodes = parse_names(names)
     gres = [parse_gres(str(detail)) for detail in details] or [Gres()] * len(nodes)
     if len(gres) != len(nodes):
@@ -181,10 +181,11 @@ def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
 
 
 class NodeRecord(NamedTuple):
-    """What `scontrol show node -d` says: the node's GPUs as (type, count) in the order of slurm.conf, and those in use.
+    """The output of `scontrol show node -d`: the GPUs of the node as (type, count) in the order of slurm.conf, and the
+    GPUs in use.
 
-    Where GPUs have no type Slurm may count those in use without naming positions; `used` then does so too.
-    `slurmd_start`: Unix seconds, None where it is not said.
+    If GPUs have no type, Slurm may print only the number of GPUs in use, without positions. `used` then has this
+    number. `slurmd_start`: Unix seconds, None if missing.
     """
 
     configured: tuple[tuple[str, int], ...]
@@ -193,10 +194,10 @@ class NodeRecord(NamedTuple):
 
 
 def parse_node(text: str) -> NodeRecord:
-    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it names no GRES in use."""
+    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
-        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot tell which GPUs are free")
+        raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot see which GPUs are free")
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
@@ -206,18 +207,19 @@ def parse_node(text: str) -> NodeRecord:
 
 
 def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
-    """Of GRES as Slurm writes them: those that a node has, and those in use. Raises ValueError."""
+    """Make a record from two GRES texts of Slurm: the GRES of the node, and the GRES in use. Raises ValueError."""
     return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
 
 
 def parse_sinfo(text: str) -> Gres:
-    """What one node has in use, of `sinfo -h -N -n NODE -O SINFO_FORMAT`: a line for each of its partitions.
+    """The GRES in use on one node, from `sinfo -h -N -n NODE -O SINFO_FORMAT`, which prints one line for each
+    partition.
 
-    Raises SourceError when it says nothing that is understood.
+    Raises SourceError if the output cannot be parsed.
     """
     cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
     if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
-        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot tell which GPUs are free")
+        raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot see which GPUs are free")
     try:
         return parse_gres(cell)
     except ValueError as exc:
@@ -237,7 +239,7 @@ def _field(text: str, pattern: str) -> str | None:
 
 
 class SlurmConfig(NamedTuple):
-    """What `scontrol show config` says: names as they are printed, "" where they are not; lists in lower case."""
+    """Settings from `scontrol show config`: names as printed, "" if missing; lists in lower case."""
 
     cluster: str
     path: str
@@ -261,9 +263,9 @@ def parse_config(text: str) -> SlurmConfig:
 
 
 def parse_clock(text: str) -> float | None:
-    """slurmctld's own time at which it gave this answer to `scontrol show config`, under SLURM_TIME_FORMAT=%s.
+    """The time of slurmctld when it answered `scontrol show config`, under SLURM_TIME_FORMAT=%s.
 
-    Unix seconds, without a fraction; None where it is not said.
+    In whole Unix seconds, None if missing.
     """
     wall = whole(_field(text, r"^Configuration data as of (\S+)\s*$") or "", WHOLE_MAX)
     return None if wall is None else wall + 0.0
@@ -275,10 +277,11 @@ _RECORD = re.compile(r"\n(?=JobId=\d+ )")
 
 
 def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
-    """The GPUs that `scontrol -o show job -d ID` gives the job: for Slurm that is built without JSON.
+    """The GPUs of a job from `scontrol -o show job -d ID`, for a Slurm that is built without JSON.
 
-    None where the text could have been shaped by the job's name or comment: its GPUs then have a holder without a name.
-    Accepts only a single record whose device list contains nothing else, at the place where Slurm prints it.
+    Accepts only a single record whose device list contains nothing else, at the place where Slurm prints it. None for
+    any other text, because the job's name or comment may imitate a device list. The GPUs then have a holder without a
+    name.
     """
     records = [record for record in _RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
     if len(records) != 1:

@@ -14,8 +14,8 @@ SCHEMA = 1
 
 
 class Picture(NamedTuple):
-    """One node at `asked_wall` (Unix seconds), renewed every `each_s` seconds. `jobs`: by id, including jobs without
-    GPUs.
+    """The state of one node at `asked_wall` (Unix seconds). The collector renews it every `each_s` seconds. `jobs`: by
+    id, including jobs without GPUs.
     """
 
     asked_wall: float
@@ -43,7 +43,7 @@ def render_picture(picture: Picture) -> str:
 
 
 def parse_picture(text: str) -> Picture:
-    """Raises ValueError for any text that is not a rendered picture."""
+    """Parse a collector's answer. Raises ValueError for any other text."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:

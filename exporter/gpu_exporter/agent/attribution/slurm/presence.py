@@ -1,4 +1,4 @@
-"""Which jobs are on this node, as far as the node itself shows it: by their steps, and by the files of a prolog."""
+"""Finds the jobs on this node without slurmctld: by their steps, and by the files of a prolog."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TOLD_MAX = 1024  # ends that are remembered; the epilog keeps 256
 
 
 class Present(NamedTuple):
-    """The jobs at one moment. `files`: by job id. `notices`: what is missing, for people. `ended`: jobs that have ended
-    since the last look, by gpu-exporter's epilog. `stale`: jobs whose files are left out because the jobs have had no
-    step for STALE_S: the epilog failed, or another prolog takes long.
+    """The jobs at one moment. `files`: by job id. `notices`: texts about missing data. `ended`: jobs that have ended
+    since the last read, from gpu-exporter's epilog. `stale`: jobs whose files are ignored, because the jobs have had no
+    step for STALE_S: the epilog failed, or another prolog is slow.
 
-    `is_complete`: every job with GPUs has a file, and every file has a job that is known to be alive.
+    `is_complete`: every job with GPUs has a file, and the job of every file is known to be alive.
     """
 
     steps: Steps = Steps({})
@@ -46,7 +46,7 @@ class Present(NamedTuple):
 
 
 class Presence:
-    """Reads steps and files. `directory`: where the site's prolog writes; None for the default place of gpu-exporter's
+    """Reads steps and files. `directory`: where the site's prolog writes. None: the default directory of gpu-exporter's
     prolog, if it exists.
     """
 
@@ -106,8 +106,8 @@ class Presence:
         return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
-        """Each ended job once, without jobs that ended before the exporter started. Dates are not compared, because a
-        chmod or another clock changes them.
+        """Jobs that have ended since the exporter started, each once. File dates are not compared, because a chmod or a
+        clock change can change them.
         """
         try:
             found, self._stamps = read_ended(self._directory or DEFAULT_PLACE, self._stamps)

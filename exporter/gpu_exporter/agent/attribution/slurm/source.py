@@ -2,9 +2,9 @@
 
 Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
 of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
-if a prolog writes which jobs have GPUs. An answer about jobs that the node does not see counts until the next question.
-gres.conf defines which GPU an IDX means (gres/conf.py). Without that proof, only a UUID that the prolog wrote names the
-GPU.
+if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts until the
+next request. gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, a GPU is known only
+by a UUID that the prolog wrote.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ RESTART_S = 5.0
 
 
 class SlurmOptions(NamedTuple):
-    """Where the source reads. `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the
-    usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the usual place.
-    `collected`: address or directory of a collector, which is then asked in place of slurmctld. `state`: directory
-    that keeps what must survive a restart, None to keep nothing; `keeps_state`: whether this process writes there.
+    """The paths and names that the source uses. `node`: NodeName of this node, "" for its short host name. `gres_conf`:
+    None for the usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the
+    usual place. `collected`: address or directory of a collector, which then replaces slurmctld. `state`: directory for
+    state that survives a restart, None to keep no state. `keeps_state`: whether this process writes there.
     """
 
     node: str = ""
@@ -72,7 +72,7 @@ DEFAULTS = SlurmOptions()
 
 
 class SlurmSource:
-    """Reports the jobs that have the GPUs of one node of a Slurm cluster."""
+    """Reports which jobs have the GPUs of one node of a Slurm cluster."""
 
     name = "slurm"
 
@@ -85,7 +85,7 @@ class SlurmSource:
         vendor: Vendor,
         pace: Pace | None = None,
     ) -> None:
-        """`pace`: when the controller is asked, every 60 s by default. Raises ValueError for an impossible NodeName."""
+        """`pace`: decides when to ask slurmctld, by default every 60 s. Raises ValueError for an invalid NodeName."""
         self._vendor = vendor
         self._node = options.node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._gres_conf = options.gres_conf
@@ -118,7 +118,7 @@ class SlurmSource:
         self._settled: set[str] = set()  # jobs that had a step here at some look
 
     def poll(self) -> Answer:
-        """Raises SourceError while the controller has never answered, and no answer is remembered."""
+        """The jobs' grants. Raises SourceError if slurmctld has never answered, and no answer is remembered."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
@@ -143,8 +143,8 @@ class SlurmSource:
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
-        """The jobs whose change requires a question. If a prolog writes files, jobs without a file hold no GPU, and
-        some files need no question.
+        """The jobs whose change requires a request to slurmctld, and the stopped jobs among them. If a prolog writes
+        files, jobs without a file hold no GPU, and some files are sufficient without a request.
         """
         jobs = present.jobs
         if present.is_complete and self._look is not None:
@@ -156,7 +156,9 @@ class SlurmSource:
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
-        """When slurmd started, if that was after Slurm's last report about the node: then the report is out of date."""
+        """The start time of slurmd if slurmd has restarted since Slurm's last report about the node, so the report is
+        out of date. Otherwise None.
+        """
         start = self._slurmd.start_wall()
         known = self._look.node.slurmd_start if self._look is not None else None
         return start if start is not None and known is not None and start > known + RESTART_S else None
@@ -187,9 +189,9 @@ class SlurmSource:
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
-        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
+        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that belong to no known job.
 
-        Raises SourceError if the record cannot show which job's grant is wrong.
+        Raises SourceError if the jobs contradict the record, and it is unclear which job is wrong.
         """
         config = look.config
         found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
@@ -243,7 +245,7 @@ class SlurmSource:
         )
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
-        """What is worth knowing, and makes no holder wrong."""
+        """Messages about states that people should know, and that make no grant wrong."""
         notices = list(present.notices)
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:
@@ -255,14 +257,14 @@ class SlurmSource:
         return notices
 
     def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
-        """Problems of a node whose record counts GPUs without naming them. Raises SourceError if the jobs have too many
-        GPUs.
+        """Problems of a node whose record has no positions. Raises SourceError if the jobs have more GPUs than the
+        record.
         """
         if not look.node.used.unnamed:
             return []
         surplus = look.surplus()
         if surplus > 0:
-            raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
+            raise SourceError(f"the jobs of node {self._node} have {surplus} more GPUs than its record lists as in use")
         if surplus == 0:
             return []
         return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
@@ -315,8 +317,8 @@ class SlurmSource:
         return grants
 
     def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
-        """The grants of jobs that have ended since the last poll, up to their end. Also how many ended jobs left no
-        grant.
+        """The grants of jobs that have ended since the last poll, up to their end, and the number of ended jobs without
+        a grant.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
@@ -340,11 +342,11 @@ class SlurmSource:
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
-        """Whether this poll alone proves that the job still holds its GPUs of the last look."""
+        """Whether this poll proves, without slurmctld, that the job still holds the GPUs of the last snapshot."""
         return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
-        """A grant that only the controller proves: it is as old as the controller's answer."""
+        """Date a grant that only slurmctld proves: it is as old as slurmctld's answer."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:
@@ -370,7 +372,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """The job that has this GPU by the node's own record; the job's name is unknown."""
+        """A holder without a name, for a GPU that is in use by the node's own record."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,
@@ -387,7 +389,7 @@ class SlurmSource:
 
 
 class _Granted(NamedTuple):
-    """Grants of jobs, with their problems. `conflicts`: how many claims are contradicted."""
+    """Grants of jobs, with messages about problems. `conflicts`: the number of contradicted claims."""
 
     grants: list[Grant]
     problems: list[str]
@@ -395,8 +397,8 @@ class _Granted(NamedTuple):
 
 
 def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
-    """How many GPUs Slurm counts here, if its record (up to an hour old) and the present gres.conf agree. None
-    otherwise, because an administrator may drain a node for a wrong number.
+    """The number of GPUs in Slurm's record of this node, if gres.conf has the same number. Otherwise None, because the
+    record may be an hour old, and an administrator may drain a node for a wrong number.
     """
     counted = sum(count for _, count in node.configured)
     return counted if order.kind != "unknown" and len(order.minors) == counted else None

@@ -1,11 +1,11 @@
-"""Which jobs have a step on this node, without a question to the controller.
+"""Finds the jobs that have a step on this node, without asking slurmctld.
 
 `scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir. It answers while slurmctld and
-slurmd are down, and needs no rights. It names jobs by number, even if processes remain in slurmd's cgroup
-(proctrack/linuxproc) or cgroups have SLUIDs as names (tried on 22.05.8 and 24.11.5). If one slurmstepd is just
-starting, or has died and left its socket, the command ends with status 1: after the list of the others (22.05.8,
-26.05), or without a list (24.11.5). A job between its prolog and its first step is not listed, unless PrologFlags has
-Contain: then each job has an extern step from its start to its end.
+slurmd are down, and needs no rights. It prints job numbers, even if processes remain in slurmd's cgroup
+(proctrack/linuxproc) or cgroups are named by SLUIDs (tried on 22.05.8 and 24.11.5). If one slurmstepd is just starting,
+or has died and left its socket, the command exits with status 1. 22.05.8 and 26.05 first print the list of the others,
+24.11.5 prints no list. A job between its prolog and its first step is not listed, unless PrologFlags has Contain: then
+each job has an extern step from its start to its end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ REFUSED = "Unable to connect to slurmstepd"
 
 
 class Steps(NamedTuple):
-    """The jobs that have a step here: the processes of each, and the jobs of which all processes are stopped.
+    """The jobs that have a step here: the processes of each job, and the jobs whose processes are all stopped.
 
-    `unseen`: why there may be more jobs, "" if these are all.
+    `unseen`: why there may be more jobs, "" if the list is complete.
     """
 
     pids: Mapping[str, frozenset[int]]
@@ -43,7 +43,7 @@ class StepReader:
         self._listed: Mapping[str, frozenset[int]] = {}  # when all steps were last listed
 
     def read(self) -> Steps:
-        """The steps of this moment. Raises SourceError if they are not visible."""
+        """The present steps. Raises SourceError if they are not visible."""
         unseen = ""
         try:
             out = self._ask(("scontrol", "listpids", "*", self._node))
@@ -64,7 +64,7 @@ class StepReader:
         return Steps(pids, stopped, unseen)
 
     def _is_stopped(self, pids: frozenset[int]) -> bool:
-        """Whether all visible processes are stopped, and at least one is visible."""
+        """Whether at least one process is visible, and all visible processes are stopped."""
         seen = False
         for pid in pids:
             stat = self._procfs.stat(pid)

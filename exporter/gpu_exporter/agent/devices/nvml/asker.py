@@ -1,4 +1,6 @@
-"""Queries one device: remembers refused calls, reports missing permissions once, and splits field values."""
+"""Queries one device. Remembers refused calls, reports missing permissions once, and splits the answer of a field
+query.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ GRANTS = {
 
 
 class Asker:
-    """Queries one device; remembers refused calls, and accepts a new handle after a loss."""
+    """Queries one device. Remembers refused calls. `handle` can be replaced after the GPU was lost."""
 
     def __init__(
         self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
     ) -> None:
-        """`warned`: calls whose missing permission was reported; shared if there are several askers for one device."""
+        """`warned`: calls for which a missing permission was already reported. Several askers for one device share this
+        set.
+        """
         self.library = library
         self.handle = handle
         self.support = support
@@ -43,7 +47,9 @@ class Asker:
         self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
-        """The answer of a call. `about` identifies the question if some of `arguments` do not belong to it."""
+        """The answer of a call. Refusals are stored for (call, arguments), or for (call, `about`) if `about` is
+        given.
+        """
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:
@@ -67,7 +73,9 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer of the first (call, *arguments) that the driver supports; NotSupported if it supports no call."""
+        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported if it supports
+        none.
+        """
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)
@@ -85,14 +93,16 @@ class Asker:
 
 
 def refusal_of(call: str, code: int) -> DeviceError:
-    """The error for one value of several. Some devices answer INVALID_ARGUMENT for a value that they do not support."""
+    """The error for one value of a query. Some devices answer INVALID_ARGUMENT for a value that they do not support."""
     if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotSupported(call, nvml.error_name(code))
     return device_error(call, nvml.error_name(code))
 
 
 class Fields:
-    """Field values of one device (nvmlDeviceGetFieldValues): many questions in one call, each with its own answer."""
+    """Field values of one device. One call of nvmlDeviceGetFieldValues returns many values, each with its own return
+    code.
+    """
 
     CALL = "nvmlDeviceGetFieldValues"
 
@@ -101,9 +111,10 @@ class Fields:
         self.errors: list[DeviceError] = []
 
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
-        """Values by field id, or by (id, scope) if requested so; fields that the device does not have are omitted.
+        """Read the values of these fields. The keys are as in `wanted`: id, or (id, scope). Unsupported fields are
+        omitted.
 
-        A single field that fails, with any code, is added to `errors`. Raises DeviceError if the whole call fails.
+        If a single field fails, its error is added to `errors`. Raises DeviceError if the whole call fails.
         """
         support = self._ask.support
         asked = [field for field in wanted if not support.is_refused((self.CALL, field))]
@@ -128,11 +139,11 @@ class Fields:
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
-        """Note that a field has stopped answering: it is read only every RETRY_S, and a failure is expected."""
+        """Treat a field as unsupported because it has stopped answering. It is read again only every RETRY_S."""
         self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:
-        """Drop the refusal of this field, so that it is read again at once."""
+        """Drop the refusal of this field. The next `read` reads it again."""
         self._ask.support.forget((self.CALL, field))
 
     def one(self, field: int) -> float:

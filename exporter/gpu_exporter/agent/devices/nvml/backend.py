@@ -1,4 +1,4 @@
-"""A backend for the driver of this host, or for a recording of a driver."""
+"""The backend that reads NVML: the driver of this host, or a recording of a driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NvmlBackend:
             text = explain_init(exc.error) if isinstance(exc, DriverChanged) else str(exc)
             raise DriverUnavailable(text, changed=isinstance(exc, DriverChanged)) from exc
         if not 0 <= count <= COUNT_MAX:
-            raise DriverUnavailable(f"the driver counts {count} GPUs; this is not a valid number")
+            raise DriverUnavailable(f"the driver reports {count} GPUs, which is not a valid number")
         return count
 
     def find(self, position: int) -> Device:

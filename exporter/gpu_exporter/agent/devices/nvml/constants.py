@@ -1,7 +1,7 @@
-"""NVML's numbers by their NVML names, in one table.
+"""NVML's numeric constants under their NVML names, in one table.
 
-Older bindings lack some of these names, so the backend reads this table instead of the binding. A test compares every
-row with the newest binding. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
+Older versions of pynvml lack some of these names, so the backend uses this table instead. A test compares every row
+with the newest pynvml. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
 """
 
 from __future__ import annotations

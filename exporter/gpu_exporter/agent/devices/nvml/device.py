@@ -1,8 +1,8 @@
 """One GPU as NVML reports it.
 
 All unit conversions of a device are here: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
-KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to older calls (the
-versions are beside each call).
+KiB to bytes, nanoseconds and microseconds to seconds. If a driver lacks a newer call, the device uses an older call (a
+comment at each call has the versions).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ENGINE_CALLS = {
 
 
 def _list_bits(words: Sequence[int]) -> frozenset[int]:
-    """The numbers of the bits that are set in these words of WORD_BITS, the lowest first."""
+    """The positions of the bits that are set. `words`: WORD_BITS bits each, the lowest word first."""
     whole = sum(word << (WORD_BITS * position) for position, word in enumerate(words))
     return frozenset(bit for bit in range(whole.bit_length()) if whole >> bit & 1)
 
@@ -118,7 +118,7 @@ class NvmlDevice(Device):
         return self.ask.handle
 
     def identify(self) -> None:
-        """Read the facts of its identity that are still unknown. Each may fail on its own, and is then retried."""
+        """Read the facts of the identity that are still unknown. A fact that fails is retried at the next call."""
         if not self._unread:
             return
         for fact, call in FACTS.items():
@@ -143,7 +143,9 @@ class NvmlDevice(Device):
             self.identity = self.identity._replace(**known)
 
     def is_alive(self) -> bool:
-        """Whether the GPU answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is lost."""
+        """Whether the GPU still answers most of SIGNS_OF_LIFE. Called after one call has reported that the GPU is
+        lost.
+        """
         answered = lost = 0
         for call, *arguments in SIGNS_OF_LIFE:
             try:
@@ -156,7 +158,9 @@ class NvmlDevice(Device):
         return answered > lost
 
     def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
-        """One of several values; None if it is not available. A failure is counted, and affects no other value."""
+        """Read one of several values. None if it is not available. A failure is counted, and does not affect other
+        values.
+        """
         try:
             return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
         except NotSupported:
@@ -171,11 +175,11 @@ class NvmlDevice(Device):
         return NvlinkCounters(self._fields, self._label, self._clock)
 
     def renew(self) -> None:
-        """Ask the driver for the device again: after a reset the old handle may be dead. Raises DeviceError."""
+        """Get a new handle from the driver, because the old handle may be invalid after a reset. Raises DeviceError."""
         handle = self._library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, self.identity.index)
         found = self._library.ask("nvmlDeviceGetUUID", handle)
         if found != self.identity.uuid:
-            raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) at this index")
+            raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) now has this index")
         self.ask.handle = handle
         self._start_over()
 
@@ -187,7 +191,7 @@ class NvmlDevice(Device):
         return self.ask.answers
 
     def _start_over(self) -> None:
-        """Drop all knowledge, because the device or its mode has changed."""
+        """Drop all stored answers, because the device or its mode has changed."""
         self.ask.support.clear()
         self._instance_support.clear()
         self._once.clear()
@@ -197,7 +201,7 @@ class NvmlDevice(Device):
         self._nvlink = self._make_nvlink()
 
     def _slow_answer(self, call: str) -> Any:
-        """An answer that only an administrator changes: at most SLOW_ANSWER_TTL_S old."""
+        """An answer that changes only when an administrator changes it. It is cached for SLOW_ANSWER_TTL_S."""
         known = self._recent.get(call)
         now = self._clock.monotonic()
         if known is None or now - known[0] >= SLOW_ANSWER_TTL_S:
@@ -205,14 +209,16 @@ class NvmlDevice(Device):
         return known[1]
 
     def _static(self, call: str, *arguments: Any) -> Any:
-        """An answer that never changes for the same handle: read only once."""
+        """An answer that never changes for the same handle, so it is read only once."""
         key = f"{call}{arguments}"
         if key not in self._once:
             self._once[key] = self.ask(call, *arguments)
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """Raises DeviceError if it is unknown, and if a board that had MIG on now reports that it has no MIG."""
+        """The MIG mode. Raises DeviceError if it is unknown, or if a board with MIG enabled now reports no support for
+        MIG.
+        """
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
@@ -383,7 +389,9 @@ class NvmlDevice(Device):
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        """With MIG, the board's call needs more rights and some drivers omit the instance: then each one is queried."""
+        """With MIG, the call on the board needs more permissions, and some drivers omit the instance. Each instance is
+        then queried.
+        """
         found: Processes | None = None
         refusal: DeviceError | None = None
         try:
@@ -452,7 +460,7 @@ class NvmlDevice(Device):
         return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
-        """The number of the board's memory slices in `memory_mib`; 0 if the board's memory is unknown."""
+        """Convert `memory_mib` to a number of the board's memory slices. 0 if the board's memory is unknown."""
         try:
             board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
         except DeviceError:
@@ -461,22 +469,24 @@ class NvmlDevice(Device):
         return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
-        """Placement of an instance on the board, read once per instance; the driver reports it only to some users."""
+        """The placement of an instance on the board, read once per instance. None if the driver does not permit this
+        user to read it.
+        """
         if uuid not in self._placements:
             placement: tuple[int, int] | None = None
             try:
                 placement = self._library.ask("nvmlGpuInstanceGetInfo", self.ask.handle, gpu_instance)
             except DeviceError as exc:
-                log.debug("gpu %d, mig %d: its placement is unknown: %s", self.identity.index, gpu_instance, exc)
+                log.debug("gpu %d, mig %d: cannot read the placement: %s", self.identity.index, gpu_instance, exc)
             if len(self._placements) >= PLACEMENTS_MAX:
                 self._placements.clear()
             self._placements[uuid] = placement
         return self._placements[uuid]
 
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
-        """Each instance with its handle, found again each time: a handle may be reused for another instance.
+        """List each instance with a new handle, because the driver may reuse an old handle for another instance.
 
-        An instance that cannot be identified is omitted, and `instances_complete` becomes false.
+        If an instance cannot be identified, it is omitted, and `instances_complete` becomes false.
         """
         self.instances_complete = True
         found: list[tuple[Handle, InstanceIdentity]] = []
@@ -524,7 +534,7 @@ class NvmlDevice(Device):
         return _divide(found, compute)
 
     def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
-        """Answers that remain the same while an instance exists, by call; after a failure the old answer is kept.
+        """Read the facts that stay the same while an instance exists, by call. If a call fails, its old answer is kept.
 
         Raises DeviceError if the instance cannot be identified.
         """
@@ -543,7 +553,7 @@ class NvmlDevice(Device):
 
 
 def _slices_of(profile: str) -> float:
-    """Compute slices from the name of a profile: 2 for 2g.10gb; 1 if the name has no number."""
+    """The number of compute slices in a profile's name: 2 for 2g.10gb. 1 if the name has no number."""
     digits = profile.partition("g.")[0].rpartition(".")[2]
     return float(digits) if digits.isdecimal() and digits.isascii() else 1.0
 
@@ -551,7 +561,9 @@ def _slices_of(profile: str) -> float:
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Each instance with its part of the slices of its GPU instance; the memory is counted with the first one."""
+    """Divide the slices of each GPU instance among its compute instances. The memory is counted with the first of
+    them.
+    """
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:

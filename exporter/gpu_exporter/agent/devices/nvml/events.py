@@ -1,4 +1,4 @@
-"""XIDs as NVML reports them: one event set for all GPUs, one thread that waits."""
+"""Receives XIDs from NVML, with one event set for all GPUs and one waiting thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_exporter.agent.devices.protocol import XidEvent
 
 
 class NvmlEventWatch:
-    """A registration for the XIDs of those devices that can report them. Raises DeviceError if no device can."""
+    """Registers for the XIDs of all devices that support events. Raises DeviceError if no device supports them."""
 
     def __init__(self, library: Library, devices: Sequence[tuple[Handle, str]]) -> None:
         self._library = library

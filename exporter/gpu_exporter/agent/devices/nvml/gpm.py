@@ -1,7 +1,7 @@
-"""GPU performance monitoring: two samples of the driver's counters, and the metrics between them.
+"""GPU performance monitoring: takes two samples of the driver's counters, and computes the metrics between them.
 
-NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps one
-sample from cycle to cycle, and a second buffer to read into. The buffers are allocated once and swapped.
+NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps the
+sample of the last cycle, and a second buffer for the next sample. The buffers are allocated once and swapped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
 
 class _SampleWindow:
-    """The GPM buffers of one subject: its last sample with the time, and a spare."""
+    """The GPM buffers of one GPU or instance: the last sample with its time, and a spare buffer."""
 
     def __init__(self) -> None:
         self.last = pynvml.nvmlGpmSampleAlloc()
@@ -43,18 +43,18 @@ class _SampleWindow:
 
 
 class GpmWindows:
-    """All windows of one process, by name. Each name belongs to one thread, and to one way of sampling."""
+    """All windows of one process, by name. A name must be used by only one thread, and for only one kind of sample."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._windows: dict[str, _SampleWindow] = {}
 
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
-        """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
+        """The metrics since the last read of this window: (length in seconds, ((metric, return code, value), ...)).
 
         Samples the GPU instance `gpu_instance` of the GPU `raw`, or `raw` itself (a GPU or a MIG device) if
-        `gpu_instance` is negative. None if there is no valid earlier sample: at the first read, after LONGEST_S, and
-        within SHORTEST_S. Raises NVMLError.
+        `gpu_instance` is negative. None at the first read, and if the last sample is older than LONGEST_S or newer than
+        SHORTEST_S. Raises NVMLError.
         """
         window = self._windows.get(name)
         if window is None:
@@ -85,7 +85,9 @@ class GpmWindows:
 
 
 class _Queries(threading.local):
-    """nvmlGpmMetricsGet_t has room for every metric (20 KiB), so each thread has one structure and reuses it."""
+    """Holds one nvmlGpmMetricsGet_t for each thread. The structure is large (20 KiB, room for every metric), so it is
+    reused.
+    """
 
     def __init__(self) -> None:
         self.structure = structures.GpmMetrics()

@@ -1,4 +1,4 @@
-"""One MIG instance as NVML reports it, and the reads that it shares with a whole GPU.
+"""One MIG instance in NVML, and the reads that are the same for an instance and a whole GPU.
 
 Conversions as in device.py: percent to ratio, MiB to bytes.
 """
@@ -29,7 +29,9 @@ NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
-    """MemoryInfo_v2; v1 (drivers before 510) counts the memory that the driver reserves as used."""
+    """Read the memory with version 2 of the call. Drivers before 510 have only version 1, which counts reserved memory
+    as used.
+    """
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )
@@ -39,9 +41,10 @@ def read_memory(ask: Asker) -> Memory:
 
 
 def read_processes(ask: Asker, mig: str = "") -> Processes:
-    """Processes of the GPU or MIG instance that `ask` queries. `mig` is the instance if the answer does not contain it.
+    """The processes on the GPU or MIG instance that `ask` queries. `mig`: the instance, used if the answer contains
+    none.
 
-    The third version of the calls came with driver 510. A recording contains only the number of processes.
+    Version 3 of the calls is available since driver 510. A recording contains only the number of processes.
     """
     numbers: list[int] = []
     listed: dict[tuple[int, str], GpuProcess] = {}  # a process may have contexts of both kinds
@@ -61,7 +64,7 @@ def read_processes(ask: Asker, mig: str = "") -> Processes:
 
 
 def add_processes(parts: Sequence[Processes]) -> Processes:
-    """Processes of several instances as those of their board; listed only if every instance has a list."""
+    """Combine the processes of all instances of a board. The result has a list only if every instance has a list."""
     listed = [part.listed for part in parts if part.listed is not None]
     return Processes(
         sum(part.compute for part in parts),
@@ -71,7 +74,9 @@ def add_processes(parts: Sequence[Processes]) -> Processes:
 
 
 def _worst(codes: set[int]) -> DeviceError:
-    """The error of a call without any value: a lost GPU first, then any failure, then a missing support."""
+    """The error to raise if a call returned no value: a lost GPU before other failures, and these before
+    NotSupported.
+    """
     errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
     errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
     return errors[0]
@@ -84,7 +89,9 @@ def read_gpm(
     engines: tuple[int, ...] = (),
     pipes: Mapping[str, int] = MappingProxyType({}),
 ) -> Gpm | None:
-    """Checks both return codes: `ask` that of the call, this function that of each metric. NaN is no value."""
+    """Read GPM metrics. `ask` checks the return code of the call, this function checks the code of each metric. NaN
+    counts as missing.
+    """
     wanted = (*nvml.GPM_METRICS, *engines, *pipes.values())
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
@@ -127,12 +134,12 @@ def read_gpm(
 
 
 class NvmlInstance:
-    """One MIG instance through its own handle, for the present cycle."""
+    """One MIG instance, with a handle that is valid in the present cycle."""
 
     def __init__(
         self, ask: Asker, identity: InstanceIdentity, window: str, gpm: Asker, require_gpm: Callable[[], None]
     ) -> None:
-        """`window`: name of its GPM window. `gpm`: the asker for GPM, of the board or of the instance itself.
+        """`window`: name of the GPM window. `gpm`: the asker for GPM, either the board's or the instance's.
 
         `require_gpm` raises NotSupported on a board without GPM.
         """

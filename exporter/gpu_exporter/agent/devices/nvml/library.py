@@ -1,8 +1,9 @@
-"""The only access to NVML: every call by its NVML name, plain answers, the exporter's exceptions.
+"""The only module that calls NVML. Calls have their NVML names, answers are plain values, errors are the exporter's
+exceptions.
 
 `CALLS` is the complete list of calls that the exporter makes to the driver. A test compares it with an allow-list,
-since no call may change state or block on its own (nvmlDeviceGetPcieThroughput sleeps 20 ms). Answers are numbers,
-texts and tuples in NVML's units, so that they can be recorded and played back (see recording.py).
+because no call may change state or sleep (nvmlDeviceGetPcieThroughput sleeps for 20 ms). Answers are numbers, texts and
+tuples in NVML's units, which recording.py can store and replay.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 
 
 class Handle(NamedTuple):
-    """A device as returned by the driver. `name` is its place: "0" is a GPU, "0/2" is position 2 of its MIG devices."""
+    """A device handle from the driver. `name`: "0" is GPU 0, "0/2" is the MIG device at position 2 of GPU 0."""
 
     name: str
     raw: Any = None
@@ -32,7 +33,7 @@ SYSTEM = Handle("")
 
 
 class Library(Protocol):
-    """The interface that the backend uses: a driver, or a recording of a driver."""
+    """The interface between the backend and NVML. Behind it is a driver, or a recording of a driver."""
 
     def open(self) -> None:
         """Make the driver ready. Raises DriverUnavailable."""
@@ -41,7 +42,7 @@ class Library(Protocol):
         """Close the driver. Never raises."""
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
-        """The answer of one of CALLS. Raises DeviceError and its subclasses."""
+        """Make one of CALLS and return its answer. Raises DeviceError and its subclasses."""
 
 
 def _text(value: str | bytes) -> str:
@@ -49,9 +50,9 @@ def _text(value: str | bytes) -> str:
 
 
 def _raw(name: str) -> Any:
-    """A function of the loaded library that this binding may lack.
+    """A function of the loaded library, also if this version of pynvml does not have it.
 
-    Raises NotSupported if the library lacks it, as an old driver would: an old binding is no reason to fail either.
+    Raises NotSupported if the library does not have the function.
     """
     try:
         return getattr(pynvml.nvmlLib, name)
@@ -101,7 +102,7 @@ def _processes(call: str, handle: Handle) -> processes.Answer:
 
 
 class _Buffers(threading.local):
-    """Structures that are filled again and again; each device's thread has its own structures."""
+    """Structures that are reused for every call. Each thread has its own."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
@@ -114,9 +115,10 @@ _buffers = _Buffers()
 
 
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
-    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND means that there is no sample.
+    """The samples newer than `since_us`, as (stamp in microseconds, value). Empty if NVML answers NOT_FOUND.
 
-    The binding would ask for the size of the ring each time; here a full buffer is enlarged and filled again.
+    pynvml would query the size of the ring each time. This function enlarges a full buffer and repeats the call
+    instead.
     """
     call = "nvmlDeviceGetSamples"
     value_type, since = ctypes.c_uint(0), ctypes.c_ulonglong(since_us)
@@ -139,9 +141,10 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
 
 
 def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int, int, int, int, int], ...] | int:
-    """(pid, stamp in microseconds, and percent of SM, memory, encoder, decoder) of each process that worked since then.
+    """The processes that worked since `since_us`: (pid, stamp in microseconds, percent of SM, memory, encoder,
+    decoder).
 
-    The binding treats an empty answer as an error. Here NOT_FOUND means that there is no entry.
+    Empty if NVML answers NOT_FOUND, which pynvml would raise as an error.
     """
     call = "nvmlDeviceGetProcessUtilization"
     while True:
@@ -161,7 +164,7 @@ def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int,
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
-    """(return code, value) of each field, in the order of the (field, scope) ids."""
+    """(return code, value) of each field, in the order of `ids`, which are (field, scope)."""
     query = _buffers.fields.get(ids)
     if query is None:
         query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()
@@ -194,13 +197,13 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
 
 
 def _attributes(handle: Handle) -> tuple[int, int, int]:
-    """Compute slices of the GPU instance, its memory in MiB, and compute slices of the compute instance."""
+    """(compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
     return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 
 
 def _placement(handle: Handle, gpu_instance: int) -> tuple[int, int]:
-    """Profile id and first slice of a GPU instance, which needs its own handle for this call."""
+    """Profile id and first slice of a GPU instance. NVML needs a separate handle of the GPU instance for this call."""
     info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle.raw, gpu_instance))
     return int(info.profileId), int(info.placement.start)
 
@@ -215,7 +218,7 @@ def _simple(call: str) -> Callable[..., Any]:
 
 
 def _first(call: str) -> Callable[..., Any]:
-    """A call that answers (percent, period); only percent is returned."""
+    """A call that returns (percent, period). Only percent is kept."""
 
     def ask(handle: Handle) -> Any:
         return getattr(pynvml, call)(handle.raw)[0]
@@ -352,7 +355,7 @@ class LiveLibrary:
             raise
 
     def _wait(self, events: Handle, timeout_ms: int) -> tuple[str, int, int] | None:
-        """(place of the device, event type, event data) of the next event, None if none comes in time."""
+        """The next event as (name of the device's handle, event type, event data), None after the timeout."""
         try:
             event = pynvml.nvmlEventSetWait_v2(events.raw, timeout_ms)
         except pynvml.NVMLError as exc:
@@ -363,7 +366,7 @@ class LiveLibrary:
 
 
 def explain_init(name: str) -> str:
-    """The meaning of an error of nvmlInit, and the action against it, for people."""
+    """Explain an error of nvmlInit: its meaning and the remedy, for messages."""
     explanations = {
         "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 cannot be loaded ({}): no NVIDIA driver on this host, "
         "or it is not mounted here",

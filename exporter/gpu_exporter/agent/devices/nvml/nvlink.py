@@ -1,12 +1,13 @@
-"""Traffic over NVLink: KiB of all links together before Blackwell, bytes of each link since (field 138 is gone there).
+"""Traffic over NVLink. Before Blackwell, NVML counts KiB of all links together. Since Blackwell, it counts bytes of
+each link (field 138 no longer exists).
 
 The sum over the links never falls. If a link stops answering, the sum keeps its last count. For PATIENCE_S this silence
-is an error, since the link may have moved bytes in the meantime. After that, the other links continue without it, and
-it is queried again after a while. A link that comes back or appears late adds only the bytes counted from then on.
+is an error, because the link may have moved bytes in the meantime. After that, the sum continues with the other links,
+and the silent link is queried less often. If a link returns or appears late, only its later bytes are added.
 
-An implausible value counts as silence too: a sentinel, or a step that no link can make. It is kept only for comparison
-with the next reading. If the next reading continues from it, the counter was reset and counts from there. Otherwise the
-counter continues from its last accepted value.
+An implausible value (a sentinel, or a step that is too large for a link) also counts as silence. It is kept only for
+comparison with the next reading. If the next reading continues from it, the counter was reset and counts from there.
+Otherwise the counter continues from its last accepted value.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Reading(NamedTuple):
 
 
 class _Counter:
-    """One link in one direction.
+    """The counter of one link in one direction.
 
     `believed`: the last accepted reading, None before the first one. `base`: an offset added to it, so that the sum
     never falls. `doubted`: the last reading while it is not accepted.
@@ -65,7 +66,9 @@ class _Counter:
         return self.base + (self.believed.value if self.believed else 0.0)
 
     def admit(self, reading: _Reading, *, is_first: bool) -> bool:
-        """Add this reading to the sum, unless it is implausible. `is_first`: no sum has been returned yet."""
+        """Add this reading to the sum, unless it is implausible. Returns whether it was added. `is_first`: no sum has
+        been returned yet.
+        """
         doubted, self.doubted = self.doubted, None
         if self.believed is None:
             self.base = 0.0 if is_first else -reading.value
@@ -78,13 +81,14 @@ class _Counter:
         return True
 
     def _follows(self, before: _Reading, reading: _Reading) -> bool:
-        """Whether a link can count from the first reading to the second."""
+        """Whether a link can move this number of bytes between the two readings."""
         return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
 
     def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
-        """Whether two readings show a counter that counts, instead of the same invalid value twice.
+        """Whether two implausible readings come from a counter that was reset, and are not the same invalid value
+        twice.
 
-        A link at rest remains at the small value that it was reset to. Any other value must change.
+        A small value may stay the same, because the link may be idle since the reset. Any other value must increase.
         """
         assert self.believed is not None
         small = self.max_rate * (doubted.at - self.believed.at + SLACK_S)
@@ -105,7 +109,8 @@ class NvlinkCounters:
     def read(self) -> Traffic:
         """Bytes since the driver was loaded, over all links that answer.
 
-        Raises NotSupported on a board without links, DeviceError while a link is silent that has answered before.
+        Raises NotSupported on a board without links. Raises DeviceError while a link that has answered before is
+        silent.
         """
         is_nonsense = self._take(self._ask())
         sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
@@ -119,7 +124,9 @@ class NvlinkCounters:
         return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
     def _ask(self) -> dict[Field, float]:
-        """Values by field, as the driver counts them: of all links together if the board has that, else per link."""
+        """The driver's counters by field: of all links together if the board has this counter, otherwise of each
+        link.
+        """
         if not self._links or ALL_TX in self._links:
             answers = self._fields.read(ALL_TX, ALL_RX)
             if ALL_TX in self._links or len(answers) == 2:
@@ -128,7 +135,7 @@ class NvlinkCounters:
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
     def _list_links(self) -> Sequence[Field]:
-        """Both fields of each link that the driver counts; without such a count, of NVLINKS links."""
+        """Both fields of each link. If the driver does not report the number of links, NVLINKS is used."""
         if self._count is None:
             count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
             self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
@@ -136,7 +143,7 @@ class NvlinkCounters:
         return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
-        """Add the new counts of the links; returns whether a link reported an implausible value."""
+        """Add the new counts of the links. Returns whether a link reported an implausible value."""
         now = self._clock.monotonic()
         admitted: set[Field] = set()
         for field, value in answers.items():

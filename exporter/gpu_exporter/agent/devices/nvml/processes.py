@@ -1,9 +1,10 @@
-"""The list of processes on a device, in NVML's structures.
+"""Reads the list of processes on a device from NVML's structures.
 
 nvmlDeviceGetComputeRunningProcesses_v2 and _v3 fill nvmlProcessInfo_v2_t: 24 bytes with pid, memory, and the ids of the
 GPU instance and compute instance (0xFFFFFFFF without MIG). Some drivers around 535.43 fill 32 bytes under the same name
 _v3, so every pid except the first is at another offset (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715). The
-answer itself reveals the size: the buffer has room for the larger structure, and is filled with a mark before the call.
+exporter finds the size from the answer: the buffer has room for the larger structure, and is filled with a fixed
+pattern before the call.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ Answer: TypeAlias = "tuple[Row, ...] | int"
 
 
 class Buffer:
-    """Room for `room` entries of the largest size, and one more entry that must remain untouched. Used by one thread.
+    """Has room for `room` entries of the largest size, and one more entry that must remain untouched. Used by one
+    thread.
 
-    The room is odd: a driver that clears an even number of smaller entries can end where a larger entry would end.
+    `room` is odd, because an even number of smaller entries can end at the same offset as some larger entries.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,8 @@ class Buffer:
 
 
 def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -> tuple[int, Answer]:
-    """NVML's return code and the processes. `ask(room, buffer)` makes the call: return code and count.
+    """NVML's return code and the processes. `ask(room, buffer)` makes the call, and returns the return code and the
+    count.
 
     INSUFFICIENT_SIZE is returned only if the list still grows after TRIES calls, or is longer than MOST_ROOM.
     """
@@ -77,7 +80,9 @@ def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int)
 
 
 def parse_processes(raw: bytes, count: int) -> Answer:
-    """The `count` entries in a marked buffer, or only their number if the size of an entry is unclear."""
+    """Parse the `count` entries in a buffer that was filled with the pattern. Returns only their number if the size of
+    an entry is unclear.
+    """
     if count == 0:
         return ()
     size = entry_size(raw, count)
@@ -91,8 +96,8 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 
 
 def entry_size(raw: bytes, count: int) -> int | None:
-    """Bytes of one entry: the smallest size for which the last entry is filled to its end, and the mark after it is
-    untouched. None if no size fits.
+    """The size of one entry in bytes: the smallest size for which the driver wrote the last entry to its end, and
+    nothing after it. None if no size fits.
     """
     mark = bytes([MARK])
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""Records all answers of a driver in a file, to report a host to the developers, and plays such a file back.
+"""Records all answers of a driver in a file, e.g. for a bug report, and replays such a file.
 
 A recording has every answer of every call with its time and latency, in NVML's own units. The file is gzipped, with one
 JSON document per line: first the header, then one line per question (call, device, arguments). It contains no process,
@@ -36,12 +36,14 @@ RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
 
 
 class RecordingError(ValueError):
-    """The file is not such a recording. The text is the file, line and fault."""
+    """The file is not a recording. The text has the file, the line and the error."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """All answers to one question, in order of time. `values` are distinct: ["ok", answer] or ["error", name]."""
+    """All answers to one question, sorted by time. `values`: the distinct answers, as ["ok", answer] or ["error",
+    name].
+    """
 
     times_s: list[float] = field(default_factory=list)
     latencies_us: list[int] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Answers:
         self.chosen.append(self._index[key])
 
     def at(self, time_s: float) -> list[Any]:
-        """The newest answer not after `time_s`; before the first answer, the first one."""
+        """The last answer at or before `time_s`. The first answer if there is no earlier one."""
         return self.values[self.chosen[max(0, bisect.bisect_right(self.times_s, time_s) - 1)]]
 
 
@@ -140,7 +142,7 @@ class Recorder:
 
 
 def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterator[Question]:
-    """The questions of a call, without parts that change between calls: stamps, names of windows, handles."""
+    """The questions in a call, without arguments that change from call to call (stamps, window names, handles)."""
     if call == FIELDS:
         for identifier in arguments[0]:
             yield call, handle.name, tuple(identifier)
@@ -157,7 +159,9 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
 
 
 class CallSummary(NamedTuple):
-    """One call of the driver: how often it was made, median and 99th percentile (microseconds), and its errors."""
+    """Statistics of one driver call: how often it was made, median and 99th percentile of its duration (microseconds),
+    and its errors.
+    """
 
     call: str
     times: int
@@ -185,7 +189,9 @@ def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
 
 
 class RecordedLibrary:
-    """Plays a recording once at the clock's speed, from the first question. After its end there are no answers."""
+    """Replays a recording once, at the speed of the clock. The replay starts at the first call. After its end, every
+    call raises NotSupported.
+    """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -251,7 +257,7 @@ class RecordedLibrary:
         return code, value
 
     def _samples(self, question: Question, now: float, since_us: int) -> tuple[tuple[int, float], ...]:
-        """The ring's entries so far, with their stamps moved to this clock's time."""
+        """The entries of the sample ring until now, with their stamps converted to this clock's time."""
         answers = self._find(question, now)
         shift_us = round((self._clock.wall() - now - self._wall) * 1e6)
         entries: set[tuple[int, float]] = set()
@@ -266,7 +272,7 @@ class RecordedLibrary:
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 
     def _once(self, question: Question, now: float) -> Any:
-        """Return each answer only once, since it covers its own stretch of time."""
+        """Return each answer only once, because each answer covers its own period."""
         answers = self._find(question, now)
         newest = bisect.bisect_right(answers.times_s, now) - 1
         if newest <= self._given.get(question, -1):
@@ -287,7 +293,7 @@ class RecordedLibrary:
 
 
 def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
-    """Wall time of the start, length in seconds, and the answers. Raises RecordingError, OSError."""
+    """Read a recording: wall time of its start, length in seconds, and the answers. Raises RecordingError, OSError."""
     try:
         lines = read_gzip(path, RECORDING_MAX).decode().splitlines()
     except (gzip.BadGzipFile, EOFError, ValueError) as exc:
@@ -308,7 +314,7 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
             entry = json.loads(line)
             question = (str(entry["call"]), str(entry["device"]), _frozen(entry["arguments"]))
             if not len(entry["s"]) == len(entry["us"]) == len(entry["answer"]) > 0:
-                raise ValueError("times and answers differ in number")
+                raise ValueError("the numbers of times and answers differ")
             if not all(0 <= chosen < len(entry["answers"]) for chosen in entry["answer"]):
                 raise ValueError("an answer is missing")
             answers[question] = Answers(
@@ -336,7 +342,7 @@ def _value(value: Any) -> list[Any]:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether the file begins like a recording of this exporter (a log of nvidia-smi does not)."""
+    """Whether the file begins like a recording of this exporter, in contrast to a log of nvidia-smi."""
     try:
         with open_named(path) as packed, gzip.open(packed) as file:
             return FORMAT.encode() in file.readline(4096)

@@ -1,7 +1,7 @@
 """NVML's structures that are read every second, as plain ctypes.
 
-The binding's own structures run Python code at each access of a member, and are created for each call; this would take
-half of a cycle's time. Layouts are NVML's ABI; a test compares sizes and offsets with the binding.
+pynvml's own structures are created for each call, and run Python code at each access to a member. This would take half
+of a cycle's time. The layouts are NVML's ABI. A test compares sizes and offsets with pynvml.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NvmlSample(ctypes.Structure):
 
 
 class NvmlProcessUtilization(ctypes.Structure):
-    """nvmlProcessUtilizationSample_t; `stamp` in microseconds of the wall clock, the others in percent."""
+    """nvmlProcessUtilizationSample_t. `stamp`: microseconds of the wall clock. Utilizations are in percent."""
 
     _fields_ = (("pid", u32), ("stamp", u64), ("sm", u32), ("memory", u32), ("encoder", u32), ("decoder", u32))
 

@@ -1,8 +1,8 @@
 """Remembers which values one device reports and which it refuses, so that refused values are not read every second.
 
-A refusal is kept for RETRY_S, then the question is retried: MIG mode, ECC, privileges and drivers change at run time. A
-question that was never answered, for any reason, is retried at growing intervals. A question that was answered before
-is asked each time.
+A refusal is kept for RETRY_S and then retried, because MIG mode, ECC, permissions and drivers can change at run time. A
+question that has failed and was never answered is retried at growing intervals. A question that was answered before is
+asked each time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
 
 class SupportMatrix:
-    """Refusals by call (and arguments), and the questions that were answered at least once. Used by one thread."""
+    """Remembers refused and answered questions of one device. A question is a call with its arguments. Used by one
+    thread.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,7 +30,7 @@ class SupportMatrix:
         self._known: set[Hashable] = set()  # answered at least once, also before `clear`
 
     def check(self, question: Hashable) -> None:
-        """Raises the refusal of this question, as NotSupported, while it is still valid."""
+        """Raise NotSupported while a refusal of this question is still valid."""
         known = self._refused.get(question)
         if known is not None:
             until, call, error = known
@@ -37,12 +39,14 @@ class SupportMatrix:
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
-        """Remember a refusal. Until the retry, a missing permission counts as no data, so that it is counted once."""
+        """Remember a refusal. Until the retry, a missing permission counts as NotSupported, so it is counted only
+        once.
+        """
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Note a failure of a question that was never answered. The third failure pauses the question, and each further
-        failure doubles the pause.
+        """Note that a question failed which was never answered. After the third failure it is not asked for a while,
+        and each further failure doubles this pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:
@@ -51,7 +55,7 @@ class SupportMatrix:
         self._refused[question] = (self._clock.monotonic() + pause_s, failure.call, failure.error)
 
     def give_up(self, question: Hashable, refusal: NotSupported) -> None:
-        """Ask this question only every RETRY_S from now on, and expect failures."""
+        """Treat this question as refused from now on, and retry it only every RETRY_S."""
         self.answered.discard(question)
         if self._failed.pop(question, 0) or not self.is_refused(question):
             self.note(question, refusal)
@@ -61,10 +65,10 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self, signs: Container[str]) -> str:
-        """If a GPU gives no answer: the text of the failure that proves it mute; "" if there is no such failure.
+        """The failure that proves that a GPU no longer answers, as a text. "" if there is no such failure.
 
-        It is a failure of a question that was answered before, or of a call that every GPU answers (`signs`). A missing
-        permission comes last.
+        A failure is proof if the question was answered before, or if every GPU answers the call (`signs`). A missing
+        permission is returned only if there is no other failure.
         """
         failures = sorted(
             (error == DENIED, f"{call} {error}")
@@ -74,7 +78,7 @@ class SupportMatrix:
         return failures[0][1] if failures else ""
 
     def note_answer(self, question: Hashable) -> None:
-        """Note an answer: from now on, a failure of this question counts."""
+        """Note that this question was answered. From now on, its failures count as failures."""
         self.answered.add(question)
         self._known.add(question)
 
@@ -83,7 +87,9 @@ class SupportMatrix:
         self._refused.pop(question, None)
 
     def clear(self) -> None:
-        """Drop everything except the questions that were answered once, because the handle or the mode has changed."""
+        """Forget refusals and failures, because the handle or the mode has changed. For `first_failure`, earlier
+        answers still count.
+        """
         self._refused.clear()
         self._failed.clear()
         self.answered.clear()

@@ -1,1 +1,1 @@
-"""Which GPU an IDX means: gres.conf, where slurmd has it from, and which order was in force at what time."""
+"""Resolves an IDX to a GPU: finds and reads slurmd's gres.conf, and remembers which order applied at what time."""

@@ -1,4 +1,4 @@
-"""gres.conf: which GPU Slurm means by IDX on one node.
+"""Reads from gres.conf which GPU an IDX means on one node.
 
 IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
 several types and with fake_gpus.conf; gres.conf(5)):
@@ -48,12 +48,12 @@ class GresLine(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """The meaning of an IDX. `minors` are texts.
+    """The meaning of the IDX numbers of a node.
 
-    kind "minor": position to minor number, "" if the entry is not a whole GPU; `caps` then has the minor numbers of its
-    capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's order among `minors`, or among
-    all GPUs if `minors` is empty; valid only if NVML lists `total` of them. kind "unknown": `problem` contains the
-    reason and the remedy.
+    kind "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers
+    of the part's capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": an IDX is a position in NVML's order
+    of the GPUs in `minors`, or of all GPUs if `minors` is empty. Valid only if NVML lists `total` of them. kind
+    "unknown": `problem` contains the reason and the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]
@@ -64,8 +64,8 @@ class GpuOrder(NamedTuple):
 
 
 class _ConfEntry(NamedTuple):
-    """One GPU of the file: its type, its minor number ("" for a part of a GPU), its place in the file, and the
-    capability files of a part.
+    """One GPU in the file. `minor` is "" for a part of a GPU; `caps` then has its capability files. `place`:
+    FILE:LINE.
     """
 
     kind: str
@@ -75,9 +75,9 @@ class _ConfEntry(NamedTuple):
 
 
 def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
-    """The lines of a gres.conf and of its included files. `name` is its path, for messages.
+    """The lines of a gres.conf and of the files that it includes. `name`: its path, for messages.
 
-    `read_file(path)` returns the text of an included file, and raises OSError. Raises GresConfError.
+    `read_file(path)` returns the text of an included file, or raises OSError. Raises GresConfError.
     """
     return list(_parse(text, name, read_file, MAX_INCLUDES))
 
@@ -88,7 +88,7 @@ def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: 
         include = _INCLUDE.fullmatch(line)
         if include:
             if read_file is None or not depth:
-                raise GresConfError(f"{place}: this Include is not read: too many Includes inside each other")
+                raise GresConfError(f"{place}: this Include is ignored: Includes are nested too deeply")
             try:
                 included = read_file(include[1])
             except (OSError, UnicodeDecodeError) as exc:
@@ -145,8 +145,8 @@ def order_of(
 ) -> GpuOrder:
     """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
 
-    `minor_of`: the minor number of an existing device file, for links and a site's own names. Raises GresConfError for
-    a list or count that cannot be parsed.
+    `minor_of`: returns the minor number of a device file, also for links and for names that the site chose. Raises
+    GresConfError for a list or count that cannot be parsed.
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
@@ -172,7 +172,7 @@ def order_of(
 
 
 def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
-    """Whether the node gives out parts of GPUs. Raises GresConfError."""
+    """Whether jobs can get parts of GPUs on this node (shard, mps). Raises GresConfError."""
     return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
 
 
@@ -181,7 +181,9 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """slurmd takes the types in the order of slurm.conf and drops GPUs that slurm.conf does not count."""
+    """The order that slurmd makes: types in the order of slurm.conf. Unknown if the numbers of GPUs in gres.conf and
+    slurm.conf differ, because slurmd then drops GPUs.
+    """
     ordered: list[_ConfEntry] = []
     for kind, count in configured:
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -224,7 +226,9 @@ def _is_about(line: GresLine, node: str) -> bool:
 
 
 def _autodetect(lines: list[GresLine]) -> str:
-    """A line with NodeName or Name overrides a line with AutoDetect alone, which applies to every node."""
+    """The AutoDetect value of this node. A line with NodeName or Name overrides a line with only AutoDetect, which
+    applies to every node.
+    """
     general = own = ""
     for line in lines:
         value = line.options.get("autodetect", "").lower()
@@ -238,14 +242,14 @@ def _autodetect(lines: list[GresLine]) -> str:
 
 
 def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
-    """Minor numbers of the line's GPUs, "" for an entry that is a part of a GPU, with its capability files."""
+    """The line's GPUs as (minor number, capability files). The minor number is "" for a part of a GPU."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
         raise GresConfError(f"{line.place}: File: {exc}") from exc
     if "multiplefiles" in line.options:
         if files:
-            raise GresConfError(f"{line.place}: File and MultipleFiles exclude each other")
+            raise GresConfError(f"{line.place}: File and MultipleFiles cannot be combined")
         return [("", _caps(line, vendor))]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
     count = line.options.get("count", "")
     if files and count and count != str(len(files)):

@@ -1,9 +1,9 @@
-"""Which order of GPUs applied at what time. A job keeps the numbers that it got when it started.
+"""Remembers which order of GPUs applied at what time. A job keeps the numbers that it had at its start.
 
-slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and jobs run across this. So
-the present file applies to jobs that started since. For an older job, an order applies only if the order of its time is
-remembered. A file that was touched, but has the same content for this node, changes nothing. Times are Unix seconds of
-the node's clock.
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue. So
+the present file applies only to jobs that started after slurmd read it. An older job is resolved only if the order of
+its start time is remembered. If a file has a new date but the same content for this node, nothing changes. Times are
+Unix seconds of the node's clock.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
 
 class GresContent(NamedTuple):
-    """The present content of gres.conf. `since`: the time since which slurmd uses it, None if slurmd may not use it.
-    Then `changed` is the time of the change, and `path` the changed file. `shares`: GPUs of this node may be given out
-    in parts (shard, mps).
+    """The present content of gres.conf. `since`: when slurmd began to use it. None if slurmd may still use an older
+    content; `changed` is then the time of the change, and `path` the changed file. `shares`: jobs can get parts of this
+    node's GPUs (shard, mps).
     """
 
     order: GpuOrder
@@ -45,7 +45,7 @@ class GresContent(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """`order` applied from `since` to `seen`. `is_over`: another order may apply since then."""
+    """`order` applied from `since` to `seen`. `is_over`: another order may apply after `seen`."""
 
     since: float
     seen: float
@@ -54,7 +54,7 @@ class Epoch(NamedTuple):
 
 
 class Epochs:
-    """The orders of one node, and their file if there is a directory. Not thread-safe."""
+    """The orders of one node, and the file that stores them if there is a directory. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, *, writes: bool = True) -> None:
         """`writes`: whether to write the file."""
@@ -103,7 +103,7 @@ class Epochs:
         )
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
-        """The order for a job that started at `start`, None if the start is unknown. `order`: the present result of
+        """The order for a job that started at `start` (None: the start is unknown). `order`: the present result of
         `note`.
         """
         if start is None:
@@ -128,7 +128,7 @@ class Epochs:
         self._epochs = [*self._epochs, epoch][-EPOCHS_MAX:]
 
     def _save(self, now: float) -> None:
-        """Write a change, and from time to time that nothing has changed."""
+        """Write the file after a change, and otherwise every SAVE_EACH_S."""
         at, epochs = self._saved
         same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
         if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):
@@ -145,7 +145,7 @@ class Epochs:
 
 
 def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
-    """Whether the order is the same, without a gap in which it may have been another order."""
+    """Whether `order` continues the last epoch, without a gap in which another order may have applied."""
     return last.order == order and not last.is_over and since <= last.seen + GAP_S
 
 
@@ -155,7 +155,7 @@ def _epoch(row: Any) -> Epoch:
         raise ValueError(f"{order['kind']!r:.40} is not an order")
     minors = tuple(order["minors"])
     if not all(isinstance(minor, str) and len(minor) < 20 for minor in minors):
-        raise ValueError("minors are not numbers")
+        raise ValueError("a minor number is not a short text")
     caps = tuple(need_wholes(each) for each in order["caps"])
     return Epoch(
         need_real(row["since"]),

@@ -27,14 +27,16 @@ REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
 class ConfPlace(NamedTuple):
-    """A gres.conf that slurmd may have read. `fetched`: slurmd's own copy, which slurmd uses."""
+    """A path of a gres.conf that slurmd may have read. `fetched`: slurmd's own copy. If it exists, slurmd uses it."""
 
     path: Path
     fetched: bool = False
 
 
 def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[ConfPlace]:
-    """The possible places of slurmd's gres.conf. `named`: the file that the site names, which excludes all others."""
+    """The possible places of slurmd's gres.conf. `named`: the file that the administrator configured; no other file is
+    then used.
+    """
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
     copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
     beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
@@ -44,8 +46,8 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Conf
 
 
 def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor) -> GresContent:
-    """The present meaning of IDX on this node, by gres.conf. If several files exist, they must agree, because it is
-    unknown which file slurmd read.
+    """The present meaning of IDX on this node, from gres.conf. If several files exist, they must agree, because the
+    exporter cannot see which file slurmd read.
     """
     orders: dict[GpuOrder, Path] = {}
     since: float | None = record.slurmd_start
@@ -89,7 +91,7 @@ def _unknown(problem: str) -> GresContent:
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:
-    """The order from one file, the last change of this file or of an included file, and whether GPUs are shared.
+    """The order from one file, the time of the last change in it or in an included file, and whether GPUs are shared.
 
     Raises OSError, UnicodeDecodeError, GresConfError.
     """
@@ -101,7 +103,9 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """The minor number of a device file. None if the file is missing, as in a container, or of another vendor."""
+    """The minor number of a device file. None if the file is missing (as in a container) or is not a GPU of this
+    vendor.
+    """
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
@@ -111,7 +115,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Return the text of a file. Add the time of its last change, of content or attributes, to `dates`.
+    """Return the text of a file. Add the time of the last change of its content or attributes to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """
