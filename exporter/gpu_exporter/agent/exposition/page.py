@@ -200,7 +200,7 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    """A holder's line, and below it, across the table, why it is in its state and what to do."""
+    """The row of a holder. A second row over all columns has the reason for its state, and what to do."""
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
@@ -233,7 +233,7 @@ def _two_lines(first: str, second: str) -> str:
 
 
 def _say_throttling(row: Row) -> str:
-    """Share of the time and reason, or `not throttled`; "" while unknown."""
+    """The share of the time that was throttled, with the reason, or `not throttled`; "" while unknown."""
     if row.throttling is None:
         return ""
     share = format_ratio(row.throttling.ratio)

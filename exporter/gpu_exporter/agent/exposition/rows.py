@@ -70,7 +70,7 @@ def _unheld(view: View, not_free: str) -> str:
 def _judge_row(
     gpu: GpuView, view: View, allocation: AllocationView | None, state: str, not_free: str
 ) -> tuple[str, str]:
-    """The state of a row, and why. `state`: that of a unit without a holder."""
+    """The state of a row, and the reason. `state`: the state to return for a unit without a holder."""
     if gpu.snapshot.away:
         return "away", gpu.snapshot.error
     if gpu.hung:
@@ -153,8 +153,8 @@ def _row(
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:
-    """The most certain cause with its confidence, its evidence, and its advice. Without a cause, what would be needed
-    to find one; all empty if the state needs no cause.
+    """The most certain cause with its confidence, its evidence, and its advice. Without a cause: `unknown`, and the
+    data that would be needed to find one. All are "" if the state needs no cause.
     """
     if causes.ranked:
         first = causes.ranked[0]

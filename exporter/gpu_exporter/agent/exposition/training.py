@@ -1,4 +1,4 @@
-"""What the training loop of a holder says of itself, as series and as JSON. It is a claim of the job."""
+"""The report of a holder's training loop, as series and as JSON. The job writes the report, so it is only a claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's records of units and of holdings. A record is forgotten as a whole."""
+"""The ledger's records of units, and of holders on units (holdings). A record is forgotten as a whole."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from gpu_exporter.agent.ledger.ring import Ring
 
 @dataclass(slots=True)
 class Pending:
-    """Readings of one unit that wait for the next poll, which shows their holders. `rest_w`: the lowest power ever
-    drawn.
-    """
+    """Readings of one unit that wait until the next poll shows its holders. `rest_w`: the lowest power ever drawn."""
 
     spans: deque[Waiting] = field(default_factory=deque)
     energy: deque[Charge] = field(default_factory=deque)

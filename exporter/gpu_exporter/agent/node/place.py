@@ -1,5 +1,5 @@
-"""Which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. Every user of this status
-gets it here.
+"""Decides which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. No other module
+decides this.
 """
 
 from __future__ import annotations

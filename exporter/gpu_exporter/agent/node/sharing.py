@@ -1,4 +1,4 @@
-"""The units that several holders share, and the work of each holder's processes there since the last poll.
+"""The units that several holders share, and the work of each holder's processes on these units since the last poll.
 
 Not thread-safe: NodeState protects it with its lock.
 """

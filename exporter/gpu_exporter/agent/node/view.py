@@ -21,8 +21,8 @@ from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, F
 
 
 class ViewRules(NamedTuple):
-    """Both in seconds. A reading older than `withhold_s` is not shown. A holder that no source has confirmed for
-    `keep_last_s` is gone.
+    """Both in seconds. A reading older than `withhold_s` is not shown. A holder counts as gone if no source has
+    confirmed it for `keep_last_s`.
     """
 
     withhold_s: float
@@ -73,7 +73,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """The reason why an allocation's state is unknown now, for people and in one word. The reason overrides the
+    """Why an allocation's state is unknown now: as text for people, and in one word. This reason has priority over the
     allocation's window.
     """
     allocation = record.allocation

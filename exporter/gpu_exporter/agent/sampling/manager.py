@@ -124,7 +124,7 @@ class DeviceManager:
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Close the driver until `take`, so that it can be unloaded or MIG can be switched; false if a call hangs."""
+        """Close the driver until `take`, so that it can be unloaded or MIG can be switched. False if a call hangs."""
         begin = time.monotonic()
         self._driver.release()
         clean = self._close(RELEASE_S)

@@ -1,4 +1,4 @@
-"""Queries slurmctld for a whole cluster, so that its nodes need not, and keeps an answer for each node."""
+"""Queries slurmctld for a whole cluster, so that the nodes do not have to, and keeps an answer for each node."""
 
 from __future__ import annotations
 

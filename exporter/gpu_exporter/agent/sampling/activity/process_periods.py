@@ -1,7 +1,7 @@
 """The work of each process on a shared GPU, in consecutive periods that end with the driver's newest sample.
 
 The driver reports each process's mean over its samples since a given moment (nvmlDeviceGetProcessUtilization). This
-moment is the newest entry of the utilization ring that the last cycle has read, so that both cover the same time.
+moment is the stamp of the newest utilization entry that the last cycle read, so that both cover the same time.
 Implausible entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not
 exist and shares of millions (Syllo/nvtop issue 110).
 """

@@ -1,4 +1,4 @@
-"""Detects a utilization that remains at 100 % although all other values show that the GPU is at rest.
+"""Detects a utilization that remains at 100 % while all other values show that the GPU is at rest.
 
 After some faults the driver's counter remains at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of
 145 W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks
