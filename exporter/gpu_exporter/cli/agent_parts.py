@@ -104,7 +104,7 @@ def build_host(
     options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
 ) -> HostLoop | None:
     """The reader of the holders' hosts, None if cgroups are not mounted or the GPUs are not in this host. `with_files`:
-    as in EvidenceReader. `with_training`: also read what jobs write about their training.
+    as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -130,7 +130,7 @@ def build_host(
 
 
 def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
-    """Where jobs write about their training: beside the kubelet's socket, and beside the prolog's job files."""
+    """The directories where jobs write about their training: beside the kubelet's socket and the prolog's job files."""
     from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE
     from gpu_exporter.diagnosis.training.files import TrainingPlaces
 

@@ -61,7 +61,7 @@ def run(given: list[str]) -> int:
 def check_files(parser: Parser, options: argparse.Namespace) -> None:
     """End the process if a named file does not exist, or if flags of the node contradict each other."""
     if options.process and not options.collector_processes:
-        parser.error("--attribution.process needs the collector processes, which is switched off")
+        parser.error("--attribution.process needs --collector.processes, which is off")
     if options.xid_kmsg and not options.collector_xid:
         parser.error("--collector.xid.kmsg requires --collector.xid, which is off")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
@@ -162,7 +162,7 @@ def _serve(
     host: Host,
     state: StateFile | None,
 ) -> bool:
-    """Publish until a signal. Whether a new process must take over. Raises ValueError, OSError."""
+    """Publish until a signal. True if a new process must take over. Raises ValueError, OSError."""
     from gpu_exporter.agent.runtime.agent import Agent
     from gpu_exporter.agent.runtime.serve import serve, write_textfiles
     from gpu_exporter.agent.runtime.surroundings import Publishing

@@ -1,7 +1,7 @@
 """The rules of a report on a training (docs/torch.md), which its writer and its reader share.
 
-The hook writes reports in the job and the exporter reads them on the node. Neither has the other installed, so the
-exporter has this file by a symbolic link: standard library only, Python 3.9.
+The hook writes reports in the job, and the exporter reads them on the node. Neither package requires the other, so the
+exporter has a symbolic link to this file: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ OWN_PART = "; each worker must read its own part of the IterableDataset (get_wor
 
 
 def are_enough(steps: int, seconds: float) -> bool:
-    """Whether so many measured steps, which took so many seconds together, tell how a loop spends its time."""
+    """Whether this number of measured steps, with this total time, is enough to show how a loop spends its time."""
     return steps >= STEPS_MIN or (steps >= WHOLE_MIN and seconds >= LONG_S)
 
 
@@ -80,8 +80,8 @@ def _sum(one: float | None, other: float | None) -> float | None:
 class SpentTime(NamedTuple):
     """How one process spent some of its measured steps. Seconds; None is unknown.
 
-    `starved_s`, `worked_s`: the GPU's own time line: without work because the loop waited for data, and the rest.
-    `phase_s`: by phase, on that time line if both are known.
+    `starved_s`, `worked_s`: on the GPU's own time line, the time without work because the loop waited for data, and the
+    rest. `phase_s`: by phase; on that time line if both are known.
     """
 
     steps: int
@@ -97,7 +97,9 @@ class SpentTime(NamedTuple):
         return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
 
     def add(self, other: SpentTime) -> SpentTime:
-        """This and another loop of the same process, one after the other: an evaluation waits only in its own time."""
+        """The sum of this loop and another loop of the same process, one after the other, such as training and
+        evaluation.
+        """
         names = {**self.phase_s, **other.phase_s}
         return SpentTime(
             self.steps + other.steps,
@@ -126,8 +128,8 @@ class SpentTime(NamedTuple):
 
     @property
     def wait(self) -> float | None:
-        """Share of the steps in which the loop waits for data, 0 to 1. The wait that counts is the GPU's: what earlier
-        work hides is no wait. Without the GPU's time line it is the loop's own: the GPU may work meanwhile.
+        """Share of the steps in which the loop waits for data, 0 to 1. With the GPU's time line, a wait counts only
+        while the GPU has no work. Without it, every wait of the loop counts, even if the GPU works meanwhile.
         """
         seconds = self.starved_s if self.is_gpu else self.wait_s
         return None if seconds is None else self._share(seconds)
@@ -143,12 +145,17 @@ class SpentTime(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """How a loop that waits for its data gets them. `workers`: processes that make batches, 0 for the loop itself.
+    """How a loop that waits for its data gets them. `workers`: processes that make batches, 0 if the loop makes them
+    itself.
 
-    Seconds for each batch: `batch_s` from one to the next, `wait_s` that the loop waits for it, `work_s` without any
-    wait. `cpu_s`: of a CPU, that making it takes, and `delay_s` that its worker waits for a CPU meanwhile. `take_s`: of
-    a CPU, that the loop takes to get it from a worker. `loop_cpu_s`: of a CPU, that the loop's process uses in all,
-    without making it. None is unknown. `cpus`: those that this process and its workers may use.
+    The other values are seconds per batch; None is unknown.
+
+    - `batch_s`: from one batch to the next. `wait_s`: the loop waits for the batch. `work_s`: time without any wait.
+    - `cpu_s`: CPU time to make the batch. `delay_s`: time that its worker waits for a CPU meanwhile.
+    - `take_s`: CPU time in which the loop takes the batch from a worker.
+    - `loop_cpu_s`: CPU time of the loop's process in all, without making the batch.
+
+    `cpus`: the number of CPUs that this process and its workers may use.
     """
 
     workers: int
@@ -163,8 +170,8 @@ class Loading(NamedTuple):
 
     @property
     def make_s(self) -> float:
-        """How long one process needs for a batch: while the loop waits, all of them work without a pause, except when
-        they wait for a CPU.
+        """Seconds that one process needs to make a batch. While the loop waits, all workers work without a pause,
+        except when they wait for a CPU.
         """
         if not self.workers:
             return self.wait_s
@@ -172,7 +179,7 @@ class Loading(NamedTuple):
 
     @property
     def by_cpu_s(self) -> float | None:
-        """The seconds for each batch that the CPUs allow, as far as they can be filled; None if it is not known."""
+        """The least seconds per batch that the CPUs allow, as far as they can be filled; None if unknown."""
         if self.cpu_s is None or not self.cpus:
             return None
         own = self.work_s
@@ -185,8 +192,8 @@ CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not h
 
 
 class Workers(NamedTuple):
-    """A number of workers to try, and the seconds for each batch that are expected with it. `number`: None if more
-    workers do not help, and `limit` says why.
+    """A number of workers to try, and the seconds per batch that are expected with it. `number`: None if more workers
+    do not help; `limit` is the reason.
     """
 
     number: int | None
@@ -197,8 +204,8 @@ class Workers(NamedTuple):
 def propose_workers(loading: Loading) -> Workers | None:
     """The number of workers that would make batches as fast as the loop takes them, or as fast as the CPUs allow.
 
-    A worker that waits for a disk or the network uses no CPU, so the number of CPUs is no limit by itself. None if
-    nothing can be said: the CPU time of a batch is not known, and there are as many workers as CPUs.
+    A worker that waits for a disk or the network uses no CPU, so the number of CPUs is no limit by itself. None if no
+    number can be proposed: the CPU time of a batch is unknown, and there are already as many workers as CPUs.
     """
     by_cpu_s = loading.by_cpu_s
     if loading.workers and by_cpu_s is not None and by_cpu_s >= loading.batch_s:
@@ -218,7 +225,9 @@ def propose_workers(loading: Loading) -> Workers | None:
 
 
 def advise_phase(name: str, share: float) -> tuple[str, str]:
-    """What to change in a phase of ADVICE that takes this share of the steps, and how much faster the loop is then."""
+    """The advice for a phase of ADVICE that takes this share of the steps, and how much faster the loop becomes by
+    it.
+    """
     share, left = min(share, 0.99), PHASE_LEFT.get(name, 0.0)
     if share <= left or not left:
         return ADVICE[name], bound_gain(share)
@@ -236,7 +245,9 @@ class RankTime(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """The rank that the others wait for, and for which share of a step. None, 0 and "" if no rank is late."""
+    """The rank that the others wait for, and the share of a step by which it is late. None, 0 and "" if no rank is
+    late.
+    """
 
     rank: int | None = None
     share: float = 0.0
@@ -244,11 +255,12 @@ class LateRank(NamedTuple):
 
 
 def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
-    """The late one of the ranks on a node; None if they cannot be compared.
+    """The late rank among the ranks on a node; None if they cannot be compared.
 
-    Durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the culprit
-    waits least inside of it. Where that phase is not placed on all ranks, it is the rank that waits longest for its
-    data. The GPU's time is not compared with a loop's: launching a collective takes no time, and waiting in it does.
+    Durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late rank
+    waits least inside of it. If some rank has not placed that phase, the late rank is the one that waits longest for
+    its data. Shares of the GPU's time are not compared with shares of a loop's time: launching a collective takes the
+    loop no time, but waiting in it takes time on the GPU.
     """
     named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
     sizes = Counter(each.world_size for each in named)

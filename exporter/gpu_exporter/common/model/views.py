@@ -96,8 +96,8 @@ class AllocationView(NamedTuple):
     `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
     a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
     run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
-    `causes`: why it is not used, empty if the state needs no cause. `training`: what the holder's training loop says of
-    itself, None if it says nothing.
+    `causes`: why the GPU is not used, empty if the state needs no cause. `training`: the report of the holder's
+    training loop, None without a report.
     """
 
     allocation: Allocation

@@ -28,7 +28,8 @@ MAX_GRES_TEXT = 65_536
 class Gres(NamedTuple):
     """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: how many GPUs are counted without an index. `unnamed_share`: the item of a share that names no GPU.
+    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the item of a share that names no
+    GPU.
     """
 
     indexes: tuple[int, ...] = ()

@@ -36,10 +36,11 @@ def parse_names(text: str) -> list[str]:
 
 
 def render_names(names: Iterable[str]) -> str:
-    """The expression of these names, `gpu-[01-40],login`, which parse_names reads; each name once, in natural order.
+    """The expression for these names, such as `gpu-[01-40],login`, as parse_names reads it. Each name is contained
+    once, in natural order.
 
-    Of several numbers in a name, the last one that differs between the names becomes a range. A name with a bracket or
-    a comma remains as it is, and the expression cannot be read back.
+    If names differ in several numbers, only the last of these numbers becomes a range. A name with a bracket or a comma
+    remains as it is, and the expression cannot be read back.
     """
     by_words: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for name in names:

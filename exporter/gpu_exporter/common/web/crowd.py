@@ -39,7 +39,7 @@ class Connection:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """Close it at once, and drop the data that the kernel still has to send, which may be megabytes."""
+        """Close it at once, and drop the data that the kernel still has to send (possibly megabytes)."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:

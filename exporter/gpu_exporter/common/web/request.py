@@ -22,8 +22,8 @@ class BadRequest(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: names in lower case; `host` is that of an absolute target. `keeps`: the client wants the connection to
-    stay.
+    """`headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the
+    connection open.
     """
 
     method: str

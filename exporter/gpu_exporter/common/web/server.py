@@ -79,7 +79,7 @@ class Site(Protocol):
 
 
 class _Listener:
-    """The connections of one listening socket. Used only in the thread of the loop."""
+    """The connections of one listening socket. Used only in the event loop's thread."""
 
     def __init__(
         self,
@@ -101,17 +101,21 @@ class _Listener:
         self._budget = CpuBudget()
 
     def begin(self) -> None:
-        """Accept connections until `end`. Without a task: a cancelled task would drop the connection it waits for."""
+        """Accept connections until `end`. Not a task, because a cancelled task would drop the connection that it waits
+        for.
+        """
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept the next connection. It counts before its handshake: a client may never complete the handshake."""
+        """Accept the next connection. It is counted before its handshake, because a client may never complete the
+        handshake.
+        """
         try:
             client, peer = self._listener.accept()
         except BlockingIOError:
             return
         except OSError as exc:
-            log.debug("accept: %s", exc)
+            log.debug("cannot accept a connection: %s", exc)
             self._crowd.give_way(self._crowd.all())
             self._loop.remove_reader(self._listener)
             self._again = self._loop.call_later(ACCEPT_AGAIN_S, self.begin)
@@ -157,7 +161,7 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """Close a connection. It counts until its socket is closed: a client may never read the rest, or never
+        """Close a connection. It is counted until its socket is closed, because a client may never read the rest or
         acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:

@@ -36,8 +36,8 @@ class WebConfigError(ValueError):
 class WebSettings(NamedTuple):
     """The settings for a port after one look at its file.
 
-    `tls`, `users`: the sections. `named`: the content of the files that `tls` names, by key. `kept`: the keys of the
-    file whose former setting remains, since the present one protects less. `digest`: of the content of all files.
+    `tls`, `users`: the sections. `named`: by key, the content of the files that `tls` names. `kept`: the keys whose
+    former setting remains in force, since the present one protects less. `digest`: of the content of all files.
     """
 
     tls: Mapping[str, str]
@@ -114,7 +114,7 @@ def _check_section(path: Path, key: str, value: Any) -> dict[str, str]:
     if value is None:
         raise WebConfigError(f"{path}: {key} has no value: complete the file, or remove {key}")
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise WebConfigError(f"{path}: {key}: expected a mapping of names to texts")
+        raise WebConfigError(f"{path}: {key}: expected a mapping of names to strings")
     return value
 
 
