@@ -178,7 +178,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition requires --apply or --remove-all")
     if options.audit is not None and not options.apply:
-        parser.error("--audit.file requires --apply, which writes it; `explain --audit.file` reads it")
+        parser.error("--audit.file requires --apply, which writes the file; `explain --audit.file` reads it")
     if options.lease and options.apply and options.once:
         parser.error("--kubernetes.lease cannot be combined with --apply --once")
     if options.lease and options.remove_all and not options.apply:
@@ -186,7 +186,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.remove_all and options.once:
         parser.error("--remove-all cannot be combined with --once")
     if options.format != "table" and not options.remove_all and (options.apply or not options.once):
-        parser.error("--format is for --once without --apply, and for --remove-all")
+        parser.error("--format requires --once without --apply, or --remove-all")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:

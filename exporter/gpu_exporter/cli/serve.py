@@ -72,9 +72,9 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """An invalid combination of flags is an error. It is never ignored."""
     if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
-        parser.error("--output, --format and --check are for --once")
+        parser.error("--output, --format and --check require --once")
     if options.once and options.textfile is not None:
-        parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
+        parser.error("--once and --textfile.output cannot be combined; --once --output FILE writes one textfile")
     if options.textfile is not None and options.textfile.suffix != ".prom":
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:

@@ -44,11 +44,11 @@ def accept(status: os.stat_result) -> None:
 
 def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False) -> None:
     """Write a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
-    part. With `is_durable`, return only when the new file would outlive a power failure.
+    part. With `is_durable`, return only after the new file is safe against a power failure.
 
     Raises OSError; PermissionError if any user may create or rename files in the directory. After an error the old file
-    remains, and no other file is left beside it. Every step uses descriptors: the owner of the directory may replace a
-    name by a link between two steps, and a change by name would then change another file.
+    remains, and no other file is left beside it. Every step uses descriptors, because the owner of the directory may
+    replace a name by a link between two steps. A step by name would then change another file.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -179,7 +179,7 @@ class Loading(NamedTuple):
 
     @property
     def by_cpu_s(self) -> float | None:
-        """The least seconds per batch that the CPUs allow, as far as they can be filled; None if unknown."""
+        """The fewest seconds per batch that the CPUs allow, if they are used to CPUS_FULL; None if unknown."""
         if self.cpu_s is None or not self.cpus:
             return None
         own = self.work_s

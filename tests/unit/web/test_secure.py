@@ -54,11 +54,11 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "set client_ca_file if client_auth_type verifies clients, and only then",
+            "client_ca_file is needed if client_auth_type verifies clients, else refused",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "set client_ca_file if client_auth_type verifies clients, and only then",
+            "client_ca_file is needed if client_auth_type verifies clients, else refused",
         ),
         (
             "basic_auth_users: {ada: plain}",

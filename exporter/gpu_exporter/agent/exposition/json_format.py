@@ -121,8 +121,8 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
-    """Why a unit is not idle: the time of its last activity, the witnesses of it, and for each witness the time at
-    utilization 0 in which it was active.
+    """The last activity of a unit: its time and witnesses. Also the time at utilization 0 that is not idle, by
+    witness.
     """
     return {
         "last_active_timestamp_seconds": totals.last_active_wall if totals else None,

@@ -271,7 +271,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
 
 
 def _shrink(values: Sequence[float | None]) -> list[float | None]:
-    """At most SPARK_POINTS values; each is the mean of the known values in its part of the time."""
+    """At most SPARK_POINTS values. Each is the mean of the known values in its part of the time."""
     per_point = max(1, -(-len(values) // SPARK_POINTS))
     shrunk: list[float | None] = []
     for start in range(0, len(values), per_point):

@@ -52,7 +52,9 @@ class Publisher:
         more_series: Callable[[], list[Series]] = list,
         history: History = no_history,
     ) -> None:
-        """`version()` changes when `build_view()` would return a new view. `more_series` are appended."""
+        """`version()`: changes when `build_view()` would return a new view. `more_series`: appended to the view's
+        series.
+        """
         self._build_view = build_view
         self._version = version
         self._more_series = more_series

@@ -38,7 +38,7 @@ FAMILIES = (STEPS, STEP, PHASES, LATE)
 
 
 def list_training(training: TrainingView) -> Iterator[tuple[Family, float | None, tuple[str, ...]]]:
-    """Family, value and further labels of each series of one allocation."""
+    """The family, the value and the additional labels of each series of one allocation."""
     yield STEPS, float(training.steps), ()
     yield STEP, training.step_s, ()
     for phase, seconds in training.seconds.items():

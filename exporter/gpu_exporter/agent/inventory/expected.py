@@ -145,7 +145,7 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
     try:
         data = json.loads(read_kept(path, READ_MAX).decode("utf-8"))
         if data["version"] != VERSION:
-            raise ValueError(f"it has version {data['version']!r:.20}, this release reads version {VERSION}")
+            raise ValueError(f"it has version {data['version']!r:.20}, but this release reads version {VERSION}")
         devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
         for device in devices.values():
             if [type(value) for value in device] != [str, str, int, str]:

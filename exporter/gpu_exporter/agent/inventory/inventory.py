@@ -65,7 +65,7 @@ class Inventory(NamedTuple):
         )
 
     def given_away(self, address: str) -> str:
-        """Why a GPU that has answered before should not be read any more, "" if it should be read."""
+        """Why the exporter should no longer read a GPU that has answered before; "" if it should read it."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded

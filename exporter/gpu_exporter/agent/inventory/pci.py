@@ -37,7 +37,7 @@ class PciFunction(NamedTuple):
 
 
 def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
-    """All GPUs of the vendor on the bus, None if the bus cannot be read."""
+    """All GPUs of the vendor on the bus; None if the bus cannot be read."""
     found: list[PciFunction] = []
     try:
         entries = sorted((sysfs / "bus/pci/devices").iterdir())

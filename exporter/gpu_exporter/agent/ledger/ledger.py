@@ -590,8 +590,8 @@ class Ledger:
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if the last poll
-        brought no value.
+        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if no bucket is known
+        since the time of the oldest mapping that is still charged.
         """
         ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()

@@ -43,8 +43,9 @@ class UnitRecord:
 
 
 class HolderPresence(Enum):
-    """PRESENT: the last poll shows the holder. LEAVING: it has just gone, so late readings may be its own. ABSENT: it
-    has been gone for longer, or it comes from the state file and no poll has shown it since the start.
+    """PRESENT: the last poll shows the holder. LEAVING: it is missing since a moment ago, so late readings may be its
+    own. ABSENT: it has been missing for longer, or it comes from the state file and no poll has shown it since the
+    start.
     """
 
     PRESENT = "present"

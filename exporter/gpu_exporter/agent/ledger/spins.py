@@ -23,7 +23,7 @@ class RunPart(NamedTuple):
 
 
 def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
-    """Apply how the run of this holder is counted from now on. None: there is no run, or it proves nothing."""
+    """Apply how the run of this holder is counted from now on. None: there is no run, or it cannot be a stall."""
     is_open = account.spin_begin is not None and account.spin_end == math.inf
     if is_open and (part is None or part.begin != account.spin_begin):
         account.busy_s += account.pending_s

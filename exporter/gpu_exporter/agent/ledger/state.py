@@ -129,7 +129,7 @@ class StateFile:
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
         """The next content of the file: the ledger's counters.
 
-        `numbers`: by (holder, number), the unit to which this scheduler's number led for a running holder.
+        `numbers`: the unit of each running holder's device number (Grant.number), by (holder, number).
         """
         units = {unit: record.account for unit, record in ledger.units.items()}
         holders = ledger.holders()
@@ -200,7 +200,7 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
         state.acquire()
     except OSError as exc:
         log.warning(
-            "%s: %s; nothing in it is used, and counters start at 0 after each restart (set --state.directory)",
+            "%s: %s; it is not used, so counters start at 0 after each restart (set --state.directory)",
             directory,
             exc.strerror,
         )
@@ -264,7 +264,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
-    """Values by name. dataclasses.asdict would copy each value in every cycle, at ten times the cost."""
+    """Values by name. Not dataclasses.asdict: it would copy each value in every cycle, at ten times the cost."""
     return {name: getattr(account, name) for name in account.__slots__}
 
 

@@ -153,5 +153,5 @@ def _read(account: HolderAccount) -> TenantTotals:
 
 
 def _half(gap_s: float, longest_s: float) -> float:
-    """Half of the time between two polls, 0 for a gap in which no source was asked."""
+    """Half of the time between two polls. 0 if the gap is too long, because no source was asked in it."""
     return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

@@ -99,7 +99,7 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """PCI address of each place in the driver's list, None if unknown. Forgotten GPUs are left out."""
+    """The PCI address of each place in the driver's list, None if it is unknown. Forgotten GPUs are omitted."""
     identities = [position.identity for position in driver.positions.values()]
     return [
         None if identity is None else identity.pci_bus_id or None

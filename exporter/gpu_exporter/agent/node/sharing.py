@@ -21,7 +21,7 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of whole GPUs that are shared. `doubts`: by unit, why the work of each holder may be unknown."""
+    """`gpus`: UUIDs of the whole GPUs that are shared. `doubts`: by unit, why each holder's work may be unknown."""
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()

@@ -38,7 +38,7 @@ class NodeSpins:
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool, xids: XidCounts | None = None) -> None:
-        """Take one reading of a GPU. `without_process` as in Boards.read. `xids`: of this GPU."""
+        """Take one reading of a GPU. `without_process`: as in Boards.read. `xids`: the XIDs of this GPU."""
         unit = UnitId(snapshot.identity.uuid)
         if not snapshot.up:
             if not snapshot.away:

@@ -250,7 +250,7 @@ class NodeState:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """The GPUs as they are shown, and their holders and tenants, as of this moment."""
+        """The shown GPUs and their holders and tenants, as of this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             held, answered, proven = self._held, self._answered, self._processes_proven

@@ -100,7 +100,7 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 
 
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
-    """Why an idle verdict no longer holds. A run ends with activity, or with unknown time."""
+    """Why an idle verdict no longer holds. An idle run ends with activity, or with unknown time."""
     if idle_run_s is None:
         return "it was idle when last judged; its present activity is unknown"
     ended = "its idle time has ended since the last judgement"

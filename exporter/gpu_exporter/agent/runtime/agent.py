@@ -148,7 +148,7 @@ class Agent:
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
     def is_complete(self) -> bool:
-        """True after the first complete cycle: the driver was asked, each GPU was read or hangs, attribution was
+        """True after the first complete cycle: the driver was queried, each GPU was read or hangs, and attribution was
         polled.
         """
         return self._first_poll.is_set()
@@ -159,7 +159,7 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """Changes with every snapshot and poll, and every second, because ages grow."""
+        """A value that changes with every snapshot and poll, and every second, because ages grow."""
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:

@@ -39,7 +39,7 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """The body in one of the forms of PATHS. Loads only what this form needs."""
+    """The body in one of the formats of PATHS. Loads only the modules that this format needs."""
     if form == "json":
         from gpu_exporter.agent.exposition.json_format import render_json
 
@@ -91,7 +91,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         line = head.partition(b"\r\n")[0].decode("utf-8", "replace")
-        raise DaemonUnreadable(f"{socket_path}: the daemon answered {line!r}")
+        raise DaemonUnreadable(f"{socket_path}: unexpected answer of the daemon: {line!r}")
     return body.decode("utf-8", "replace")
 
 

@@ -72,7 +72,7 @@ class XidBook:
 
 
 class NoGpuAnswers(Exception):
-    """The driver was not asked to register, since there is no GPU to register."""
+    """No registration was requested from the driver, since there is no GPU to register."""
 
     def __init__(self) -> None:
         super().__init__("no GPU answers, so the exporter cannot register for XID events")

@@ -1,4 +1,4 @@
-"""XIDs from the kernel's log: a thread that adds the XIDs for which the driver raises no event."""
+"""XIDs from the kernel's log: a thread that counts the XIDs for which the driver raises no event."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class DeviceManager:
     def _listen(self) -> None:
         """Register for events once the GPUs are found, and again if a GPU is new or was found again.
 
-        A lost GPU causes no new registration: its last XIDs may still be on their way.
+        A lost GPU does not cause a new registration, because its last XIDs may still arrive.
         """
         if XID not in self._enabled:
             return

@@ -179,7 +179,7 @@ class DeviceSampler:
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Activity over the GPM window that was really compared; the first reading has no window."""
+        """Activity over the time between the two GPM samples that were compared. The first reading has no such time."""
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)

@@ -1,4 +1,4 @@
-"""Settings: the defaults, overridden by a YAML file. Unknown keys are refused with file, line and key."""
+"""Settings: the defaults, overridden by a YAML file. An unknown key is an error, which names the file, line and key."""
 
 from __future__ import annotations
 

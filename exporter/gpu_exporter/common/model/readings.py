@@ -32,7 +32,7 @@ class Split(NamedTuple):
 
     A holder that is missing in `ratios` has no process that worked. `unclear`: holders with a process that the driver
     lists without any information. `others`: the share of processes that belong to no holder of the unit or whose holder
-    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization, since every
+    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization because every
     number is rounded. `problem`: why the shares are unknown, "" if they are known.
     """
 
@@ -108,13 +108,13 @@ class HostProgress(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Values of one reading that code computes with, in addition to the samples; None is no data.
+    """Values of one reading that code computes with, in addition to the samples; None means no data.
 
-    Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
-    driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which is 0 if the exporter cannot
-    see them.
-    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action. `link`, `link_max`:
-    bandwidth of the PCIe link in one direction now, and at most, bytes per second.
+    Ratios are 0 to 1, other units are bytes, watts, and joules since the driver was loaded. `throttle_s`: seconds by
+    reason, from counters of the driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which
+    is 0 if the exporter cannot see them. `recovery_action`: the action that the driver requests, encoded as in
+    gpu_recovery_action. `link`, `link_max`: bandwidth of the PCIe link in one direction, now and at most, bytes per
+    second.
     """
 
     utilization: float | None = None
@@ -175,7 +175,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started by then."""
+    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started before."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]

@@ -12,8 +12,9 @@ class UnitTotals(NamedTuple):
     `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, the time since this
     process started at utilization 0 that is not idle because that witness was active. If several were active, the first
     counts: UTILIZATION, then in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`:
-    seconds of full load and joules that belong to no known holder; None for joules without a counter. Invariant: busy_s
-    + idle_s <= observed_s.
+    seconds of full load and joules that belong to no known holder; None for joules without a counter.
+
+    Invariant: busy_s + idle_s <= observed_s.
     """
 
     busy_s: float

@@ -119,7 +119,7 @@ class AllocationView(NamedTuple):
 
     @property
     def stalled_run_s(self) -> float | None:
-        """Seconds of the present stall, 0 without one, None while that is unknown."""
+        """Seconds of the present stall; 0 without a stall, None while it is unknown whether there is one."""
         spin = self.spin
         if spin is not None and spin.is_below:
             return 0.0

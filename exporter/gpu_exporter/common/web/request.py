@@ -80,7 +80,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality that an Accept header gives to the first of `names` that it contains; else 0."""
+    """The quality that an Accept header gives to the first of `names` that the header contains; 0 without one."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))

@@ -227,7 +227,7 @@ class _Listener:
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._workers, measure, self._site.answer, request)
         except RuntimeError as exc:  # the first requests start the workers, and the host may have no thread left
-            log.debug("no worker: %s", exc)
+            log.debug("cannot start a worker: %s", exc)
             return BUSY
         self._asked += 1
         try:
@@ -305,7 +305,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
 
 
 class HttpServer:
-    """Serves one TCP address, and a unix socket for `--once` if there is a state directory."""
+    """Serves one TCP address. Also serves a unix socket for `--once` if there is a state directory."""
 
     def __init__(
         self,
@@ -315,7 +315,8 @@ class HttpServer:
         socket_mode: int = 0o660,
         web_config: Path | None = None,
     ) -> None:
-        """Bind. `web_config`: TLS and passwords of the TCP port. The permissions of its file protect the unix socket.
+        """Bind the sockets. `web_config`: TLS and passwords of the TCP port. The unix socket is protected by its file
+        mode.
 
         Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
         """
@@ -379,7 +380,7 @@ class HttpServer:
         return security is None or security.is_open
 
     def uses_web_config(self) -> bool | None:
-        """Whether the TCP port uses all of its file; None without a file."""
+        """Whether the TCP port uses all settings of its web configuration file; None without a file."""
         return not self._config.problem if self._config is not None else None
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
 """The file with the TLS and password settings of a port, in the format of Prometheus's own exporters.
 
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is refused by name: if
-it were ignored, the port would be more open than the file says. For the same reason, a port in use loses no protection
-when the file changes: a file whose writer was interrupted lacks its last part.
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error that names
+it: if it were ignored, the port would be more open than the file requires. For the same reason, a port in use loses no
+protection when the file changes: if a program is interrupted while it writes the file, the last part is missing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
 
 
 def strictness(tls: Mapping[str, str]) -> int:
-    """How strictly clients must identify themselves, as a position in CLIENTS."""
+    """How strictly clients must identify themselves: the position of this setting in CLIENTS."""
     return list(CLIENTS).index(tls.get("client_auth_type") or "NoClientCert")
 
 
@@ -131,4 +131,6 @@ def _check_tls(path: Path, tls: Mapping[str, str]) -> None:
         if (name := tls.get(key)) and name not in known:
             raise WebConfigError(f"{path}: {TLS}.{key}: {name!r} is not supported; known: {', '.join(known)}")
     if (strictness(tls) == 0) == bool(tls.get("client_ca_file")):
-        raise WebConfigError(f"{path}: {TLS}: set client_ca_file if client_auth_type verifies clients, and only then")
+        raise WebConfigError(
+            f"{path}: {TLS}: client_ca_file is needed if client_auth_type verifies clients, else refused"
+        )

@@ -77,7 +77,8 @@ class DriverRing:
         self.contradicted = self.answered = self.is_gapless = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
-        """Each entry covers (its stamp - the ring's period, its stamp], except the time that earlier entries covered.
+        """The new entries as spans. Each entry covers the time from its stamp minus the ring's period to its stamp,
+        except the time that earlier entries covered.
 
         Consecutive entries without a hole and with the same value become one span.
         """

@@ -33,10 +33,10 @@ class ProcessPeriods:
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The period up to `newest_wall`, None for the first read and while there is nothing new.
+        """The period up to `newest_wall`. None for the first read, and while there is nothing new.
 
-        `newest_wall`: Unix seconds of the newest known entry of the device itself. `monotonic` and `wall` are the same
-        moment, now.
+        `newest_wall`: Unix seconds of the newest known utilization entry of the device. `monotonic` and `wall`: now, by
+        both clocks.
         """
         since = self._since
         if since is None or newest_wall <= since - AHEAD_S:  # the wall clock was set back

@@ -15,7 +15,7 @@ MAX_SUBJECTS = 1000  # subjects within that time; further subjects are not logge
 
 @dataclass(slots=True)
 class _Line:
-    """When the last line was written, and how often the subject has repeated since."""
+    """When the last line was written, and how often the subject has been repeated since then."""
 
     at: float
     more: int = 0

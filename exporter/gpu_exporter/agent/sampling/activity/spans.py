@@ -89,7 +89,9 @@ class ActivityReader:
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """Time up to which the driver's ring has reported the utilization, Unix seconds; None without a ring."""
+        """The end of the time for which the driver's ring has reported the utilization, Unix seconds; None without a
+        ring.
+        """
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -167,9 +169,9 @@ class ActivityReader:
         """Remember the state of the witnesses since the last cycle, as read from `until` to `read_at`.
 
         Quiet witnesses cover only the time that each of them saw. This time ends at the first read. If the driver
-        `covers` the whole time with rings and sums, it begins at the last cycle. Otherwise it begins one period of the
-        driver before the last read, since the utilization of an engine covers no more. An active witness may have seen
-        its activity at any moment up to the last read.
+        `covers` the whole time with rings and sums, this time begins at the last cycle. Otherwise it begins one period
+        of the driver before the last read, since the utilization of an engine covers no more. An active witness may
+        have seen its activity at any moment up to the last read.
         """
         if known and not active:
             seen_s = self._longest()
@@ -206,7 +208,9 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """Move the time of the ring's last answer by a pause in sampling: the pause must not count as a silent ring."""
+        """After a pause in sampling, move the time of the ring's last answer by its length, so that the ring does not
+        count as silent.
+        """
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous

@@ -24,7 +24,7 @@ class StuckCounter:
         self._since: float | None = None
 
     def judge(self, cycle: Cycle, monotonic: float) -> str:
-        """Why the utilization is no evidence, "" if it is valid evidence."""
+        """Why the utilization is no evidence; "" if it is valid evidence."""
         if not _contradicts(cycle):
             self._since = None
             return ""
