@@ -54,11 +54,11 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "client_ca_file is needed if client_auth_type verifies clients, else refused",
+            "client_ca_file is required if client_auth_type verifies clients, and invalid otherwise",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "client_ca_file is needed if client_auth_type verifies clients, else refused",
+            "client_ca_file is required if client_auth_type verifies clients, and invalid otherwise",
         ),
         (
             "basic_auth_users: {ada: plain}",

@@ -132,5 +132,5 @@ def _check_tls(path: Path, tls: Mapping[str, str]) -> None:
             raise WebConfigError(f"{path}: {TLS}.{key}: {name!r} is not supported; known: {', '.join(known)}")
     if (strictness(tls) == 0) == bool(tls.get("client_ca_file")):
         raise WebConfigError(
-            f"{path}: {TLS}: client_ca_file is needed if client_auth_type verifies clients, else refused"
+            f"{path}: {TLS}: client_ca_file is required if client_auth_type verifies clients, and invalid otherwise"
         )
