@@ -268,7 +268,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
             ["reconcile", "--source.prometheus=http://127.0.0.1:1", "--alertmanager.url=http://a:bad"],
             "argument --alertmanager.url: expected http://HOST:PORT or https://HOST:PORT",
         ),
-        (["--format=json"], "--output, --format and --check are for --once"),
+        (["--format=json"], "--output, --format and --check require --once"),
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),
         (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),

@@ -144,7 +144,7 @@ def test_attribution_by_process_requires_the_hosts_proc(node: Node, tmp_path: Pa
         "pids mean those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out\n"
     )
     done = node.once(*QUIET, "--attribution.process", "--no-collector.processes")
-    assert (done.returncode, "needs the collector processes" in done.stderr) == (2, True)
+    assert (done.returncode, "needs --collector.processes" in done.stderr) == (2, True)
 
 
 MEMORY, PROCESSES = "gpu_allocation_memory_used_bytes", "gpu_allocation_processes"

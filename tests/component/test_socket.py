@@ -155,7 +155,7 @@ def test_a_state_directory_in_which_every_user_may_write_is_not_used_by_any_part
     command = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
     running = processes.start(command, nvml_environment)
     assert "gpu_driver_up" in wait_for(lambda: fetch(f"http://127.0.0.1:{port}/metrics"), "the daemon")
-    assert f"{refusal}nothing in it is used, and counters start at 0" in running.log()
+    assert f"{refusal}it is not used, so counters start at 0" in running.log()
     assert {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()} == planted
 
 

@@ -48,7 +48,7 @@ def test_an_address_is_split_into_what_may_be_shown_and_what_may_not(
 def test_the_error_of_a_wrong_address_repeats_no_part_of_it(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_address(text)
-    assert str(caught.value) in (FORM, "an @ behind the host: write @ as %40, / as %2F, ? as %3F and # as %23")
+    assert str(caught.value) in (FORM, "an @ after the host: write @ as %40, / as %2F, ? as %3F and # as %23")
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=6, max_size=20), st.booleans())

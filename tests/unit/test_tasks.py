@@ -42,7 +42,7 @@ def test_an_error_costs_one_turn_and_is_counted_and_logged_with_its_traceback(ca
                 raise KeyError("odd")
     assert turns == [0, 1, 2] and task.failures == 1
     (record,) = caplog.records
-    assert record.getMessage() == "the task host failed in one turn, and goes on"
+    assert record.getMessage() == "one turn of the task host failed; the task continues"
     assert record.exc_info and record.exc_info[0] is KeyError
 
 

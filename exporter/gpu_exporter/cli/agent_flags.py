@@ -196,7 +196,7 @@ def _parse_collected(text: str) -> Address | Path | None:
 
 
 def add_form_flags(parser: Parser) -> None:
-    """Add the flags for printing one reading. They are verbs: no variable sets them."""
+    """Add the flags for printing one reading. They request an action, so no variable sets them."""
     forms = ("prometheus", "openmetrics", "json", "table", "holders")
     parser.flag("--once", action="store_true", default=False, is_verb=True, help="print one reading and exit")
     parser.flag(

@@ -29,7 +29,7 @@ def build_backend(
 ) -> tuple[Backend, list[Source], HostReader | None]:
     """The backend that the flags request, and the holders and hosts of a scenario."""
     if options.scenario is not None and options.replay:
-        parser.error("--devices.scenario and --devices.replay exclude each other")
+        parser.error("--devices.scenario and --devices.replay cannot be combined")
     if options.scenario is not None:
         from gpu_exporter.agent.devices.scenario import ScenarioError, load_scenario
         from gpu_exporter.agent.runtime.simulation import build_simulation
@@ -84,7 +84,9 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """The reader of the owners of processes on the GPUs, None if it is switched off or owners cannot be known."""
+    """The reader of the owners of processes on the GPUs. None if it is switched off, or if owners cannot be
+    determined.
+    """
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
     from gpu_exporter.agent.attribution.processes import ProcessOwners
@@ -104,7 +106,7 @@ def build_host(
     options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
 ) -> HostLoop | None:
     """The reader of the holders' hosts, None if cgroups are not mounted or the GPUs are not in this host. `with_files`:
-    as in EvidenceReader. `with_training`: also read what jobs write about their training.
+    as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -130,7 +132,7 @@ def build_host(
 
 
 def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
-    """Where jobs write about their training: beside the kubelet's socket, and beside the prolog's job files."""
+    """The directories where jobs write about their training: beside the kubelet's socket and the prolog's job files."""
     from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE
     from gpu_exporter.diagnosis.training.files import TrainingPlaces
 

@@ -10,8 +10,8 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 class Items(argparse.Action):
-    """A repeatable flag. The first one replaces the default or the variable, the next ones add to the list. The text of
-    one flag may be a list itself.
+    """A repeatable flag. Its first use replaces the default or the variable; each further use adds to the list. One use
+    may have a list as its text.
     """
 
     def __call__(
@@ -27,7 +27,9 @@ class Items(argparse.Action):
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
-    """The arguments that mean the same as the text. `at_commas`: see split_items. Raises ValueError."""
+    """The arguments that have the same effect as this text of a variable. `at_commas`: see split_items. Raises
+    ValueError.
+    """
     flag = action.option_strings[0]
     if isinstance(action, Items):
         return [f"{flag}={item}" for item in split_items(text, at_commas=at_commas)]
@@ -42,8 +44,8 @@ def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False)
 
 
 def split_items(text: str, *, at_commas: bool) -> list[str]:
-    """One item a line. `at_commas`: a text of one line is split at commas too, but not within brackets, so that
-    `gpu.{1,3}` remains one item.
+    """The items of a text, one per line. `at_commas`: a text of one line is split at commas too, but not within
+    brackets, so that `gpu.{1,3}` remains one item.
     """
     parts = [""]
     depth = 0
@@ -63,5 +65,5 @@ def flags_of(given: Sequence[str]) -> list[str]:
 
 
 def is_given(action: argparse.Action, given: Sequence[str]) -> bool:
-    """Whether a flag is among these arguments, so that its variable does not count."""
+    """Whether a flag is among these arguments. If it is, its variable has no effect."""
     return not set(flags_of(given)).isdisjoint(action.option_strings)

@@ -1,4 +1,4 @@
-"""`gpu-exporter holders`: lists who holds which GPU, and by which evidence."""
+"""`gpu-exporter holders`: lists the holders of each GPU, with the evidence for each."""
 
 from __future__ import annotations
 

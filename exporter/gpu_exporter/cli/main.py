@@ -14,7 +14,7 @@ from gpu_exporter.common.exits import Exit
 
 
 def main() -> NoReturn:
-    """The program: run the command of the command line, and end the process."""
+    """The program: run the command that the arguments name, and end the process."""
     _end_at_signals()
     out = prepare_streams()
     code = 1

@@ -15,7 +15,7 @@ SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wai
 
 
 def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """The state directory, and a problem. The directory is None without one, and with a problem."""
+    """The state directory, and a problem text. The directory is None if none is set, or if there is a problem."""
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         if directory is not None:
@@ -28,8 +28,8 @@ def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 
 def print_reading(parser: Parser, options: argparse.Namespace) -> int:
-    """Print one reading; the exit code. Without a daemon to ask, the GPUs are read while the program's other
-    modules load.
+    """Print one reading. Returns the exit code. If there is no daemon to ask, the GPUs are read while other modules
+    load.
     """
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.agent.runtime.reading import make_readers, take_one_view

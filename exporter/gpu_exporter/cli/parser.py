@@ -26,8 +26,8 @@ FLAG_WIDTH = 40  # columns of the flags in --help
 
 
 class Private:
-    """The conversion of a flag whose text may contain a secret. Only its variable may contain it, and `instead`: `ps`
-    shows the arguments of a process to every user of the host.
+    """Converts the text of a flag that may contain a secret. A secret is accepted only from the flag's variable, and
+    `instead` names another safe place: `ps` shows the arguments of a process to every user of the host.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Private:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command. `prefix`: of its variables; a command without a prefix has no variables."""
+    """The flags of one command. `prefix`: of its variables' names; a command without a prefix has no variables."""
 
     def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
         name = f"gpu-exporter {command}".rstrip()
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
     def flag(
         self, name: str, *, is_verb: bool = False, more: str = "", at_commas: bool = False, **options: Any
     ) -> None:
-        """Add one flag. `is_verb`: the flag says what to do now, so it has no variable. `more`: text that the reference
+        """Add one flag. `is_verb`: the flag requests an action, so it has no variable. `more`: text that the reference
         adds to the help. `at_commas`: its variable may also separate items by commas, since no item contains one.
         """
         if options.get("action") == "append":
@@ -107,11 +107,13 @@ class Parser(argparse.ArgumentParser):
         self.flag(name, type=Private(self, name, convert, is_secret, instead), **options)
 
     def address(self, name: str, convert: Callable[[str], Any], instead: str, **options: Any) -> None:
-        """Add a flag that is the address of a server. `instead`: where its user and password may be."""
+        """Add a flag whose value is the address of a server. `instead`: the safe place for its user and password."""
         self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
 
     def addresses(self, name: str, convert: Callable[[str], Address], instead: str, **options: Any) -> None:
-        """Add a repeatable flag of addresses, which takes host lists such as gpu-[01-40] too. `instead`: as address."""
+        """Add a repeatable flag of addresses. It also accepts host lists such as gpu-[01-40]. `instead`: as in
+        `address`.
+        """
 
         def convert_all(text: str) -> list[Address]:
             from gpu_exporter.common.address import expand_hosts
@@ -124,7 +126,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def reads_variable(self) -> bool:
-        """Whether the text that is being converted is that of a variable."""
+        """Whether the text that is being converted comes from a variable."""
         return bool(self._variable)
 
     def table(self, name: str, **options: Any) -> None:
@@ -168,8 +170,8 @@ class Parser(argparse.ArgumentParser):
         return getattr(found, action.dest)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End the process for arguments that this command does not have. The text after an unknown flag is not printed,
-        since it may be a secret.
+        """End the process because of arguments that this command does not have. The text after an unknown flag is not
+        printed, since it may be a secret.
         """
         from gpu_exporter.common.plain import nearest
 
@@ -199,7 +201,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints flags in one column, without flags that a table explains."""
+    """Prints flags in one column, and omits flags that a table explains."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=FLAG_WIDTH)
@@ -242,7 +244,7 @@ def _describe_environment(prefix: str) -> str:
 
 
 def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
-    """The flag of the output's form: `form`, which is the default, or json. `more`: which output is meant."""
+    """Add the flag for the output format: `form`, which is the default, or json. `more`: which output it applies to."""
     parser.flag(
         "--format",
         dest="format",

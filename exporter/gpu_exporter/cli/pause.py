@@ -30,7 +30,7 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     if bool(options.lease) == (options.pause_file is not None):
-        parser.error("exactly one of --kubernetes.lease and --pause.file is needed: the one that reconcile has")
+        parser.error("exactly one of --kubernetes.lease and --pause.file is needed: the one that `reconcile` uses")
     if options.end and options.lasts is not None:
         parser.error("--for begins or prolongs a pause, --end ends it: give one of them")
     from gpu_exporter.reconciler.marks import MarkError

@@ -178,7 +178,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition requires --apply or --remove-all")
     if options.audit is not None and not options.apply:
-        parser.error("--audit.file requires --apply, which writes it; `explain --audit.file` reads it")
+        parser.error("--audit.file requires --apply, which writes the file; `explain --audit.file` reads it")
     if options.lease and options.apply and options.once:
         parser.error("--kubernetes.lease cannot be combined with --apply --once")
     if options.lease and options.remove_all and not options.apply:
@@ -186,7 +186,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.remove_all and options.once:
         parser.error("--remove-all cannot be combined with --once")
     if options.format != "table" and not options.remove_all and (options.apply or not options.once):
-        parser.error("--format is for --once without --apply, and for --remove-all")
+        parser.error("--format requires --once without --apply, or --remove-all")
 
 
 def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
@@ -230,7 +230,7 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 
 
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
-    """The function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
+    """Build the function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reconciler.actions.record import Record
     from gpu_exporter.reconciler.runtime import loops
@@ -273,7 +273,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
 
 
 def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
-    """Serve metrics and probes, and what the Slurm collector serves if it runs too. Raises OSError, ValueError."""
+    """Serve metrics and probes, and the pages of the Slurm collector if it runs too. Raises OSError, ValueError."""
     from gpu_exporter.reconciler.site import ReconcilerSite
 
     site = ReconcilerSite(telemetry, options.interval)
@@ -291,7 +291,7 @@ def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
-    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if it is the same
+    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if both have the same
     server.
     """
     from gpu_exporter.common.promql.client import Client

@@ -191,15 +191,17 @@ def build_evidence(
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
-    """Where pods and jobs are read and marked. `condition`: pods get a condition beside their label."""
+    """The places where pods and jobs are read and marked. `condition`: pods also get a condition, in addition to their
+    label.
+    """
     from gpu_exporter.reconciler.runtime.targets import Targets
 
     return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)
 
 
 def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
-    """Where a pause may be kept. `with_lease`: include the Lease, because no other part of this process reads its
-    pause.
+    """The places where a pause may be kept. `with_lease`: include the Lease, because no other part of this process
+    reads the pause in it.
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """

@@ -69,11 +69,11 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serve the simulated node, and print its table, the reasons behind it, each label that the reconciler would write,
-    what a fix changes, and the decisions.
+    """Serve the simulated node. Print its table, the reasons behind it, each label that the reconciler would write, the
+    effect of a fix, and the decisions.
 
-    Ends after `duration_s` times `speed` seconds of the clock, which takes longer on a busy machine, or never without
-    `duration_s`. Raises ValueError, OSError for a bad address.
+    The demo ends after `duration_s` times `speed` seconds of its clock, or never without `duration_s`. On a busy
+    machine this takes longer than `duration_s`. Raises ValueError, OSError for a bad address.
     """
     clock = CompressedClock(speed, STEP_MAX_S)
     settings = demo_settings()

@@ -61,7 +61,7 @@ def run(given: list[str]) -> int:
 def check_files(parser: Parser, options: argparse.Namespace) -> None:
     """End the process if a named file does not exist, or if flags of the node contradict each other."""
     if options.process and not options.collector_processes:
-        parser.error("--attribution.process needs the collector processes, which is switched off")
+        parser.error("--attribution.process needs --collector.processes, which is off")
     if options.xid_kmsg and not options.collector_xid:
         parser.error("--collector.xid.kmsg requires --collector.xid, which is off")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
@@ -72,9 +72,9 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """An invalid combination of flags is an error. It is never ignored."""
     if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
-        parser.error("--output, --format and --check are for --once")
+        parser.error("--output, --format and --check require --once")
     if options.once and options.textfile is not None:
-        parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
+        parser.error("--once and --textfile.output cannot be combined; --once --output FILE writes one textfile")
     if options.textfile is not None and options.textfile.suffix != ".prom":
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
@@ -162,7 +162,7 @@ def _serve(
     host: Host,
     state: StateFile | None,
 ) -> bool:
-    """Publish until a signal. Whether a new process must take over. Raises ValueError, OSError."""
+    """Publish until a signal. True if a new process must take over. Raises ValueError, OSError."""
     from gpu_exporter.agent.runtime.agent import Agent
     from gpu_exporter.agent.runtime.serve import serve, write_textfiles
     from gpu_exporter.agent.runtime.surroundings import Publishing

@@ -70,7 +70,7 @@ def run(given: list[str]) -> int:
     if options.directory is not None and not options.directory.is_dir():
         parser.fail(f"{options.directory}: no such directory")
     if (options.slurmrestd is not None) != (options.token_file is not None):
-        parser.error("--slurmrestd requires --slurmrestd.token-file, and the reverse")
+        parser.error("--slurmrestd and --slurmrestd.token-file must be set together")
     slurmrestd = (options.slurmrestd, options.token_file) if options.slurmrestd is not None else None
     try:
         return collect(

@@ -1,4 +1,4 @@
-"""The address of a server, apart from the user and password that it is written with."""
+"""The address of a server, separate from the user and the password that were written with it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
         given, rest = scheme, text
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in rest[len(authority) :]:
-        raise ValueError("an @ behind the host: write @ as %40, / as %2F, ? as %3F and # as %23")
+        raise ValueError("an @ after the host: write @ as %40, / as %2F, ? as %3F and # as %23")
     login, _, place = authority.rpartition("@")
     url = f"{given.lower()}://{place}{rest[len(authority) :]}"
     try:
@@ -81,9 +81,9 @@ def parse_address(text: str, scheme: str = "") -> Address:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The texts of several addresses that differ in their host or port: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
+    """The addresses in a text that differ in their host or port: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
 
-    Raises ValueError, which as that of parse_address repeats no part of the text.
+    Raises ValueError. As in parse_address, its text repeats no part of the address.
     """
     head, separator, rest = text.rpartition("://")
     place = re.split("[/?#]", rest, maxsplit=1)[0]

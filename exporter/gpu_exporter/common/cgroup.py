@@ -1,7 +1,7 @@
-"""The owner of a process, by the path of its cgroup: a pod, a Slurm job, a container outside both, or none of them.
+"""Finds the owner of a process by its cgroup's path: a pod, a Slurm job, a container outside both, or no owner.
 
-Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path as it can choose its
-name and environment. Forms (examples in the tests): cgroup v1, v2 and both together; systemd's slices
+Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path, unlike its name and
+environment. Forms (examples in the tests): cgroup v1, v2 and both together; systemd's slices
 (`kubepods-burstable-pod<uid, _ for ->.slice/cri-containerd-<id>.scope`) and plain folders (`kubepods/pod<uid>/<id>`);
 clusters inside a container (kind), where the outer container comes first; paths relative to the reader's own cgroup
 namespace (`/../..`); Slurm's `slurm/uid_N/job_N`, `slurm_<node>`, `slurmstepd.scope/job_N`, `<node>_slurmstepd.scope`,
@@ -54,8 +54,8 @@ def parse_cgroup(text: str) -> ProcessOwner:
     """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that cannot be parsed has no owner.
 
     Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1, only some controllers have a
-    path with the job or pod, so all lines are read together. If two lines name different jobs, the job is unknown. The
-    kernel allows no line feed in a path, but every other separator.
+    path with the job or pod, so the lines are judged together. If two lines name different jobs, the job is unknown.
+    The kernel allows no line feed in a path, but every other separator.
     """
     owners = [_parse_path(path) for path in (line.split(":", 2)[-1] for line in text.split("\n")[:LINES_MAX])]
     jobs = {owner.job for owner in owners if owner.job}

@@ -44,8 +44,8 @@ SYSTEM_CLOCK = SystemClock()
 class CompressedClock:
     """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only.
 
-    It advances by at most `step_s` between two looks at it: on a busy machine the process may not run for a second, and
-    the simulation would then have minutes without a reading.
+    Between two calls it advances by at most `step_s`. On a busy machine the process may not run for a second; without
+    the limit, the simulation would then have minutes without a reading.
     """
 
     def __init__(self, speed: float, step_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Errors whose text may repeat what others say. Apart from fetch.py, since that loads an HTTP client."""
+"""Errors whose text may quote other programs. They are not in fetch.py, since fetch.py loads an HTTP client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpu_exporter.common.plain import one_line
 
 
 class ForeignError(Exception):
-    """An error whose text may contain words of another program or file: of a server, a command, a driver, a user.
+    """An error whose text may quote another program, a file or a user, such as a server, a command or a driver.
 
     The text is one line of limited length, so it may be printed, logged and published.
     """

@@ -1,4 +1,4 @@
-"""The exit codes of every command, with the texts that the help prints."""
+"""The exit codes of every command, and the texts about them that the help prints."""
 
 from __future__ import annotations
 

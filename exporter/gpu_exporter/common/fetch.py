@@ -30,7 +30,7 @@ MOST_BYTES = 64 * MIB
 
 
 class FetchError(AnswerError):
-    """There is no answer, or none within the limits. The text is the address and the reason."""
+    """No answer arrived, or it exceeded a limit. The text is the address and the reason."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         """`status`: the HTTP status, None if there was no HTTP answer."""
@@ -164,11 +164,11 @@ def fetch_text(
             raise FetchError(f"{address}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
-                raise LimitError(f"{address}: no whole answer within {within_s:.3g} s") from exc
+                raise LimitError(f"{address}: no complete answer within {within_s:.3g} s") from exc
             reason = one_line(str(getattr(exc, "reason", None) or exc), REASON_MAX)
             raise FetchError(f"{address}: {reason}") from exc
         if deadline.is_over:  # an answer without a length ends when its connection ends
-            raise LimitError(f"{address}: no whole answer within {within_s:.3g} s")
+            raise LimitError(f"{address}: no complete answer within {within_s:.3g} s")
     return text.decode("utf-8", "replace")
 
 
@@ -194,7 +194,9 @@ def _read(answer: http.client.HTTPResponse, address: Address, most_bytes: int) -
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """The error text of a PromQL API that refuses a query. Other bodies are not shown: they may hold foreign data."""
+    """The error text with which a PromQL API refuses a query. Other bodies are not shown: they may hold foreign
+    data.
+    """
     try:
         said = json.loads(error.read(CHUNK))["error"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):

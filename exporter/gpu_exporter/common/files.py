@@ -1,9 +1,9 @@
 """Writes files that other programs read: completely or not at all, and never through a link of another user.
 
-Reads files in one of two patterns. `read_own`: what the program wrote, or what lies where other users may write: only a
-regular file of a known user, and no link. `read_named`: what an administrator names: links are followed, since every
-file of a mounted Secret is one, but the target is regular, and not every user may write to it. Both limit the size, and
-neither waits for the writer of a FIFO nor opens a device.
+Reads files in one of two ways. `read_own` is for files that the program wrote or that lie where other users may write:
+it accepts only a regular file of a known user, and no link. `read_named` is for files that an administrator names. It
+follows links, since every file of a mounted Secret is a link, but the target must be a regular file that not every user
+may write to. Both limit the size. Neither opens a device, or waits for the writer of a FIFO.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def accept(status: os.stat_result) -> None:
 
 def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False) -> None:
     """Write a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
-    part. With `is_durable`, return only when the new file would outlive a power failure.
+    part. With `is_durable`, return only after the new file is safe against a power failure.
 
     Raises OSError; PermissionError if any user may create or rename files in the directory. After an error the old file
-    remains, and no other file is left beside it. Every step uses descriptors: the owner of the directory may replace a
-    name by a link between two steps, and a change by name would then change another file.
+    remains, and no other file is left beside it. Every step uses descriptors, because the owner of the directory may
+    replace a name by a link between two steps. A step by name would then change another file.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -100,7 +100,7 @@ def open_log(path: Path, mode: int) -> int:
 def append_line(path: Path, line: bytes, mode: int) -> None:
     """Append a line to the file of `open_log`. Several processes may do so.
 
-    Raises OSError: also if only a part was written. A line after such a part begins on a line of its own.
+    Raises OSError, also if only a part of the line was written. The next line then begins on a new line.
     """
     handle = open_log(path, mode)
     try:
@@ -157,7 +157,7 @@ def read_own(path: Path | str, most: int, uids: Collection[int] = (), check: Che
 
 
 def read_kept(path: Path, most: int, check: Check = accept) -> bytes:
-    """As `read_own`, for a file in a directory of state, whose owner counts as well.
+    """As `read_own`, for a file in a state directory. Files of the directory's owner are accepted too.
 
     Raises PermissionError too if every user may write in the directory.
     """
@@ -216,8 +216,8 @@ def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
-    """The content, None if it is longer than `most` bytes. One read of that size would first take memory for all of
-    them, also for a short file.
+    """The content, None if it is longer than `most` bytes. It is read in parts, because a single read of `most` bytes
+    takes that much memory even for a short file.
     """
     parts: list[bytes] = []
     while part := file.read(CHUNK):
@@ -244,8 +244,8 @@ def lock_kept(path: Path) -> int:
 
 @contextlib.contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """The path of a file that only this process has: OpenSSL reads a certificate and its key only from paths, and the
-    named files may have changed since they were read.
+    """The path of a file in memory that only this process has. OpenSSL reads a certificate and its key only from paths,
+    and the named files may have changed since they were read.
     """
     with os.fdopen(os.memfd_create("content"), "wb") as file:
         file.write(content)
@@ -268,8 +268,8 @@ def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[i
 def refuse_shared(directory: int, path: Path) -> None:
     """Raise PermissionError if every user may rename files in an open directory.
 
-    In a directory with a sticky bit they cannot, so write_atomically accepts it: it makes each file anew, and opens no
-    file that another user has made.
+    In a directory with a sticky bit they cannot. So write_atomically accepts such a directory: it makes each file anew,
+    and opens no file of another user.
     """
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -277,8 +277,8 @@ def refuse_shared(directory: int, path: Path) -> None:
 
 
 def check_kept(directory: Path) -> int:
-    """The owner of a directory of state. Raises SharedDirectory if every user may write in it: with a sticky bit too,
-    another user could make a file there first, which is then read, locked or connected to.
+    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit:
+    another user could make a file there first, and this program would read it, lock it or connect to it.
     """
     status = directory.stat()
     if status.st_mode & stat.S_IWOTH:
@@ -287,10 +287,10 @@ def check_kept(directory: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory of state and its missing parents, with DIRECTORY's permissions regardless of the umask.
+    """Create a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError; PermissionError if the directory exists and another user may write in it. Its group may: a volume of
-    a pod belongs to the pod's group.
+    Raises OSError; PermissionError if the directory exists and another user may write in it. Its group may write,
+    because a pod's volume belongs to the pod's group.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
         with contextlib.suppress(FileExistsError):

@@ -2,10 +2,9 @@
 
 `reconciler`, `attribution` and `cluster` use no other parsers.
 
-Python's int(), float() and fromisoformat() accept more than these texts should contain: digits of every script, 5,000
-digits, `1_000`, `nan`. And `²` passes str.isdigit() but fails in int(). So each parser here defines what it accepts,
-and returns None for anything else. `need_*` raise ValueError instead, for callers that discard a whole record at its
-first invalid field.
+Python's int(), float() and fromisoformat() accept too much: digits of every script, 5,000 digits, `1_000`, `nan`. And
+`²` passes str.isdigit() but fails in int(). So each parser here defines what it accepts, and returns None for anything
+else. `need_*` raise ValueError instead, for callers that discard a whole record at its first invalid field.
 """
 
 from __future__ import annotations

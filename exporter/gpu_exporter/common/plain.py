@@ -14,7 +14,7 @@ DIGEST = 16  # hexadecimal digits; texts that differ only in the part cut off re
 
 
 def one_line(text: str, most: int = LINE_MAX) -> str:
-    """Text of others, for people: one line of at most `most` characters, without terminal escapes and without
+    """Foreign text, made safe for people: one line of at most `most` characters, without terminal escapes and without
     characters that change the writing direction.
     """
     text = shorten(text, most)
@@ -56,7 +56,9 @@ def describe_bug(exc: BaseException) -> str:
 
 
 def describe_yaml(exc: Exception) -> str:
-    """Where a file is not YAML. Quotes nothing of it: it may hold a secret, or be another file than was meant."""
+    """Where a file is not valid YAML. Quotes nothing from the file: it may hold a secret, or be another file than
+    intended.
+    """
     mark = getattr(exc, "problem_mark", None)
     return "not valid YAML" + (f": see line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "")
 

@@ -68,7 +68,7 @@ class Procfs:
             return []
 
     def boot_wall(self) -> float | None:
-        """When the host was started, in Unix seconds by its present clock. None if unknown."""
+        """When the host was started, in Unix seconds of its present clock. None if unknown."""
         try:
             with (self._root / "stat").open("rb") as file:
                 lines = file.read(BOOT_MAX).decode("ascii", "replace").splitlines()
@@ -85,7 +85,7 @@ class Procfs:
 
     def text(self, pid: int, name: str, most: int = READ_MAX) -> str | None:
         """The text of one file of less than `most` bytes. None if it is longer, if the process has ended, or if hidepid
-        or missing rights hide it.
+        or missing permissions hide the file.
         """
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)

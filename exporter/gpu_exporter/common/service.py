@@ -15,7 +15,7 @@ LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick
 
 
 class _Follower:
-    """Acts on signals in a thread of its own. One for the process, since the interpreter writes into one pipe."""
+    """Acts on signals in its own thread. A process has only one, since the interpreter writes signals into one pipe."""
 
     def __init__(self) -> None:
         self.actions: dict[int, Callable[[], object]] = {}
@@ -38,16 +38,16 @@ def _follower() -> _Follower:
 
 
 def _nothing(*_: object) -> None:
-    """The handler of a signal that is followed: it has to exist, and the thread does the work."""
+    """The handler of a followed signal. It does nothing: a handler must exist, but the thread does the work."""
 
 
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
     """Call `actions[number]` in a separate thread for each signal that arrives. Returns its task. Raises NoThread.
 
     The interpreter itself writes the number into a pipe (signal.set_wakeup_fd), at the moment of the signal. A handler
-    in Python cannot do that. The main thread runs it only between two steps of Python code, so a signal that arrives
-    just before this thread begins to wait for a lock stays without effect. And where the handler does run, it may
-    interrupt code that holds a lock which the handler needs, such as that of Event.set.
+    in Python is later: the main thread runs it only between two steps of Python code. So a signal that arrives just
+    before this thread begins to wait for a lock would have no effect. And a handler may interrupt code that holds a
+    lock which the handler needs, such as that of Event.set.
     """
     follower = _follower()
     for number, action in actions.items():

@@ -25,9 +25,7 @@ def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
 
 
 def count_slices(board_slices: int, parts: Iterable[float]) -> float:
-    """The divisor for shares: the board's slices, or the sum of `parts` if that is larger, so that no share exceeds
-    1.
-    """
+    """The divisor for shares: the board's slices, or the sum of `parts` if that is larger. So no share exceeds 1."""
     return max(float(board_slices), sum(parts))
 
 

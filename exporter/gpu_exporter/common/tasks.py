@@ -1,5 +1,5 @@
-"""Tasks that run as long as their process: an error costs one turn, is logged and counted, and a task that no longer
-turns is reported.
+"""Tasks that run as long as their process. An error ends only one turn, and is logged and counted. A task that has no
+turns any more is reported.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ KINDS_MAX = 32  # kinds of errors that are logged within that time; a kind is a 
 
 
 class Task:
-    """Surrounds each turn of a loop: `with task: ...` ends only this turn if an exception arises in it."""
+    """Surrounds each turn of a loop: an exception inside `with task: ...` ends only this turn."""
 
     def __init__(self, name: str, late_s: float = math.inf) -> None:
-        """`late_s`: seconds from the begin of a turn to that of the next one, above which the task is reported; without
-        it, a hang of this task is reported elsewhere.
+        """`late_s`: the longest normal time in seconds from the begin of one turn to the next. A task that takes longer
+        is reported. Without it, another part reports a hang of this task.
         """
         self.name = name
         self.failures = 0
@@ -33,7 +33,7 @@ class Task:
         self._said: dict[tuple[object, ...], float] = {}
 
     def turn(self) -> None:
-        """Note that a turn begins. For a loop inside of a turn: others call `with task`."""
+        """Note that a turn begins. For a loop inside a turn; other loops use `with task`."""
         self._turned = time.monotonic()
 
     def __enter__(self) -> Task:
@@ -53,7 +53,7 @@ class Task:
         with self._lock, contextlib.suppress(Exception):  # a full memory must not end the task here
             self.failures += 1
             if self._is_new(error):
-                log.error("the task %s failed in one turn, and goes on", self.name, exc_info=error)
+                log.error("one turn of the task %s failed; the task continues", self.name, exc_info=error)
 
     def _is_new(self, error: Exception) -> bool:
         at = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][-1:]
@@ -69,7 +69,7 @@ class Task:
         self._turned = None
 
     def late_s(self) -> float | None:
-        """For how long the task has not turned, if that is too long; else None."""
+        """Seconds since the last turn began, if that is too long; else None."""
         turned = self._turned
         late_s = 0.0 if turned is None else time.monotonic() - turned
         return late_s if late_s > self._late_s else None
@@ -95,7 +95,7 @@ class Tasks:
         return [_describe(name, seconds) for name, seconds in late if seconds is not None]
 
     def watch(self) -> None:
-        """Log each task that no longer turns, and each that turns again. Called repeatedly by one thread."""
+        """Log each task that has no turns any more, and each that has turns again. One thread calls this repeatedly."""
         late = {task.name: seconds for task in self._all if (seconds := task.late_s()) is not None}
         for name, seconds in late.items():
             if name not in self._late:

@@ -1,4 +1,4 @@
-"""How GPU vendors are identified outside of their drivers: by Kubernetes, by Slurm and on the PCI bus.
+"""How Kubernetes, Slurm and the PCI bus identify the GPUs of a vendor.
 
 A backend defines whose GPUs it reads; the sources of holders and the inventory take the vendor from the backend. The
 reconciler has no backend: pods that ask for resources of any vendor in VENDORS hold GPUs. Only hints still name NVIDIA

@@ -92,7 +92,7 @@ def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
     assert "the last cycle ended" in (fetch(f"http://127.0.0.1:{port}/-/healthy") or "")
     assert "gpu_reconciler_apply 0.0" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
     slowest = probe_ms(port, 5)
-    wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up")
+    wait_for(lambda: "no complete answer within 10 s" in running.log() or None, "the answer to be given up")
     peer.listener.close()
     ended = 0.0
     for source in ("--source.prometheus", "--source.exporter"):

@@ -63,7 +63,7 @@ def test_all_three_layouts_of_job_files_are_read(place: Path, files: Mapping[str
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("42", "gpus=3-1\nvisible=\n", "'3-1' goes backwards, or the list exceeds"),
+        ("42", "gpus=3-1\nvisible=\n", "'3-1' is descending, or the list exceeds"),
         ("42", "gpus=0;reboot\nvisible=\n", "is not a range of numbers"),
         ("42", "gpus=0-999999\n", "goes backwards, or the list exceeds"),
         ("readme.txt", "42\n", "its name is neither a GPU nor a job id"),

@@ -82,7 +82,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("record", "--hash-identifier"), "record: unrecognized arguments: --hash-identifier; did you mean --hash-identifiers?"),
         (("record",), "gpu-exporter record: the following arguments are required: FILE"),
         (("--log.levle=debug",), "unrecognized arguments: --log.levle; did you mean --log.level?; see"),
-        (("--format=json",), "--output, --format and --check are for --once"),
+        (("--format=json",), "--output, --format and --check require --once"),
         (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
         (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply"),
         (("top", "--from=gpu-[9-1]"), "argument --from: expected HOST, or a list of hosts such as gpu-[01-40]"),

@@ -78,4 +78,4 @@ def test_removed_marks_are_one_line_of_json_each(capsys: pytest.CaptureFixture[s
 def test_a_form_that_would_have_no_effect_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_command(["reconcile", *given, "--format=json", "--source.prometheus=http://127.0.0.1:1"])
-    assert "--format is for --once without --apply, and for --remove-all" in capsys.readouterr().err
+    assert "--format requires --once without --apply, or --remove-all" in capsys.readouterr().err

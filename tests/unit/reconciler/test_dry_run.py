@@ -207,7 +207,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:2] == [
         "dry run: the reconciler made no decisions in this cycle: Prometheus is down",
-        "the task cycle failed in one turn, and goes on",
+        "one turn of the task cycle failed; the task continues",
     ]
     assert dry.task.failures == 2
     assert sum("no decisions" in line for line in lines) == 1

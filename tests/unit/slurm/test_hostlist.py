@@ -54,16 +54,16 @@ def test_rendered_ranges_are_read_back(numbers: list[int]) -> None:
         ("n[0[1]", "'n[0[1]': brackets do not match"),
         ("n[0-2", "'n[0-2': brackets do not match"),
         ("n[a]", "'a': 'a' is not a range of numbers"),
-        ("n[3-1]", f"'3-1': '3-1' goes backwards, or the list exceeds {MAX_NAMES} numbers"),
+        ("n[3-1]", f"'3-1': '3-1' is descending, or the list exceeds {MAX_NAMES} numbers"),
         ("n[0-999]m[0-999]", f"'n[0-999]m[0-999]' expands to more than {MAX_NAMES} names"),
         (f"n[0-{MAX_NAMES - 1}],m", f"'n[0-{MAX_NAMES - 1}],m' expands to more than {MAX_NAMES} names"),
         (
             f"n[0-{MAX_NAMES}]",
-            f"'0-{MAX_NAMES}': '0-{MAX_NAMES}' goes backwards, or the list exceeds {MAX_NAMES} numbers",
+            f"'0-{MAX_NAMES}': '0-{MAX_NAMES}' is descending, or the list exceeds {MAX_NAMES} numbers",
         ),
         (
             f"n[7,0-{MAX_NAMES - 1}]",
-            f"'7,0-{MAX_NAMES - 1}': '0-{MAX_NAMES - 1}' goes backwards, or the list exceeds {MAX_NAMES} numbers",
+            f"'7,0-{MAX_NAMES - 1}': '0-{MAX_NAMES - 1}' is descending, or the list exceeds {MAX_NAMES} numbers",
         ),
     ],
 )

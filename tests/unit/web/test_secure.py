@@ -54,18 +54,18 @@ def load(directory: Path, text: str) -> Security:
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
-            "set client_ca_file if client_auth_type verifies clients, and only then",
+            "client_ca_file is required if client_auth_type verifies clients, and invalid otherwise",
         ),
         (
             "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
-            "set client_ca_file if client_auth_type verifies clients, and only then",
+            "client_ca_file is required if client_auth_type verifies clients, and invalid otherwise",
         ),
         (
             "basic_auth_users: {ada: plain}",
             "basic_auth_users.ada: not a bcrypt hash: create one with `htpasswd -nBC 10 ada`",
         ),
-        ("basic_auth_users: [ada]", "basic_auth_users: expected a mapping of names to texts"),
-        ("basic_auth_users: {ada: 7}", "basic_auth_users: expected a mapping of names to texts"),
+        ("basic_auth_users: [ada]", "basic_auth_users: expected a mapping of names to strings"),
+        ("basic_auth_users: {ada: 7}", "basic_auth_users: expected a mapping of names to strings"),
         ("[]", "expected a mapping with tls_server_config and basic_auth_users"),
         ("{", "web.yaml"),
         ("[" * 5000, "web.yaml"),

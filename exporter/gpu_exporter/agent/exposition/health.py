@@ -1,4 +1,4 @@
-"""The completeness of a view: `--once` derives its exit code from it, and JSON its field `health`."""
+"""Judges how complete a view is. The exit code of `--once` and the JSON field `health` follow from it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
 
 
 def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
-    """The gaps of a view, one line each: GPUs that do not answer, that need a recovery action, or that only a scheduler
-    counts. Without `devices_only` also failed calls and failed sources of holders.
+    """The gaps of a view, one line each. A gap is a GPU that does not answer, that needs a recovery action, or that
+    only a scheduler counts. Without `devices_only`, failed calls and failed sources of holders are gaps too.
     """
     gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if is_missed(gpu)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)

@@ -121,7 +121,9 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
-    """Why a unit is not idle: the time of its last activity, its witnesses, and their time at utilization 0."""
+    """The last activity of a unit: its time and witnesses. Also the time at utilization 0 that is not idle, by
+    witness.
+    """
     return {
         "last_active_timestamp_seconds": totals.last_active_wall if totals else None,
         "last_active_by": list(totals.active_by) if totals else [],
@@ -179,7 +181,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
 
 
 def _stall(spin: Spin | None) -> dict[str, Any] | None:
-    """The run without progress, at any confidence; None if the holder cannot be watched."""
+    """The holder's run without progress, whatever its confidence. None if the holder cannot be watched."""
     if spin is None:
         return None
     return {

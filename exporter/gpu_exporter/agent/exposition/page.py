@@ -201,7 +201,7 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    """A holder's line, and below it, across the table, why it is in its state and what to do."""
+    """The row of a holder. A second row over all columns has the reason for its state, and what to do."""
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
@@ -234,7 +234,7 @@ def _two_lines(first: str, second: str) -> str:
 
 
 def _say_throttling(row: Row) -> str:
-    """Share of the time and reason, or `not throttled`; "" while unknown."""
+    """The share of the time that was throttled, with the reason, or `not throttled`; "" while unknown."""
     if row.throttling is None:
         return ""
     share = format_ratio(row.throttling.ratio)
@@ -272,7 +272,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
 
 
 def _shrink(values: Sequence[float | None]) -> list[float | None]:
-    """At most SPARK_POINTS values; each is the mean of the known values in its part of the time."""
+    """At most SPARK_POINTS values. Each is the mean of the known values in its part of the time."""
     per_point = max(1, -(-len(values) // SPARK_POINTS))
     shrunk: list[float | None] = []
     for start in range(0, len(values), per_point):

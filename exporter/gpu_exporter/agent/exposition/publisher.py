@@ -1,4 +1,4 @@
-"""Rendered bodies of the newest view: rendered at the first request and kept until the next view."""
+"""Rendered bodies of the newest view. A body is rendered at its first request and kept until the next view."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Publisher:
         more_series: Callable[[], list[Series]] = list,
         history: History = no_history,
     ) -> None:
-        """`version()` changes when `build_view()` would return a new view. `more_series` are appended."""
+        """`version()`: changes when `build_view()` would return a new view. `more_series`: appended to the view's
+        series.
+        """
         self._build_view = build_view
         self._version = version
         self._more_series = more_series
@@ -62,7 +64,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
-        """The body in a form of CONTENT_TYPES. `names` restricts the metrics to these families."""
+        """The body in one of the formats of CONTENT_TYPES. `names`: return only these metric families."""
         with self._lock:
             edition = self._current()
             if names:

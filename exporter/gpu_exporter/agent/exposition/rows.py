@@ -163,8 +163,8 @@ def _row(
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:
-    """The most certain cause with its confidence, its evidence, and its advice. Without a cause, what would be needed
-    to find one; all empty if the state needs no cause.
+    """The most certain cause with its confidence, its evidence, and its advice. Without a cause: `unknown`, and the
+    data that would be needed to find one. All are "" if the state needs no cause.
     """
     if causes.ranked:
         first = causes.ranked[0]

@@ -258,7 +258,7 @@ def _count_unattributed(view: View) -> int:
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
-    """Of each collector, over the GPUs that were read: name, 1 if it failed on no GPU, longest duration."""
+    """For each collector, over the GPUs that were read: name, 1 if it failed on no GPU, longest duration."""
     outcomes: dict[str, tuple[bool, float]] = {}
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
         for outcome in found:

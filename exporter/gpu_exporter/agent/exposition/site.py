@@ -26,7 +26,9 @@ class ExporterSite:
         telemetry_path: str = "/metrics",
         hosts: Collection[str] = (),
     ) -> None:
-        """`hosts`: names that a request for the status page, JSON or tables may use, beside the machine's own names."""
+        """`hosts`: Host names that requests for the status page, JSON and tables may use, in addition to the machine's
+        own names.
+        """
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
@@ -34,7 +36,7 @@ class ExporterSite:
         self._hosts = own_names() | {host.lower() for host in hosts}
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """The reply to probes, to unknown pages, and for bodies that are already rendered; else None."""
+        """The reply if nothing has to be rendered for it (probes, unknown pages, rendered bodies), else None."""
         if request.path == "/-/healthy":
             return Reply(200, TEXT, b"gpu-exporter is healthy\n")
         if request.path == "/-/ready":

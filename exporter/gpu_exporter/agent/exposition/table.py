@@ -1,4 +1,4 @@
-"""A view as a table for a terminal: the holder of each GPU, its use, and the reason if it is not used."""
+"""A view as a table for a terminal: the holder of each GPU, its use, and the reason if the GPU is not used."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def escape_label(value: str) -> str:
 
 
 def format_value(value: float) -> str:
-    """Shortest text that reads back as the same number; whole numbers without a fraction."""
+    """The shortest text that parses to the same number. Whole numbers have no fraction."""
     if value == math.floor(value) and abs(value) < 1e15:
         return str(int(value))
     return repr(value)
@@ -40,7 +40,7 @@ class TextRenderer:
     def render(
         self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
-        """The exposition of `series`; with `names`, of these families only."""
+        """The exposition of `series`. With `names`, only of these families."""
         out: list[str] = []
         prefixes = self._prefixes
         lines = 0  # of all families, so that a request for a few families causes no sweep

@@ -1,4 +1,4 @@
-"""What the training loop of a holder says of itself, as series and as JSON. It is a claim of the job."""
+"""The report of a holder's training loop, as series and as JSON. The job writes the report, so it is only a claim."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = (STEPS, STEP, PHASES, LATE)
 
 
 def list_training(training: TrainingView) -> Iterator[tuple[Family, float | None, tuple[str, ...]]]:
-    """Family, value and further labels of each series of one allocation."""
+    """The family, the value and the additional labels of each series of one allocation."""
     yield STEPS, float(training.steps), ()
     yield STEP, training.step_s, ()
     for phase, seconds in training.seconds.items():

@@ -1,1 +1,1 @@
-"""Which GPUs this host should have: GPUs that were seen before, and GPUs that the kernel lists on the bus."""
+"""The GPUs that this host should have: GPUs that answered before, and GPUs that the kernel lists on the bus."""

@@ -1,8 +1,9 @@
-"""The GPUs that this node should have: those that were seen, kept in a file over restarts and reboots.
+"""The GPUs that this node should have. The GPUs that have answered are listed in a file, which outlives restarts and
+reboots.
 
 A GPU remains expected until one of three events: another GPU answers at its PCI address (it was replaced), the node
-comes back from a reboot with at least as many GPUs (it was moved or taken out on purpose), or `gpu-exporter forget
-UUID`.
+comes back from a reboot with at least as many GPUs (it was moved or removed on purpose), or an administrator runs
+`gpu-exporter forget UUID`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ExpectedDevice(NamedTuple):
 
 
 class ExpectedDevices:
-    """The expected GPUs, and their file if there is a directory. One thread at a time."""
+    """The expected GPUs. They are kept in a file if there is a directory. One thread at a time."""
 
     def __init__(self, directory: Path | None, boot_id: str) -> None:
         self.devices: dict[str, ExpectedDevice] = {}
@@ -49,7 +50,9 @@ class ExpectedDevices:
         self._problem = ""  # of the file, as it was logged
 
     def load(self) -> None:
-        """Load the file. A later call applies changes of `forget`. An invalid file is logged and changes nothing."""
+        """Load the file. A later call takes over the removals by `forget`. An invalid file is logged and changes
+        nothing.
+        """
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
@@ -73,7 +76,7 @@ class ExpectedDevices:
         self._stamp = stamp
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
-        """Note that these GPUs answer now. Returns whether there are unsaved changes; the caller then saves."""
+        """Note that these GPUs answer now. True if there are unsaved changes, which the caller then saves."""
         before, kept, left_out = self.devices, dict(self.devices), self.left_out
         answering = {
             # A GPU whose address cannot be read now keeps its known address.
@@ -142,11 +145,11 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
     try:
         data = json.loads(read_kept(path, READ_MAX).decode("utf-8"))
         if data["version"] != VERSION:
-            raise ValueError(f"it has version {data['version']!r:.20}, this release reads version {VERSION}")
+            raise ValueError(f"it has version {data['version']!r:.20}, but this release reads version {VERSION}")
         devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
         for device in devices.values():
             if [type(value) for value in device] != [str, str, int, str]:
-                raise ValueError("a field of a GPU has another type")
+                raise ValueError("a field of a GPU has the wrong type")
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # a lone surrogate cannot be encoded, so no answer with it could be written
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
@@ -162,7 +165,8 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
 
 
 def forget(directory: Path, uuid: str) -> bool:
-    """Remove a GPU from the file; a running exporter notices it. False if the file lacks the GPU, or is missing.
+    """Remove a GPU from the file; a running exporter notices the change. False if the file is missing or does not list
+    the GPU.
 
     Raises OSError, UnusableList.
     """

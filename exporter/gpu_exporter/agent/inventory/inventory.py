@@ -1,4 +1,4 @@
-"""The expected GPUs and the bus as one immutable value, and the keeper of this value."""
+"""The expected GPUs and the GPUs on the bus as one immutable value, and the class that keeps this value up to date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FELL_OFF = "seen here before, but no longer in the driver's list"
 
 
 class Missing(NamedTuple):
-    """An expected GPU that is not found now. `away`: taken away on purpose or asleep, so not lost."""
+    """An expected GPU that is not found now. `away`: it was taken away on purpose or is asleep, so it is not lost."""
 
     identity: DeviceIdentity
     reason: str
@@ -28,10 +28,10 @@ class Missing(NamedTuple):
 class Inventory(NamedTuple):
     """Expected GPUs, and GPUs on the bus.
 
-    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `managed`: the kernel driver of
-    those GPUs in `functions` that the exporter reads. `seen`: UUIDs of `devices` that were up in this boot.
-    `left_out`: addresses of GPUs that an administrator removed. `failed`: addresses whose probe has failed since their
-    GPUs last answered. `proven`: PCI device ids of which a card has answered for PROVEN_S. `is_loaded`, `is_subset`: as
+    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `left_out`: addresses of GPUs that
+    an administrator removed. `managed`: the kernel driver of those GPUs in `functions` that the exporter reads. `seen`:
+    UUIDs of `devices` that were up in this boot. `failed`: addresses of GPUs whose probe has failed since they last
+    answered. `proven`: PCI device ids; a card with such an id has answered for PROVEN_S. `is_loaded`, `is_subset`: as
     in pci.py.
     """
 
@@ -47,7 +47,7 @@ class Inventory(NamedTuple):
     is_subset: bool = False
 
     def standing(self, address: str) -> Standing:
-        """The standing of a GPU at this address that the driver does not list, or that does not answer."""
+        """The standing of the GPU at this address, which the driver does not list or which does not answer."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         known = [each for each in self.devices if each.pci_bus_id == wanted]
@@ -65,7 +65,7 @@ class Inventory(NamedTuple):
         )
 
     def given_away(self, address: str) -> str:
-        """Why a GPU that has answered before should not be read any more, "" if it should be read."""
+        """Why the exporter should no longer read a GPU that has answered before; "" if it should read it."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded
@@ -78,11 +78,11 @@ class Inventory(NamedTuple):
     def missing(
         self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
     ) -> list[Missing]:
-        """Expected GPUs that are not among the UUIDs `found`.
+        """The expected GPUs whose UUIDs are not in `found`.
 
-        `errors`: by position in the driver's list, the error of a GPU that did not report its name; errors that explain
-        a missing GPU are removed from it. `listed`: PCI addresses in the driver's list, None for a position without an
-        address.
+        `errors`: by position in the driver's list, the error of each GPU that did not report its name. An error that
+        explains a missing GPU is removed from it. `listed`: PCI addresses in the driver's list, None for a position
+        without an address.
         """
         entries: list[Missing] = []
         for device in self.devices:
@@ -103,7 +103,7 @@ class Inventory(NamedTuple):
         return entries
 
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
-        """GPUs on the bus that were never seen here but count as missing, by address."""
+        """By address, the GPUs on the bus that were never seen here and still count as missing."""
         known = {device.pci_bus_id for device in self.devices} | self.left_out
         others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
         standings = [(address, self.standing(address)) for address in others]
@@ -140,8 +140,8 @@ class InventoryKeeper:
         boot_id: str = "",
         subset: Callable[[int], bool] | None = None,
     ) -> None:
-        """`sysfs`: path of the bus, None for a backend without a bus. `boot_id`: of this boot, "" if unknown.
-        `subset`: whether this container or job got only a part of the given number of GPUs; in place of is_subset.
+        """`sysfs`: path of the bus, None for a backend without a bus. `boot_id`: of this boot, "" if unknown. `subset`:
+        replaces is_subset; takes a number of GPUs, and returns whether this container or job got only a part of them.
         """
         self._boot_id = boot_id
         self._subset = subset or (lambda bound: is_subset(bound, vendor))
@@ -186,7 +186,7 @@ class InventoryKeeper:
                 self._expected.save()
 
     def note_failed_probes(self, addresses: Collection[str]) -> None:
-        """Note that, by the kernel's log, the driver could not start the devices at these addresses."""
+        """Note the addresses of devices that the driver could not start, as the kernel's log reports."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 

@@ -1,6 +1,6 @@
-"""A vendor's PCI functions as the kernel lists them: which GPUs exist, and which kernel driver has each.
+"""A vendor's PCI functions as the kernel lists them: which GPUs exist, and which kernel driver is bound to each.
 
-Only the kernel knows whether a GPU that the driver does not list is lost or was given away. The code reads
+If the driver does not list a GPU, only the kernel knows whether the GPU is lost or was given away. The code reads
 /sys/bus/pci/devices (vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is
 loaded. It needs no privilege and no driver.
 """
@@ -37,7 +37,7 @@ class PciFunction(NamedTuple):
 
 
 def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
-    """All GPUs of the vendor on the bus, None if the bus cannot be read."""
+    """All GPUs of the vendor on the bus; None if the bus cannot be read."""
     found: list[PciFunction] = []
     try:
         entries = sorted((sysfs / "bus/pci/devices").iterdir())
@@ -78,8 +78,8 @@ def is_subset(
 ) -> bool:
     """Whether this container or job got only a part of the host's GPUs.
 
-    `bound`: how many GPUs of the host have the vendor's driver. `device_files`: names in /dev, None to list them. A
-    container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the driver.
+    `bound`: how many GPUs of the host are bound to the vendor's driver. `device_files`: names in /dev; None lists /dev
+    now. A container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the driver.
     """
     if environ.get(vendor.visible_variable, "").strip().lower() not in EVERYTHING:
         return True

@@ -13,7 +13,8 @@ STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it 
 
 class ConfirmedAllocation(NamedTuple):
     """An allocation with dates in monotonic seconds. `confirmed`: when its source last reported it. `start`: since when
-    it provably holds (Slurm). `working`: since when its holder can work, if known. `renewed_s` as in Grant.
+    the holder provably has the unit (Slurm). `working`: since when the holder can work, if known. `renewed_s`: as in
+    Grant.
     """
 
     allocation: Allocation
@@ -25,7 +26,7 @@ class ConfirmedAllocation(NamedTuple):
 
 @dataclass(slots=True)
 class UnitAccount:
-    """Counters of one unit. `rest_w`: its power at utilization 0, as far as it was seen."""
+    """Counters of one unit. `rest_w`: its learned power at utilization 0, None while unknown."""
 
     covered_until: float
     busy_s: float = 0.0
@@ -45,17 +46,23 @@ class UnitAccount:
 class HolderAccount:
     """Counters of one holder on one unit.
 
-    `confirmed`: the holder is confirmed up to this time. `booked`, `energy_booked`: readings are charged up to this
-    time. It lags, because the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown
-    time within the idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite
-    while it is not known to run, None if its source does not report it. `longest_gap_s`: the longest idle run that
-    ended with work. `renewed_s`: how often its source confirms it, 0 at each poll.
+    - `confirmed`: the holder is confirmed up to this time.
+    - `booked`, `energy_booked`: readings are charged up to this time. It lags, because the driver's samples arrive a
+      moment after the time that they cover.
+    - `run_unknown_s`: unknown time within the idle run.
+    - `running`, `alone`: at the last poll.
+    - `working`: since when its program can work. It is infinite while the program is not known to run, and None if the
+      source does not report it.
+    - `longest_gap_s`: the longest idle run that ended with work.
+    - `renewed_s`: the interval at which its source confirms it, 0 for every poll.
 
-    Of a run without progress (spins.py): `stalled_s`, and `pending_s`, which are not yet known to be stalled or busy.
-    `spin_begin` to `spin_end`: its time, `is_stalled`: it counts as a stall. For the search after a restart
-    (SpinMemory of stalls/watch.py): `spin_since`, its begin, also where its seconds count as busy; `spin_until`,
-    `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`, and the seconds and the median power of its work.
-    `waits`, `wait_longest_s`: what its waits have taught (stalls/waits.py).
+    A run without progress (spins.py): `stalled_s`; `pending_s`, which may still become stalled or busy; `spin_begin`
+    and `spin_end`, its time; `is_stalled`, it counts as a stall.
+
+    Data for the search after a restart (SpinMemory of stalls/watch.py): `spin_since`, the begin of the run, even if its
+    seconds count as busy; `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`; `work_s` and
+    `work_w`, the seconds and the median power of its work. `waits`, `wait_longest_s`: learned from its waits
+    (stalls/waits.py).
     """
 
     confirmed: float

@@ -1,10 +1,12 @@
 """Divides the activity and the energy of a shared GPU among its holders.
 
-The driver's report about single processes does not count alone, because a process that the driver leaves out may be
-working. It counts only as far as it explains the activity of the whole GPU. For each period: the holders' shares are
-scaled down if their sum exceeds the GPU's own utilization. No share is used if the sum explains too little of that
-utilization. A holder is idle beside busy neighbours only if the neighbours explain all of the utilization. While the
-whole GPU is idle, every holder is idle, without any report about processes.
+The driver's values for single processes are no proof alone, because the driver may leave out a process that works. They
+count only as far as they explain the activity of the whole GPU. For each period:
+
+- If the sum of the holders' shares exceeds the GPU's own utilization, the shares are scaled down.
+- If the sum explains too little of that utilization, no share is used.
+- A holder is idle beside busy neighbours only if the neighbours explain all of the utilization.
+- While the whole GPU is idle, every holder is idle. No values for processes are needed.
 
 Pure: no clock, no lock, no file.
 """
@@ -29,7 +31,9 @@ WITNESSES = 2
 
 @dataclass(slots=True)
 class Waiting:
-    """A span of a unit that waits for its holders. `booked_s`: seconds of full load that holders were charged for."""
+    """A span of a unit that waits until a poll shows its holders. `booked_s`: seconds of full load already charged to
+    holders.
+    """
 
     span: Span
     booked_s: float = 0.0
@@ -42,8 +46,8 @@ class Waiting:
 
 
 def merge_active(spans: Iterable[Waiting], split: Split) -> deque[Waiting]:
-    """Merge the spans of a period that follow one another and have utilization. The driver reports processes by period
-    only, and charging every holder for each span would cost CPU.
+    """Merge consecutive spans of a period that have utilization. The driver reports processes only by period, so
+    charging every holder for each span would only cost CPU.
     """
     merged: deque[Waiting] = deque()
     for waiting in spans:
@@ -65,7 +69,7 @@ def _is_one(before: Span, after: Span, split: Split) -> bool:
 
 @dataclass(slots=True)
 class Charge:
-    """Energy drawn over (start, end]. `booked_j`: the joules that holders were charged for."""
+    """Energy drawn over (start, end]. `booked_j`: the joules already charged to holders."""
 
     start: float
     end: float
@@ -130,10 +134,10 @@ class Division:
 
 
 def divide_joules(joules: float, rest_j: float, share: float, part: float | None) -> float:
-    """The holder's part of the energy of a shared GPU: of the energy at rest by its share, of the remaining energy by
-    its part of the activity.
+    """The holder's part of the energy of a shared GPU. Energy at rest is divided by `share`, the remaining energy by
+    `part`.
 
-    `rest_j`: the energy that the GPU would have drawn at rest. `part` as in Division.part_of.
+    `rest_j`: the energy that the GPU would have drawn at rest. `part`: as in Division.part_of.
     """
     floor = min(joules, rest_j)
     return floor * share + (joules - floor) * (part or 0.0)

@@ -6,11 +6,11 @@ Rules (docs/concepts.md explains them to users):
   observed.
 - No time is counted twice, and no time before this process started.
 - A holder is charged from the first poll that shows it to the last poll that shows it (a Slurm job from its start). So
-  spans wait until the next poll confirms who held the unit. The interval of a change is charged to no holder.
+  spans wait until the next poll confirms who held the unit. An interval in which the holder changed is charged to none.
 - While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time grows, also while
   the exporter does not run. So observed / held is the known share of the holder's time.
-- The only holder of a unit is charged for all activity of the unit, and only for time at both ends of which it was the
-  only holder. Several holders are charged for the work of their own processes (division.py).
+- A holder that is alone on a unit is charged for all activity of the unit, but only in intervals at whose start and end
+  it was alone. Several holders are charged for the work of their own processes (division.py).
 - Activity that no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
 - The idle run is the unbroken run of known zero since the unit's last activity. Unknown time does not add to it, and
   too much unknown time, in sequence or in total, ends it. A start of the holder's container within the run ends it too.
@@ -49,7 +49,9 @@ RESTART_S = 1.0  # a container start that moved by less is the same start, read 
 
 
 class LedgerRules(NamedTuple):
-    """`poll_interval_s`: attribution's interval; `history_s`, `bucket_s`: the ring of each unit."""
+    """`poll_interval_s`: seconds between two polls of attribution. `history_s`, `bucket_s`: size of each unit's
+    ring.
+    """
 
     poll_interval_s: float
     stale_after_polls: int
@@ -61,8 +63,8 @@ class LedgerRules(NamedTuple):
     bucket_s: float = 1.0
 
     def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
-        """The greatest age of a mapping that is charged to a holder. `renewed_s`: how often its source confirms the
-        mapping.
+        """The greatest age at which a mapping is still charged to its holder. `renewed_s`: the interval at which its
+        source confirms the mapping.
         """
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
@@ -123,7 +125,7 @@ class Ledger:
                 account.unattributed_s += dropped.unclaimed_s
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
-        """Book the driver's energy counter of a whole GPU. A counter that fell was reset with the driver."""
+        """Book the driver's energy counter of a whole GPU. If the counter fell, it was reset with the driver."""
         record = self._unit(unit)
         account, pending = record.account, record.wait()
         account.power_limit_w = limit_w
@@ -139,7 +141,9 @@ class Ledger:
                 self._drop_charge(account, pending)
 
     def record_split(self, unit: UnitId, split: Split) -> None:
-        """Book the work of processes on a shared unit. The unit's activity of that time was recorded before."""
+        """Book the work of processes on a shared unit. The unit's own activity of that time must have been recorded
+        before.
+        """
         pending = self._unit(unit).wait()
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
@@ -167,8 +171,8 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Book new activity, even if it is late, before the exporter's start, or in a time that no holder is charged
-        for.
+        """Note new activity of a unit and end the idle runs of its holders. Activity counts even if it is late, is
+        before the exporter's start, or is in a time that no holder is charged for.
         """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
@@ -191,10 +195,10 @@ class Ledger:
         confirmed: Sequence[ConfirmedAllocation],
         ended: Sequence[ConfirmedAllocation] = (),
     ) -> None:
-        """Charge the waiting readings to the holders that are shown to have held the units.
+        """Charge the waiting readings to the holders that this poll proves.
 
         `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
-        poll, so that holders that came and went between two polls, one after the other, get their time.
+        poll. So holders that came and went between two polls, one after the other, get their time.
         """
         past = sorted(ended, key=lambda each: each.confirmed)
         ends: set[AllocationId] = set()
@@ -252,7 +256,7 @@ class Ledger:
         self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
-        """Book late readings of a holder that has left: readings of the time before its last poll are still its own."""
+        """Book late readings of a holder that has left. Readings of the time before its last poll are still its own."""
         for holder_id, holding in self.holdings.items():
             if holding.presence is not HolderPresence.LEAVING:
                 continue
@@ -268,7 +272,9 @@ class Ledger:
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
-        """Another start is a restart: the time before it shows nothing about the program that runs now."""
+        """Note since when the program can work. A changed value is a restart: the time before shows nothing about the
+        new program.
+        """
         before = account.working
         if working is None or working == before:
             return
@@ -288,8 +294,8 @@ class Ledger:
     ) -> Holding:
         """The record of a holder that was missing at the last poll: restored, or new.
 
-        `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its start and
-        its end are dated.
+        `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its source
+        reports both its start and its end.
         """
         holder = entry.allocation.holder
         before = self.holdings.pop(holder_id, None)
@@ -321,8 +327,8 @@ class Ledger:
         alone: bool,
         running: bool,
     ) -> None:
-        """`share`: the holder's share of the unit, by the number of holders. `alone`, `running`: at both ends of the
-        time since the holder was last confirmed.
+        """`share`: the holder's share of the unit, by the number of holders. `alone`, `running`: whether this was so
+        both now and when the holder was last confirmed.
         """
         until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
@@ -361,8 +367,8 @@ class Ledger:
                 account.energy_booked = end
 
     def _book_divided(self, holder_id: AllocationId, holding: Holding, until: float, share: float) -> None:
-        """Book the work of this holder on a unit that others use too. Work that is not known to be its own is not
-        charged to it.
+        """Book the work of this holder on a unit that others use too. Only work that is known to be its own is charged
+        to it.
         """
         unit, key = holder_id
         record, account = self.units.get(unit), holding.account
@@ -416,8 +422,8 @@ class Ledger:
         account.energy_j = (account.energy_j or 0.0) + joules
 
     def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
-        """`span`: the holder's own part of `waiting`. `last_active`: of the unit, or, if the unit is shared, of the
-        holder.
+        """`span`: the holder's own part of `waiting`. `last_active`: of the unit, or of the holder if the unit is
+        shared.
         """
         length = span.end - span.start
         waiting.booked_s += length * span.ratio
@@ -441,7 +447,7 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
-        """Take over what the run without progress of a holder counts as; None: nothing."""
+        """Set how the holder's run without progress is counted from now on; None: there is no such run."""
         holding = self.holdings.get(holder_id)
         if holding is not None:
             follow_run(holding.account, part, now)
@@ -453,7 +459,7 @@ class Ledger:
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """End the idle runs of holders that were not judged by activity of a shared unit up to `until`: it may be their
+        """End the idle runs of holders of a shared unit for whom activity up to `until` was not judged: it may be their
         own.
         """
         if _is_idle(waiting.span):
@@ -466,15 +472,15 @@ class Ledger:
                 self._end_run(account)
 
     def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
-        """End the idle run of a leaving holder that shared the unit, if it was not judged by some activity: it may be
-        its own.
+        """End the idle run of a holder that leaves a shared unit, if some activity was not judged for it: it may be its
+        own.
         """
         spans = (waiting.span for waiting in self._waiting_spans(unit))
         if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
             self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
-        """Take the unknown time up to `start` into the idle run, or end the run if that would be too much."""
+        """Add the unknown time up to `start` to the idle run, or end the run if it has too much unknown time then."""
         gap = max(0.0, start - account.known_until)
         unknown = account.run_unknown_s + gap
         most = max(
@@ -487,7 +493,7 @@ class Ledger:
             account.run_unknown_s = unknown
 
     def _forget(self, now: float) -> None:
-        """Drop readings that no later poll may charge, and holders and instances that have been absent for long."""
+        """Drop readings that no later poll can charge, and holders and instances that have been absent for long."""
         absent: dict[UnitId, int] = {}
         gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
         for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
@@ -523,15 +529,15 @@ class Ledger:
             pending.divisions.popleft()
 
     def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
-        """Drop MIG instances that were not read for a long time: each new layout has new instances, while GPUs remain
-        few.
+        """Drop MIG instances that were not read for a long time. Each new layout creates new instances, so they would
+        pile up.
         """
         for unit, record in list(self.units.items()):
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
-        """Totals of a unit, None while it has had no source of activity."""
+        """Totals of a unit. None until it has had a source of activity."""
         record = self.units.get(unit)
         if record is None or record.is_restored or record.account.witnesses == 0:
             return None
@@ -579,20 +585,20 @@ class Ledger:
         return record.ring if record is not None else None
 
     def holder_ring(self, holder_id: AllocationId) -> Ring | None:
-        """The last minutes of a holder that shares its unit, None of any other holder."""
+        """The last minutes of a holder that shares its unit; None for any other holder."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if the last poll
-        brought no value.
+        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if no bucket is known
+        since the time of the oldest mapping that is still charged.
         """
         ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
         return next((value for value in reversed(values) if value is not None), None)
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """The idle run as of now. None if too much recent time is unknown, or if the holder's program is not known to
+        """The idle run up to now. None if too much recent time is unknown, or if the holder's program is not known to
         run.
         """
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
@@ -604,9 +610,9 @@ class Ledger:
 def _own_parts(
     span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float
 ) -> Iterator[Span | None]:
-    """The parts of a span of a shared unit that belong to one holder, within (begin, until], in order of time.
+    """The parts of a shared unit's span that belong to one holder, within (begin, until], in order of time.
 
-    None means activity that may be this holder's: it is not booked, and ends the idle run.
+    None is activity that may be this holder's: it is not booked, and it ends the idle run.
     """
     start, end = max(span.start, begin), min(span.end, until)
     if end <= start:

@@ -1,4 +1,4 @@
-"""The ledger's records of units and of holdings. A record is forgotten as a whole."""
+"""The ledger's records of units, and of holders on units (holdings). A record is forgotten as a whole."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from gpu_exporter.agent.ledger.ring import Ring
 
 @dataclass(slots=True)
 class Pending:
-    """Readings of one unit that wait for the next poll, which shows their holders. `rest_w`: the lowest power ever
-    drawn.
-    """
+    """Readings of one unit that wait until the next poll shows its holders. `rest_w`: the lowest power ever drawn."""
 
     spans: deque[Waiting] = field(default_factory=deque)
     energy: deque[Charge] = field(default_factory=deque)
@@ -45,8 +43,9 @@ class UnitRecord:
 
 
 class HolderPresence(Enum):
-    """PRESENT: the last poll shows the holder. LEAVING: it has just gone, so late readings may be its own. ABSENT: it
-    has been gone for longer, or it comes from the state file and no poll has shown it since the start.
+    """PRESENT: the last poll shows the holder. LEAVING: it is missing since a moment ago, so late readings may be its
+    own. ABSENT: it has been missing for longer, or it comes from the state file and no poll has shown it since the
+    start.
     """
 
     PRESENT = "present"

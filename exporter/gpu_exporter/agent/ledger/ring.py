@@ -37,7 +37,7 @@ class Ring:
         return bucket > self._newest - self._size
 
     def values(self, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
-        """Buckets that ended by `now`, oldest first. None if less than half of a bucket is known."""
+        """Buckets that ended by `now`, oldest first. A bucket is None if less than half of it is known."""
         last = int(now // self.bucket_s) - 1
         count = self._count if length_s is None else min(self._count, max(0, int(length_s / self.bucket_s)))
         result: list[float | None] = []

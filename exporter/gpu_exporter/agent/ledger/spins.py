@@ -1,6 +1,7 @@
-"""The seconds of a run without progress: pending while it may still become a stall, then stalled, or busy if it ends.
+"""The seconds of a run without progress. They are pending while the run may still become a stall. Then they count as
+stalled, or as busy if the run ends before that.
 
-Counters that are published never fall. So these seconds are in none of them until it is known what they are.
+Published counters never fall, so no published counter contains pending seconds.
 
 Pure: works on one holder's account.
 """
@@ -15,14 +16,14 @@ from gpu_exporter.common.model.readings import Span
 
 
 class RunPart(NamedTuple):
-    """What a holder's present run counts as. `begin`: since when (monotonic seconds). `is_stall`: it is a stall."""
+    """How a holder's present run is counted. `begin`: its begin, monotonic seconds. `is_stall`: it is a stall."""
 
     begin: float
     is_stall: bool
 
 
 def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
-    """Take over what the run of this holder counts as from now on; None: there is no run, or it proves nothing."""
+    """Apply how the run of this holder is counted from now on. None: there is no run, or it cannot be a stall."""
     is_open = account.spin_begin is not None and account.spin_end == math.inf
     if is_open and (part is None or part.begin != account.spin_begin):
         account.busy_s += account.pending_s

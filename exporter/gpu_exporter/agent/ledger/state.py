@@ -4,13 +4,13 @@ The exporter writes the exact counters every write interval, and publishes only 
 time of Slurm jobs). After a kill, counters resume at or above the last published value. Time since the last write is
 lost: it counts as unknown, never as idle.
 
-It is not flushed to the disk: what a process has written stays in the page cache when it is killed. Only a crash of the
-kernel loses that, which changes the boot id, and then counters start at 0: a reset that Prometheus understands.
-Measured elsewhere: a counter restored 10 s too low makes increase() 625,362 instead of 230, since Prometheus takes the
-fall for a reset (docs/decisions/0004).
+The file is not flushed to the disk: data that a process has written stays in the page cache when the process is
+killed. Only a crash of the kernel loses the data. Then the boot id changes and counters start at 0, which Prometheus
+treats as a reset. A small fall would be worse: in a measurement, a counter was restored 10 s too low, and increase()
+was 625,362 instead of 230, since Prometheus took the fall for a reset (docs/decisions/0004).
 
-The format is one header line (name, version, CRC-32 of the rest) and JSON. It is replaced by rename, so it is whole or
-absent; anything else about it that does not add up (checksum, boot id, version) means starting at 0.
+The format is one header line (name, version, CRC-32 of the rest) and JSON. The file is replaced by rename, so it is
+whole or absent. If checksum, boot id or version do not match, counters start at 0.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class StateFile:
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
         """The next content of the file: the ledger's counters.
 
-        `numbers`: the unit that each running holder's number led to, by (holder, number).
+        `numbers`: the unit of each running holder's device number (Grant.number), by (holder, number).
         """
         units = {unit: record.account for unit, record in ledger.units.items()}
         holders = ledger.holders()
@@ -200,7 +200,7 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
         state.acquire()
     except OSError as exc:
         log.warning(
-            "%s: %s; nothing in it is used, and counters start at 0 after each restart (set --state.directory)",
+            "%s: %s; it is not used, so counters start at 0 after each restart (set --state.directory)",
             directory,
             exc.strerror,
         )
@@ -233,14 +233,14 @@ def _tenant(value: Any) -> TenantKey:
 
 def _texts(value: Any) -> tuple[str, str]:
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
-        raise ValueError(f"{value!r} is not a pair of texts")
+        raise ValueError(f"{value!r} is not a list of two strings")
     return value[0], value[1]
 
 
 def _checked(account: AccountT) -> AccountT:
     """The account, if its numbers are valid. Raises ValueError.
 
-    An invalid number would stop every later write of the file, or be published.
+    An invalid number would be published, or would make every later write of the file fail.
     """
     for field in fields(account):
         value = getattr(account, field.name)
@@ -255,7 +255,7 @@ def _checked(account: AccountT) -> AccountT:
         else:
             is_good = _is_number(value) or (field.name in ENDLESS and value == math.inf)
         if not is_good:
-            raise ValueError(f"{field.name}: {value!r}")
+            raise ValueError(f"{field.name}: invalid value {value!r}")
     return account
 
 
@@ -264,7 +264,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
-    """Values by name. dataclasses.asdict would copy each value in every cycle, at ten times the cost."""
+    """Values by name. Not dataclasses.asdict: it would copy each value in every cycle, at ten times the cost."""
     return {name: getattr(account, name) for name in account.__slots__}
 
 

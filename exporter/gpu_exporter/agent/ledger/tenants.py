@@ -1,9 +1,10 @@
-"""Hours of namespaces, accounts and users that add up, although pods and jobs start and end between two scrapes.
+"""GPU hours of namespaces, accounts and users. The sums are right although pods and jobs start and end between two
+scrapes.
 
-Each poll that the ledger settles adds the growth of the holders' accounts, times their share of the GPU, to their
-tenant. A holder that is seen at one poll, but was not seen at the poll before, started somewhere in between. The same
-applies when a holder leaves. Half of that time is added to `held_s`, which is right on average. It is added to no other
-counter, because nothing else is known about that time. If the scheduler proves the start, no estimate is needed.
+At each poll that the ledger settles, the growth of each holder's account, times its share of the GPU, is added to its
+tenant. A holder that is seen at one poll but not at the poll before started somewhere in between, and a holder that
+leaves ended somewhere in between. Half of that time is added to `held_s`, which is right on average. It is added to no
+other counter, because nothing else is known about that time. If the scheduler proves the start, no estimate is needed.
 
 Pure: no clock, no lock, no file.
 """
@@ -62,7 +63,7 @@ class Tenants:
     def restore(
         self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[AllocationId, HolderAccount]
     ) -> None:
-        """Take over the accounts of a state file: its tenants already have everything in its holders' accounts."""
+        """Take over the accounts of a state file. The tenants' accounts already contain those of their holders."""
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
 
@@ -75,9 +76,11 @@ class Tenants:
         leaving: Mapping[AllocationId, HolderAccount],
         ends: Collection[AllocationId] = (),
     ) -> None:
-        """Add the growth of the accounts of `holders` since the last poll, and of holders that are gone and may still
-        grow. `longest_s`: by how often a holder is renewed, the longest gap that counts as known. `ends`: holders that
-        were confirmed at their very end, after which nothing needs an estimate.
+        """Add the growth since the last poll: of the accounts of `holders`, and of `leaving` holders, which may still
+        grow.
+
+        `longest_s`: from the interval at which a holder is renewed, the longest gap that counts as known. `ends`:
+        holders that were confirmed at their very end, so no estimate is needed after it.
         """
         shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
@@ -105,7 +108,7 @@ class Tenants:
             del self.accounts[key]
 
     def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:
-        """Give the tenant the growth of this holder's account since it was last read."""
+        """Add the growth of this holder's account since the last call to the tenant's account."""
         grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
         self._booked[holder_id] = grown
         for counter in COUNTERS:
@@ -150,5 +153,5 @@ def _read(account: HolderAccount) -> TenantTotals:
 
 
 def _half(gap_s: float, longest_s: float) -> float:
-    """Half of the time between two polls, 0 for a gap in which no source was asked."""
+    """Half of the time between two polls. 0 if the gap is too long, because no source was asked in it."""
     return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

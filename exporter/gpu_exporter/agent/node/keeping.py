@@ -1,4 +1,4 @@
-"""Writes the state file while the exporter runs: counters are published only after they were written."""
+"""Writes the state file while the exporter runs. Counters are published only after they were written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATE_S = 60.0  # a write takes milliseconds; a disk that hangs delays it without
 
 
 class StateKeeper:
-    """Logs a state file that cannot be written once, until a write succeeds."""
+    """Writes the state file again and again. A failure is logged once, until a write succeeds."""
 
     def __init__(self, node: NodeState, state: StateFile, clock: Clock) -> None:
         self._node = node
@@ -26,7 +26,7 @@ class StateKeeper:
         self.task = Task("state", LATE_S)
 
     def run(self, stop: threading.Event) -> None:
-        """Write the counters in every interval, and at once after a long idle run ended. Until `stop`."""
+        """Until `stop` is set, write the counters in every interval, and at once after a long idle run ended."""
         due = 0.0
         while not stop.is_set():
             with self.task:

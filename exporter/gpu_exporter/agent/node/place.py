@@ -1,5 +1,5 @@
-"""Which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. Every user of this status
-gets it here.
+"""Decides which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. No other module
+decides this.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """PCI address of each place in the driver's list, None if unknown. Forgotten GPUs are left out."""
+    """The PCI address of each place in the driver's list, None if it is unknown. Forgotten GPUs are omitted."""
     identities = [position.identity for position in driver.positions.values()]
     return [
         None if identity is None else identity.pci_bus_id or None

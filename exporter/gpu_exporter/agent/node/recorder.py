@@ -1,4 +1,4 @@
-"""Writes down the node at one moment: the records of its GPUs, holders and tenants. Pure: it changes nothing."""
+"""Makes the records of a node at one moment: of its GPUs, holders and tenants. Pure: it changes nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down,
 
 
 class NodeRecorder(NamedTuple):
-    """What the records are made of. The node's lock protects it. `answered`: each GPU's last answer, by UUID. `proven`:
-    processes are visible. `now`, `wall`: monotonic and Unix seconds of the moment.
+    """The data for the records. The node's lock protects it. `answered`: the last answer of each GPU, by UUID.
+    `proven`: the exporter can see processes. `now`, `wall`: monotonic and Unix seconds of the moment.
     """
 
     ledger: Ledger
@@ -95,8 +95,8 @@ class NodeRecorder(NamedTuple):
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
-    """Remove the process count. Inside a container NVML returns an empty list, so 0 is not proven until a process was
-    listed.
+    """Remove the process count. Inside a container NVML returns an empty list, so a count of 0 is no proof until a
+    process was listed.
     """
     return snapshot._replace(
         samples=tuple(sample for sample in snapshot.samples if sample.family not in PROCESSES.families),

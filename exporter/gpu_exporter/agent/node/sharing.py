@@ -1,4 +1,4 @@
-"""The units that several holders share, and the work of each holder's processes there since the last poll.
+"""The units that several holders share, and the work of each holder's processes on these units since the last poll.
 
 Not thread-safe: NodeState protects it with its lock.
 """
@@ -21,7 +21,7 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of whole GPUs that are shared. `doubts`: by unit, why the work of each holder may be unknown."""
+    """`gpus`: UUIDs of the whole GPUs that are shared. `doubts`: by unit, why each holder's work may be unknown."""
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Joins the search for stalls with the ledger: what a run counts as, and what a restart needs of it."""
+"""Connects the search for stalls with the ledger: how a run is counted, and the data that a restart needs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class NodeSpins:
         self._rules, self._ledger = rules, ledger
 
     def restore(self) -> None:
-        """Take over what the ledger restored: the power of the boards at rest."""
+        """Take over from the restored ledger the power of each board at rest."""
         units = self._ledger.units.items()
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool, xids: XidCounts | None = None) -> None:
-        """Take one reading of a GPU. `without_process` as in Boards.read. `xids`: of this GPU."""
+        """Take one reading of a GPU. `without_process`: as in Boards.read. `xids`: the XIDs of this GPU."""
         unit = UnitId(snapshot.identity.uuid)
         if not snapshot.up:
             if not snapshot.away:
@@ -61,9 +61,9 @@ class NodeSpins:
         self._ledger.follow_run(holder_id, None if begin is None else RunPart(begin, watch.is_stall), now)
 
     def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[AllocationId]:
-        """The holders that can be watched. The runs of all others end, before the ledger charges this poll.
+        """Return the holders that can be watched, and end the runs of all others before the ledger charges this poll.
 
-        Among the others are holders of a state file that share their GPU since, and holders that have left.
+        The others include holders that have left, and holders of a state file that now share their GPU.
         """
         proven = _list_proven(present) if not self._rules.is_off else []
         self.boards.drop(proven)
@@ -80,7 +80,7 @@ class NodeSpins:
         self.boards.hold(self._recall(*holder_id) for holder_id in proven)
 
     def _recall(self, unit: UnitId, key: HolderKey) -> HeldBoard:
-        """A holder of a whole GPU, with what an earlier process remembered of it."""
+        """A holder of a whole GPU, with the data that an earlier process stored about it."""
         account = self._ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
         if account.spin_since is not None:
@@ -117,9 +117,9 @@ class NodeSpins:
     def list_suspects(
         self, allocations: Iterable[Allocation], answered: Mapping[str, DeviceSnapshot], *, processes_proven: bool
     ) -> list[Suspect]:
-        """The holders in a run, with the processes on their GPUs that are fully busy. `answered`: GPUs by UUID.
+        """The holders in a run without progress, with the processes on their fully busy GPUs. `answered`: GPUs by UUID.
 
-        Also a GPU that cannot be watched counts, if it is as busy: its processes spin too.
+        A fully busy GPU counts even if it cannot be watched, because its processes spin too.
         """
         suspects = self.boards.suspects()
         spinning: dict[Who, set[str]] = {}
@@ -144,14 +144,14 @@ class NodeSpins:
 
 
 def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -> tuple[int, ...] | None:
-    """The processes on these GPUs, None if they are not listed for each of them."""
+    """The pids on these GPUs; None if the processes of one of the GPUs are not listed."""
     listed = [answered[uuid].processes for uuid in uuids]
     found = [process.pid for each in listed if each is not None for process in each.processes]
     return tuple(found) if None not in listed else None
 
 
 def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[AllocationId]:
-    """The only holders of whole GPUs, without a doubt about who they are or whether they run."""
+    """The holders that have a whole GPU alone, and of whom it is certain who they are and that they run."""
     holders = Counter(entry.allocation.unit for entry in present)
     return [
         (allocation.unit, allocation.holder.key)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeState:
-    """Thread-safe. It has one lock, which is never held while the thread waits for anything else."""
+    """Thread-safe. Its one lock is never held while a thread waits for anything else."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class NodeState:
             self._version += 1
 
     def known(self) -> dict[str, DeviceIdentity]:
-        """Every GPU that has answered, by UUID, with its identity of that time."""
+        """Every GPU that has answered, by UUID, with the identity that it had then."""
         with self._lock:
             return {uuid: snapshot.identity for uuid, snapshot in self._answered.items()}
 
@@ -161,7 +161,8 @@ class NodeState:
 
         `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown. `owners`: the known
         owners of the processes on each unit. `expected`: how many GPUs should answer here. `offers`: the devices that a
-        scheduler may give. `ended`: grants of holders that have ended since the last poll, `confirmed` at their end.
+        scheduler can allocate. `ended`: grants of holders that have ended since the last poll, `confirmed` at their
+        end.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
@@ -184,7 +185,7 @@ class NodeState:
             return held.resolution
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders whose host shows whether they make progress, with the processes that spin."""
+        """The holders whose progress is to be read from the host, with their processes that spin."""
         with self._lock:
             allocations = [allocation for allocation, _ in self._held.resolution.allocations]
             return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
@@ -197,7 +198,7 @@ class NodeState:
                     self._spins.hear((allocation.unit, allocation.holder.key), progress)
 
     def list_held(self) -> HeldNow:
-        """The present allocations, beside the last answers of the GPUs."""
+        """The present allocations, together with the last answers of the GPUs."""
         with self._lock:
             return HeldNow(
                 [allocation for allocation, _ in self._held.resolution.allocations],
@@ -238,16 +239,18 @@ class NodeState:
         return self._version
 
     def is_resolved(self) -> bool:
-        """Whether every grant names a device that answers here. Otherwise a held GPU looks free."""
+        """Whether every grant names a device that answers here. If not, a held GPU would look free."""
         return not self._held.resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
-        """When a GPU last answered, even if no GPU answers any more: evidence becomes older, but keeps its date."""
+        """When a GPU last answered, Unix seconds. The value is kept if no GPU answers any more, so that old evidence
+        keeps its date.
+        """
         with self._lock:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """The GPUs as they are shown, and their holders and tenants, as of this moment."""
+        """The shown GPUs and their holders and tenants, as of this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             held, answered, proven = self._held, self._answered, self._processes_proven
@@ -276,7 +279,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
-    """Why NVML may count otherwise than the schedulers. "" if every expected GPU is here."""
+    """Why NVML's number of GPUs may differ from the schedulers'; "" if every expected GPU is here."""
     down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
     if down is not None:
         return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
@@ -286,7 +289,7 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
 
 
 def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> ConfirmedAllocation:
-    """The allocation with dates in monotonic seconds, as the ledger counts."""
+    """The allocation with its dates converted to monotonic seconds, which the ledger uses."""
     return ConfirmedAllocation(
         allocation,
         grant.confirmed,

@@ -21,8 +21,8 @@ from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, F
 
 
 class ViewRules(NamedTuple):
-    """Both in seconds. A reading older than `withhold_s` is not shown. A holder that no source has confirmed for
-    `keep_last_s` is gone.
+    """Both in seconds. A reading older than `withhold_s` is not shown. A holder counts as gone if no source has
+    confirmed it for `keep_last_s`.
     """
 
     withhold_s: float
@@ -73,7 +73,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """The reason why an allocation's state is unknown now, for people and in one word. The reason overrides the
+    """Why an allocation's state is unknown now: as text for people, and in one word. This reason has priority over the
     allocation's window.
     """
     allocation = record.allocation
@@ -100,7 +100,7 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 
 
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
-    """Why an idle verdict no longer holds. A run ends with activity, or with unknown time."""
+    """Why an idle verdict no longer holds. An idle run ends with activity, or with unknown time."""
     if idle_run_s is None:
         return "it was idle when last judged; its present activity is unknown"
     ended = "its idle time has ended since the last judgement"

@@ -37,8 +37,10 @@ def collect(
     *,
     once: bool,
 ) -> int:
-    """Collect until a signal, or for one round. Returns the exit code. `slurmrestd`: address of slurmrestd and the file
-    of its token, None to use Slurm's commands. Raises OSError, ValueError.
+    """Collect until a signal, or for one round. Returns the exit code.
+
+    `slurmrestd`: the address of slurmrestd and the file of its token; None to use Slurm's commands. Raises OSError,
+    ValueError.
     """
     run, task, own = _build(slurmrestd, directory, each_s), Task(TASK), OwnMetrics("gpu_exporter")
     if once:

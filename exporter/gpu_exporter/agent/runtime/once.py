@@ -1,5 +1,5 @@
-"""`--once`: prints one body and returns an exit code. Loads nothing that only serving needs, because prompts and cron
-jobs wait for it.
+"""`--once`: prints one body and returns an exit code. It loads nothing that only serving needs, because shell prompts
+and cron jobs wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """The body in one of the forms of PATHS. Loads only what this form needs."""
+    """The body in one of the formats of PATHS. Loads only the modules that this format needs."""
     if form == "json":
         from gpu_exporter.agent.exposition.json_format import render_json
 
@@ -63,7 +63,7 @@ class DaemonUnreadable(ForeignError):
 
 
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
-    """The body of the daemon on this node, which has seen more than one cycle. None if no daemon runs.
+    """The body from the daemon on this node, which has data of more than one cycle. None if no daemon runs.
 
     Raises DaemonUnreadable.
     """
@@ -87,11 +87,11 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             "daemon with --web.socket-mode=0666"
         ) from exc
     except OSError as exc:
-        raise DaemonUnreadable(f"{socket_path}: cannot read the daemon's answer ({timeout_s:g} s): {exc}") from exc
+        raise DaemonUnreadable(f"{socket_path}: cannot read the daemon's answer in {timeout_s:g} s: {exc}") from exc
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         line = head.partition(b"\r\n")[0].decode("utf-8", "replace")
-        raise DaemonUnreadable(f"{socket_path}: the daemon answered {line!r}")
+        raise DaemonUnreadable(f"{socket_path}: unexpected answer of the daemon: {line!r}")
     return body.decode("utf-8", "replace")
 
 
@@ -151,7 +151,7 @@ def run_once(
 
 
 def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
-    """As `_conclude`, for the answer of a running exporter, which may have another version. `status`: its JSON."""
+    """As `_conclude`, for the answer of a running exporter, whose version may differ. `status`: its JSON."""
     try:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
@@ -170,8 +170,8 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """Print the warnings, and the problem that `health` names, for the user at the prompt. Returns the exit code.
-    `gaps`: the missing parts of a partial view.
+    """Print the warnings for the user, and the problem in `health`. Returns the exit code. `gaps`: the missing parts of
+    a partial view.
     """
     for warning in warnings:
         _say(f"warning: {warning}")
@@ -200,7 +200,7 @@ def _deliver(body: str, output: Path | None) -> None:
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
-    """Print one clear line. A textfile gets the error too, so that its old values do not remain for ever."""
+    """Print one clear line. A textfile gets the error too, so that its old values do not remain."""
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())

@@ -1,4 +1,4 @@
-"""One reading of a node, for `--once`: the driver is asked while the modules of the rest load."""
+"""One reading of a node, for `--once`: the driver is queried while the other modules load."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def take_one_view(
     clock: Clock,
     host: Host | None = None,
 ) -> View:
-    """One view of the GPUs and sources that answer in time. `reading` may have been started already.
+    """One view of the GPUs and sources that answer in time. `reading` may have been started before.
 
     Raises DriverUnavailable if a GPU is expected.
     """

@@ -48,8 +48,8 @@ RENDER = {"table": _render_table, "json": _render_json}
 
 
 class RecordingRequest(NamedTuple):
-    """`path`: the file to write. `interval_s`: between two cycles. `hashed`: without UUIDs. `form`: of the printed
-    summary, table or json.
+    """`path`: the file to write. `interval_s`: between two cycles. `hashed`: do not write UUIDs. `form`: form of the
+    printed summary, table or json.
     """
 
     path: Path

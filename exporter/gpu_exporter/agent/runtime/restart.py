@@ -30,9 +30,7 @@ def is_container() -> bool:
 
 
 def restarted_lately(wall: float) -> bool:
-    """Whether this process replaced a process that met a replaced driver less than AGAIN_S before `wall` (Unix
-    seconds).
-    """
+    """Whether `restart_or_exit` started this process less than AGAIN_S before `wall` (Unix seconds)."""
     try:
         return 0 <= wall - float(os.environ.get(MARK, "")) < AGAIN_S
     except ValueError:

@@ -1,4 +1,4 @@
-"""One node and how its parts work together, for the daemon and for `--once`: polls, judgement, status, view."""
+"""The parts of one node and how they work together: polls, judgement, status, view. For the daemon and for `--once`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PUBLISHING, HOST = Publishing(), Host()
 
 
 class ReadDevices(Protocol):
-    """The GPUs as they are read: in a loop each (DeviceManager), or once (Readers)."""
+    """The GPUs as they are read: each in a loop (DeviceManager), or once (Readers)."""
 
     def observe(self) -> DriverView:
         """The results of the driver so far."""
@@ -116,7 +116,7 @@ class Runtime:
         return self.node.standings(records)
 
     def view(self, outcomes: Iterable[CollectorOutcome] = ()) -> View:
-        """The node as it is known at this moment. Changes nothing. `outcomes`: of collectors beside the devices."""
+        """The node as it is known at this moment. Changes nothing. `outcomes`: of collectors that do not read a GPU."""
         driver = self.devices.observe()
         records = self.diagnosis.complete(self.node.records(self.place(driver)))
         return build_view(records, self._status(driver, outcomes), self.diagnosis.findings, self.node.view_rules)
@@ -151,8 +151,8 @@ class Runtime:
         )
 
     def run_once(self, reading: Readers) -> View:
-        """One view of the GPUs and sources that answer in time. The view is empty on a node without GPUs. The driver is
-        open, or has failed.
+        """One view of the GPUs and sources that answer in time. The view is empty on a node without GPUs. Before the
+        call, the driver must have opened or failed.
 
         Raises DriverUnavailable if a GPU is expected.
         """

@@ -51,18 +51,20 @@ class ProcessSeries:
 
 
 def hold_signals() -> None:
-    """Ignore these two signals, which end a process by default, until `release_on_signal`."""
+    """Ignore SIGUSR1 and SIGHUP, which end a process by default, until `release_on_signal`."""
     for number in (signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def release_on_signal(agent: Agent) -> None:
-    """SIGUSR1 releases the driver, SIGHUP opens it again. A driver call may hang: SIGTERM has a thread of its own."""
+    """Release the driver on SIGUSR1, and open it again on SIGHUP. A driver call may hang, so SIGTERM has another
+    thread.
+    """
     agent.tasks.add(follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}))
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
-    """An event that is set when `stop` is set, and when the driver was replaced."""
+    """An event that is set when `stop` is set or the driver was replaced."""
     either = threading.Event()
 
     def wait(event: threading.Event) -> None:
@@ -75,8 +77,8 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
 
 
 def _end(agent: Agent, stop: threading.Event) -> bool:
-    """Stop the agent. Whether a new process must take over: not if `stop` is set, since a user or the system asked for
-    the end.
+    """Stop the agent. Returns whether a new process must take over: not if `stop` is set, since then a user or the
+    system requested the end.
     """
     agent.stop()
     return agent.driver.replaced.is_set() and not stop.is_set()
@@ -91,8 +93,8 @@ def serve(
     web_config: Path | None = None,
     hosts: Collection[str] = (),
 ) -> bool:
-    """Serve until a signal, or until the driver was replaced. Returns whether a new process must take over, because of
-    the driver.
+    """Serve until a signal, or until the driver was replaced. True if the driver was replaced, so that a new process
+    must take over.
 
     Raises ValueError, OSError if the server cannot listen on the address.
     """
@@ -144,7 +146,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
             failing = False
         except OSError as exc:
             if not failing:
-                log.error("%s: %s; the old file remains and becomes stale", path, exc)
+                log.error("cannot write %s: %s; the old file remains and becomes stale", path, exc)
             failing = True
 
     stop = stop_on_signal()

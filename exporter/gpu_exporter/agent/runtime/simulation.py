@@ -1,4 +1,4 @@
-"""A scenario as a node: its GPUs are the backend, its holders are the attribution source, and it shows their hosts."""
+"""A scenario as a node. It provides the GPUs (as a backend), the holders (as an attribution source) and their hosts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 
 
 
 class SimulatedHost:
-    """Shows what the scenario says about the holders' hosts. Their work of the last minutes is unknown."""
+    """Provides the host data of a scenario's holders. Their work of the last minutes is unknown."""
 
     works: HostWorks | None = None
 

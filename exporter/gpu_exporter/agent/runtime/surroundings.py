@@ -1,4 +1,4 @@
-"""What an agent gets beside its driver: how it reads the host, and how it publishes."""
+"""The inputs and outputs of an agent in addition to its driver: how it reads the host, and how it publishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostReader(Protocol):
-    """Its `tasks` read the holders' work on their host. `works`: that work, None if it is not read."""
+    """Reads the holders' work on their host, in its `tasks`. `works`: that work, None if it is not read."""
 
     @property
     def works(self) -> HostWorks | None: ...
@@ -26,10 +26,10 @@ class HostReader(Protocol):
 
 
 class Host(NamedTuple):
-    """How the agent reads the host beside the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
-    `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the kernel log,
-    None to leave it unread. `reader`: reads what holders do beside their GPUs, None if that is unknown. `directory`:
-    where the list of GPUs and the key of users' names lie, if no state file is kept.
+    """How the agent reads the host, in addition to the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of
+    this host. `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the
+    kernel log, None to leave it unread. `reader`: reads the holders' work on the host, None if that is unknown.
+    `directory`: place of the list of GPUs and of the key that hides users' names, if no state file is kept.
     """
 
     sysfs: Path | None = None

@@ -70,7 +70,7 @@ def transition(state: DriverState, event: DriverEvent) -> DriverState:
 
 
 class Position(NamedTuple):
-    """One position in the driver's list. `identity`: None while its GPU has no name, for the reason `error`.
+    """One position in the driver's list. `identity`: None while the GPU's name cannot be read; `error` is the reason.
 
     `hung`: a call has exceeded its deadline. `snapshot`: None before the first reading has ended.
     """
@@ -98,7 +98,9 @@ class DriverView(NamedTuple):
 
 
 class Driver:
-    """Opens, lists and closes one backend. Only one thread at a time may call `ask` and `close`; the rest is free."""
+    """Opens, lists and closes one backend. Only one thread at a time may call `ask` and `close`; any thread may call
+    the rest.
+    """
 
     def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
         """`deadline_s`: how long one call may take. `expects_gpus`: whether this host should have GPUs, for the log."""
@@ -117,7 +119,9 @@ class Driver:
         self._has_listed = False  # it has listed GPUs since this process started
 
     def ask(self) -> int | None:
-        """Open the driver, or query it again: the number of GPUs in its list, None if it is not open afterwards."""
+        """Open the driver, or query it again. Returns the number of GPUs in its list, None if it is not open
+        afterwards.
+        """
         if self._step(DriverEvent.ASK) is not DriverState.OPENING:
             return None
         self._asking_since = self._clock.monotonic()

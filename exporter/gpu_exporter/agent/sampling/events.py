@@ -33,7 +33,9 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """Note that events of this GPU arrive from now on: no event then means a count of 0, not an unknown count."""
+        """Note that events of this GPU arrive from now on. From then on, no event means a count of 0, not an unknown
+        count.
+        """
         with self._lock:
             self._codes.setdefault(uuid, {})
 
@@ -44,7 +46,7 @@ class XidBook:
                 self._event_at[event] = monotonic
 
     def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
-        """Count an XID from the kernel's log, unless the driver raised it at or after `since`, monotonic seconds."""
+        """Count an XID from the kernel's log, unless the driver reported it at or after `since`, monotonic seconds."""
         raised = event._replace(severity="")
         with self._lock:
             return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
@@ -70,7 +72,7 @@ class XidBook:
 
 
 class NoGpuAnswers(Exception):
-    """The driver was not asked to register, since there is no GPU to register."""
+    """No registration was requested from the driver, since there is no GPU to register."""
 
     def __init__(self) -> None:
         super().__init__("no GPU answers, so the exporter cannot register for XID events")
@@ -137,13 +139,13 @@ class EventLoop(Worker):
                     log.warning("%s, %d times since the last line", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
-        """Count the events that the driver has queued: they would be lost with the registration."""
+        """Count the events that the driver has queued. Otherwise they would be lost when the registration ends."""
         try:
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)
         except Exception as exc:  # the registration is given up in any case
             self._note_bug(exc)
-            log.debug("queued events were not read: %s", exc)
+            log.debug("cannot read the queued events: %s", exc)
 
     def _count(self, event: XidEvent) -> None:
         self._book.count(event, self._clock.wall(), self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""XIDs from the kernel's log: a thread that adds the XIDs for which the driver raises no event."""
+"""XIDs from the kernel's log: a thread that counts the XIDs for which the driver raises no event."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _WaitingReport(NamedTuple):
 
 
 class KernelLogLoop(Worker):
-    """Reads lines, waits SAME_S for the event of the same XID, then counts."""
+    """Reads lines of the kernel's log, waits SAME_S for the driver's event of the same XID, then counts."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class KernelLogLoop(Worker):
             self._changed()
 
     def _is_told_twice(self, entry: _WaitingReport) -> bool:
-        """Whether another line reports the same XID within SAME_S, before or after."""
+        """Whether another line reports the same XID at most SAME_S earlier or later."""
         line = entry.report.line
         if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
             return True

@@ -25,8 +25,8 @@ FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or
 
 
 class LoopEvents(NamedTuple):
-    """What a loop calls. `deliver`: with each snapshot. `driver_changed`: with the reason, and the loop ends.
-    `first_cycle`: once, after the first cycle has ended with or without success.
+    """The callbacks of a loop. `deliver`: called with each snapshot. `driver_changed`: called with the reason; then the
+    loop ends. `first_cycle`: called once, after the first cycle has ended with or without success.
     """
 
     deliver: Callable[[DeviceSnapshot], None]
@@ -37,7 +37,7 @@ class LoopEvents(NamedTuple):
 class DeviceLoop(Worker):
     """Samples the device at one position until stopped, and passes on each snapshot.
 
-    `interval_s`: time between two cycles, until the device allows a longer time.
+    `interval_s`: seconds between two cycles; the device may allow a longer time.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceLoop(Worker):
         return self.sampler.interval_s if self.sampler is not None else self._interval_s
 
     def is_hung(self) -> bool:
-        """True while the present cycle has exceeded its deadline, and until a later cycle has ended in time."""
+        """True from the moment when a cycle exceeds its deadline until a later cycle ends in time."""
         start = self._cycle_start
         return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
 

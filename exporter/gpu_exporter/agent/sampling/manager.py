@@ -124,7 +124,7 @@ class DeviceManager:
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Close the driver until `take`, so that it can be unloaded or MIG can be switched; false if a call hangs."""
+        """Close the driver until `take`, so that it can be unloaded or MIG can be switched. False if a call hangs."""
         begin = time.monotonic()
         self._driver.release()
         clean = self._close(RELEASE_S)
@@ -255,7 +255,7 @@ class DeviceManager:
     def _listen(self) -> None:
         """Register for events once the GPUs are found, and again if a GPU is new or was found again.
 
-        A lost GPU causes no new registration: its last XIDs may still be on their way.
+        A lost GPU does not cause a new registration, because its last XIDs may still arrive.
         """
         if XID not in self._enabled:
             return

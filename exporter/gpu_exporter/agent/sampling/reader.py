@@ -28,8 +28,8 @@ GPM_WINDOW_S = 0.11  # NVML requires more than 100 ms between two samples
 
 
 def open_windows(device: Device, enabled: Collection[str]) -> bool:
-    """Begin the GPM windows of a GPU and its instances before a first cycle; true if a window was opened, so that the
-    cycle should wait for it.
+    """Open the GPM windows of a GPU and its instances before a first cycle. True if a window was opened; then the cycle
+    should wait for it.
 
     `enabled`: names of collectors.
     """
@@ -114,7 +114,7 @@ class Readers:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """`enabled`: names of collectors. `interval_s`: the interval that a status shows."""
+        """`enabled`: names of collectors. `interval_s`: the interval that the status shows."""
         self.deadline = clock.monotonic() + PATIENCE * timeout_s
         self.fault: DriverUnavailable | None = None
         self._backend, self._enabled, self._clock, self._make_sampler = backend, enabled, clock, make_sampler
@@ -130,7 +130,7 @@ class Readers:
             start(self._thread)
 
     def wait_open(self) -> None:
-        """Wait until the driver has opened, or has failed for the reason `fault`.
+        """Wait until the driver has opened, or has failed (`fault` is the reason).
 
         Raises DriverUnavailable after the deadline.
         """

@@ -49,8 +49,8 @@ class DeviceSampler:
         totals: Totals | None = None,
         is_shared: Callable[[str], bool] = lambda uuid: False,
     ) -> None:
-        """`totals`: of an earlier sampler of this device, whose sums are continued. `is_shared`: whether per-process
-        usage of the GPU with this UUID is needed.
+        """`totals`: those of an earlier sampler of this device; their sums are continued. `is_shared`: whether
+        per-process usage is needed for the GPU with this UUID.
         """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
@@ -122,7 +122,8 @@ class DeviceSampler:
         )
 
     def _first_failure(self, cycle: Cycle) -> str:
-        """The error that shows that a GPU without any answer has failed; "" if it supports no calls, as Jetson boards.
+        """The error which shows that a GPU that answers no call has failed; "" if it supports no calls, like Jetson
+        boards.
 
         If the GPU has answered before, every error counts. Otherwise a missing permission does not count.
         """
@@ -178,7 +179,7 @@ class DeviceSampler:
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Activity over the GPM window that was really compared; the first reading has no window."""
+        """Activity over the time between the two GPM samples that were compared. The first reading has no such time."""
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)

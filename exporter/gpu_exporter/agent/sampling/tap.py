@@ -1,4 +1,4 @@
-"""Reads the GPUs only to trigger answers of the driver: `record` writes every answer to its file."""
+"""Reads the GPUs only to make the driver answer: `record` writes every answer to its file."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Track:
         self._watches: deque[WitnessPeriod] = deque()
 
     def note(self, watch: WitnessPeriod) -> None:
-        """Add the newest period; a period that continues the last one with the same state is merged into it."""
+        """Add the newest period. If it continues the last one with the same state, both become one."""
         last = self._watches[-1] if self._watches else None
         if last is not None and last.end == watch.start and last[2:] == watch[2:]:
             self._watches[-1] = last._replace(end=watch.end)
@@ -35,7 +35,7 @@ class Track:
             self._watches.popleft()
 
     def judge(self, span: Span) -> tuple[str, ...] | None:
-        """The witnesses that were active at any moment of the span; empty if all were quiet during the whole span.
+        """The witnesses that were active at some moment of the span; empty if all were quiet during the whole span.
 
         None if that is unknown.
         """

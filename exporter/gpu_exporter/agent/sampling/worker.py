@@ -1,4 +1,4 @@
-"""A daemon thread that ends on request, unless it hangs inside the driver."""
+"""The base of all loops: a daemon thread that ends on request, unless it hangs inside the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Worker(ABC):
     """Base of the loops: `_run` must check `_stop`. Each worker owns one thread, which is never replaced."""
 
     def __init__(self, name: str, task: Task) -> None:
-        """`task`: surrounds each turn of `_run`; all workers of one kind may share it."""
+        """`task`: counts and guards each turn of `_run`; all workers of one kind may share it."""
         self.task = task
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -1,1 +1,1 @@
-"""Queries a scheduler from one process for a whole cluster, so that its nodes need not."""
+"""Queries Slurm from one process for a whole cluster, so that the nodes do not have to."""

@@ -1,4 +1,4 @@
-"""Queries slurmctld for a whole cluster, so that its nodes need not, and keeps an answer for each node."""
+"""Queries slurmctld for a whole cluster, so that the nodes do not have to, and keeps an answer for each node."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ WITHHELD = (
 
 
 class CollectorRun:
-    """Runs round after round. A new problem is logged once; the old answers remain and age."""
+    """Runs round after round. A new problem is logged once. The old answers remain, and their age grows."""
 
     def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
         """`directory`: where NODE.json is written for each node; None if answers are served only over HTTP."""
@@ -110,7 +110,7 @@ class CollectorRun:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether there are answers that the port must not serve at present."""
+        """Whether the port must not serve the present answers."""
         return self._is_private and self.is_open()
 
     @property

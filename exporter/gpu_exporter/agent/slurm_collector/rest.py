@@ -27,7 +27,7 @@ HINT = "write a new token with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
-    """`address`: slurmrestd's. `token_file`: the output of `scontrol token`, read every time."""
+    """`address`: the address of slurmrestd. `token_file`: the output of `scontrol token`, read every time."""
 
     def __init__(self, address: Address, token_file: Path, most_bytes: int) -> None:
         self._address = address
@@ -47,7 +47,7 @@ class Rest:
         return parse_cluster_jobs(text)
 
     def read_config(self) -> SlurmConfig:
-        """The known part of the configuration, after nodes and jobs were read."""
+        """The configuration, as far as it is known from the nodes and jobs that were read before."""
         return SlurmConfig(self._cluster, "", "", frozenset(("jobs", "users")))
 
     def _get(self, what: str) -> str:

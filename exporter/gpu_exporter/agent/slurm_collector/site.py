@@ -17,11 +17,11 @@ from gpu_exporter.common.web.server import TEXT, Reply, Site
 
 
 class CollectorSite:
-    """Healthy means only that the collector serves; its metrics and the age of its answers show if Slurm answers."""
+    """Healthy means only that the collector serves. Its metrics and the age of its answers show if Slurm answers."""
 
     def __init__(self, run: CollectorRun, host: Site | None = None, own: OwnMetrics | None = None) -> None:
-        """`host`: the site around a collector that runs inside another process; it answers all other requests. `own`:
-        metrics of a process of its own.
+        """`host`: the site of the process inside which the collector runs; it answers all other requests. `own`: the
+        metrics of the process, if the collector is a process of its own.
         """
         self._run = run
         self._host = host

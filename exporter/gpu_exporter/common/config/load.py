@@ -1,4 +1,4 @@
-"""Settings: the defaults, overridden by a YAML file. Unknown keys are refused with file, line and key."""
+"""Settings: the defaults, overridden by a YAML file. An unknown key is an error, which names the file, line and key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Config(NamedTuple):
 
 
 class Order(NamedTuple):
-    """`times` the setting `low` must not be above the setting `high`. `words`: what an error says before `low`."""
+    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: the error's words before
+    `low`.
+    """
 
     low: str
     high: str
@@ -68,7 +70,7 @@ def load_config(path: Path | None) -> Config:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
     except RecursionError as exc:
-        raise ConfigError(f"{path}: nested too deeply for sections and keys") from exc
+        raise ConfigError(f"{path}: nested too deeply; only sections with keys are allowed") from exc
     if node is None:
         return Config()
     faults: list[str] = []
@@ -106,7 +108,7 @@ def load_config(path: Path | None) -> Config:
 
 
 def _check_order(settings: Settings) -> list[str]:
-    """Faults of settings that are valid one by one, but not together."""
+    """Faults of settings that are each valid alone, but not together."""
 
     def read(name: str) -> float:
         section, key = name.split(".")

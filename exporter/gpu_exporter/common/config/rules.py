@@ -35,8 +35,8 @@ LISTS = (*POD_LISTS, "classes", "models", *JOB_LISTS)
 
 
 class Match(NamedTuple):
-    """The holders that a policy matches: all given criteria must match, and of each list at least one pattern (`*`,
-    `?`, `[abc]`).
+    """The criteria for holders of a policy. All given criteria must match. A list matches if one of its patterns (`*`,
+    `?`, `[abc]`) matches.
 
     `labels`: labels of the pod itself, all of which must match. `owner_kinds`: kinds of any controller above the pod,
     KIND or GROUP/KIND, or `Pod` for a pod without a controller. `models`, `mig`: at least one of the GPUs must match.
@@ -98,7 +98,7 @@ def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
 
 
 def _check_list(rules: Sequence[PolicyRule], places: Sequence[str]) -> list[str]:
-    """Faults of a policy that result from the policies before it; `places`: file and line of each policy."""
+    """Faults of policies in relation to the policies before them. `places`: file and line of each policy."""
     faults = [f"{places[RULES_MAX]}: more than {RULES_MAX} policies"] if len(rules) > RULES_MAX else []
     names: set[str] = set()
     for rule, place in zip(rules, places, strict=True):

@@ -1,4 +1,4 @@
-"""Why a holder does not use its GPU, as far as the evidence shows it."""
+"""The causes why a holder does not use its GPU, as far as the evidence shows them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see a
 
 
 class Cause(NamedTuple):
-    """One cause. `confidence`: low, medium or high. All texts are for people: `evidence` has the numbers, `against`
-    what speaks against the cause, `advice` what to change, `gain` what others gained by it, with the source. `values`:
-    the numbers of meanings.py, at most three, as `numbers` makes them.
+    """One cause. `confidence`: low, medium or high. The texts are for people. `evidence`: the numbers. `against`: the
+    facts against this cause. `advice`: what to change. `gain`: what others gained by the change, with the source.
+    `values`: at most three numbers for meanings.py, from `numbers`.
     """
 
     name: str
@@ -34,14 +34,16 @@ def numbers(**known: float | None) -> tuple[tuple[str, float], ...]:
 
 
 class Causes(NamedTuple):
-    """The causes that were found, in the order of the rules. `needs`: what would have to be known to find others."""
+    """The causes that were found, in the order of the rules. `needs`: the missing data without which no other is
+    found.
+    """
 
     found: tuple[Cause, ...] = ()
     needs: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> tuple[Cause, ...]:
-        """The causes, the most certain first; of equal ones, the one that is judged first."""
+        """The causes, the most certain first; with equal confidence, in the order of the rules."""
         return tuple(sorted(self.found, key=lambda cause: ORDER.index(cause.confidence)))
 
     @property

@@ -6,20 +6,23 @@ from typing import NamedTuple
 
 
 class ProcessEvidence(NamedTuple):
-    """The processes of a holder over one look. Nothing here names a process: no pid, no command line, no path.
+    """The processes of a holder during one look. Nothing here identifies a process: no pid, no command line, no path.
 
-    `processes`: how many were looked at; `is_all` is false if there were more. `ranks`: those with a context on the
-    holder's GPUs. `rank_cores`: CPUs used by the busiest of them. `loaders`: those that PyTorch names as loaders
-    (`named_loaders`), or if it names none, other processes that used some CPU time. `busy_loaders`, `full_loaders`:
-    those that used at least 0.3 and 0.85 of a CPU. `loader_cores`: CPUs used by all of them, `loader_most`: by the
-    busiest. `loader_cpus`: on how many CPUs they may run, together; `cpus`: the same of all processes looked at.
-    `loader_bytes`: resident memory of the largest, shared pages included. `runnable`: threads that ran or
-    waited for a CPU at the moment of the look; all threads of the two busiest processes, one of each other process.
-    `is_all_threads` is false if these two had more threads than were read. `blocked`: processes that waited for a disk
-    or a network file system. `stopped`: ranks that a signal stopped. `far`: GPUs by UUID whose ranks may run only on
-    CPUs that are not near the GPU, each with the list of these CPUs. `terminal`, `notebook`: a process has a terminal,
-    or the name of a notebook server. `switches`: how often a second the main threads of the two busiest processes lost
-    their CPU to others.
+    - `processes`: the number of processes that were read; `is_all` is false if there were more.
+    - `ranks`: processes with a context on the holder's GPUs. `rank_cores`: CPUs used by the busiest rank.
+    - `loaders`: processes that PyTorch names as loaders (`named_loaders`). Without such names, the other processes that
+      used some CPU time.
+    - `busy_loaders`, `full_loaders`: loaders that used at least 0.3 and 0.85 of a CPU.
+    - `loader_cores`, `loader_most`: CPUs used by all loaders, and by the busiest loader.
+    - `loader_cpus`: how many CPUs all loaders together may run on; `cpus`: the same for all processes that were read.
+    - `loader_bytes`: resident memory of the largest loader, shared pages included.
+    - `runnable`: threads that ran or waited for a CPU at the moment of the look: of all threads of the two busiest
+      processes, and one thread of each other process. `is_all_threads` is false if these two had more threads than were
+      read.
+    - `blocked`: processes that waited for a disk or a network file system. `stopped`: ranks that a signal stopped.
+    - `far`: by UUID, the GPUs whose ranks may run only on CPUs that are not near the GPU, with the list of these CPUs.
+    - `terminal`, `notebook`: a process has a terminal, or the name of a notebook server.
+    - `switches`: how often per second the main threads of the two busiest processes lost their CPU to other threads.
     """
 
     processes: int
@@ -46,11 +49,12 @@ class ProcessEvidence(NamedTuple):
 
 
 class FileEvidence(NamedTuple):
-    """What needs the right to trace processes, over one look, of at most four processes, those on a GPU first.
+    """File access of at most four processes during one look, those on a GPU first. To read it, the exporter needs the
+    right to trace processes.
 
-    `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that they
-    returned, page cache and network files included. `remote_files`, `local_files`: open files on network file systems,
-    and on others except FUSE, tmpfs, overlay and the kernel's own.
+    `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that these
+    calls returned, from the page cache and network files too. `remote_files`: open files on network file systems.
+    `local_files`: open files on other file systems except FUSE, tmpfs, overlay and the kernel's own.
     """
 
     reads: float
@@ -62,16 +66,20 @@ class FileEvidence(NamedTuple):
 class HostEvidence(NamedTuple):
     """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
 
-    `cpus`: how many CPUs most of its work may use at once, None without a limit. `quota`: by the CFS quota alone,
-    `throttled`: share of the periods in which this quota ran out. `cores`: CPUs that it used.
-    `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by anybody. `pressure_`: share of the time
-    in which some task waited for this, `memory_full`: in which all tasks did (PSI; version 2 of cgroups only).
-    `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it.
-    `refaults`: pages of files that were evicted and read again.
-    `killed`: processes that the OOM killer ended, for whatever limit; `ooms`: at most how many of them for its own
-    limit, which was reached in this look. `shm_bytes`, `shm_limit`: shared memory in use, and the size
-    of /dev/shm. `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own
-    network namespace. `network_files`: types of the network file systems that it has mounted.
+    - `cpus`: how many CPUs most of its work may use at once, None without a limit. `quota`: the same by the CFS quota
+      alone. `throttled`: share of the periods in which this quota ran out.
+    - `cores`: CPUs that the holder used. `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by
+      all.
+    - `pressure_...`: share of the time in which some task waited for this resource; `memory_full`: in which all tasks
+      waited for memory (PSI; only with version 2 of cgroups).
+    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it. `refaults`:
+      pages of files that were evicted and read again.
+    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: the most of them that can be due to the
+      holder's own limit, which was reached during this look.
+    - `shm_bytes`, `shm_limit`: shared memory in use, and the size of /dev/shm.
+    - `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own network
+      namespace.
+    - `network_files`: types of the network file systems that it has mounted.
     """
 
     start: float

@@ -74,11 +74,13 @@ class Holder(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All texts that identify the holder: two sources that share a text mean the same holder."""
+        """All texts that identify the holder. If two sources report the same text, they mean the same holder."""
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
-        """The job as squeue prints it and scontrol accepts it: array tasks and components have their own notation."""
+        """The job in squeue's notation, which scontrol accepts too; array tasks and components have their own
+        notation.
+        """
         if self.array_job_id and self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         if self.het_job_id and self.het_job_offset:
@@ -166,10 +168,10 @@ class SourceStatus(NamedTuple):
     """One attribution source.
 
     `up`: it answered the last request. `complete`: every reported holder has its device, and no holder can be missing.
-    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: what was
-    missing in the answer, so that some holders may be missing. `notice`: a message for people while nothing is missing.
-    `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it does not
-    report that. `missed`: how many holders ended before the source knew what they held.
+    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: the missing
+    part of the answer, because of which some holders may be missing. `notice`: a message for people although nothing is
+    missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it
+    does not report that. `missed`: how many holders ended before the source knew their devices.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What each state and cause means, and what its owner or the site can change: the one table that every surface prints.
+"""The meaning of each state and cause, and what its owner or the site can change. All outputs print this one table.
 
 `{name}` in a text is a number of the cause: a `quantity` of gpu_allocation_cause_value, in base units.
 """
@@ -16,11 +16,11 @@ GIB = 2**30
 
 
 class Meaning(NamedTuple):
-    """One state or cause, in clauses without a period. `title`: a few words. `says`: with numbers; `title` is printed
-    where one is not known.
+    """One state or cause, in clauses without a period. `title`: a few words. `says`: a text with numbers; `title` is
+    printed instead if a number is unknown.
 
-    `owner`, `site`: what each of them can change, "" for nothing. `number`: the owner's change with its number.
-    `is_training`: the owner's change makes a training faster, and is none for a server.
+    `owner`, `site`: what each of them can change, "" for nothing. `number`: the owner's change as a text with its
+    number. `is_training`: the owner's change makes a training faster, and does not apply to a server.
     """
 
     title: str

@@ -32,7 +32,7 @@ class Split(NamedTuple):
 
     A holder that is missing in `ratios` has no process that worked. `unclear`: holders with a process that the driver
     lists without any information. `others`: the share of processes that belong to no holder of the unit or whose holder
-    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization, since every
+    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization because every
     number is rounded. `problem`: why the shares are unknown, "" if they are known.
     """
 
@@ -57,12 +57,14 @@ class Activity(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """What a whole GPU did over (start, end] of the monotonic clock, beside its utilization; None is unknown.
+    """The work of a whole GPU over (start, end] of the monotonic clock, in addition to its utilization; None is
+    unknown.
 
-    `power_w`: the mean, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`,
-    `default_limit_w`: the limit in force, and that of the maker. `memory_bytes`: in use at the end. `pcie`, `nvlink`:
-    bytes per second, sum of both directions. `sm`: share of the SMs with work. `pipes`: the busiest of the tensor,
-    FP64, FP32 and FP16 pipes, None unless all four are known. `dram`: the memory.
+    `power_w`: mean power, from the energy counter. `reading_w`: the driver's last power reading. `limit_w`: the power
+    limit in force. `default_limit_w`: the manufacturer's limit. `memory_bytes`: memory in use at the end. `pcie`,
+    `nvlink`: bytes per second, both directions together. `sm`: share of the SMs with work. `pipes`: share of the
+    busiest of the tensor, FP64, FP32 and FP16 pipes, None unless all four are known. `dram`: share of the memory
+    bandwidth.
     """
 
     start: float
@@ -80,13 +82,16 @@ class Effort(NamedTuple):
 
 
 class HostProgress(NamedTuple):
-    """What a holder did beside its GPUs over (start, end] of the monotonic clock; None is unknown.
+    """The work of a holder beside its GPUs over (start, end] of the monotonic clock; None is unknown.
 
-    `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `new_process`: whether a process
-    started. `disk`: bytes per second to and from block devices. `network`: of the holder's own network namespace,
-    unknown if that is the host's. `steps`: that its training loop says to have made. `cores`: CPUs used by all its
-    processes. `spinning`: how many of its GPUs are fully busy. Of its processes on GPUs: `ended`, how many have ended
-    since the last look; `stopped`, how many of those on GPUs at rest a signal had stopped at both looks.
+    - `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `cores`: CPUs used by all processes.
+    - `new_process`: whether a process started.
+    - `disk`: bytes per second to and from block devices. `network`: bytes per second of the holder's own network
+      namespace, unknown if that is the host's.
+    - `steps`: the number of steps that its training loop reports.
+    - `spinning`: how many of its GPUs are fully busy.
+    - `ended`: how many of its processes on GPUs have ended since the last look. `stopped`: how many of its processes on
+      GPUs at rest were stopped by a signal at both looks.
     """
 
     start: float
@@ -103,13 +108,13 @@ class HostProgress(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Values of one reading that code computes with, in addition to the samples; None is no data.
+    """Values of one reading that code computes with, in addition to the samples; None means no data.
 
-    Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
-    driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which is 0 if the exporter cannot
-    see them.
-    `recovery_action`: the action that the driver requests, encoded as in gpu_recovery_action. `link`, `link_max`:
-    bandwidth of the PCIe link in one direction now, and at most, bytes per second.
+    Ratios are 0 to 1, other units are bytes, watts, and joules since the driver was loaded. `throttle_s`: seconds by
+    reason, from counters of the driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which
+    is 0 if the exporter cannot see them. `recovery_action`: the action that the driver requests, encoded as in
+    gpu_recovery_action. `link`, `link_max`: bandwidth of the PCIe link in one direction, now and at most, bytes per
+    second.
     """
 
     utilization: float | None = None
@@ -170,7 +175,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started by then."""
+    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started before."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]

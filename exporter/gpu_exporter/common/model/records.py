@@ -25,10 +25,11 @@ class GpuRecord(NamedTuple):
 
 class HolderRecord(NamedTuple):
     """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
+
     `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
-    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: what the whole
-    holder does beside its GPUs. `spin`: its run without progress, None if it cannot be watched.
-    `hour`: the means of its last hour, None while unknown. `training`: what its training loop says, None if nothing.
+    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: the work of the
+    whole holder beside its GPUs. `spin`: its run without progress, None if it cannot be watched. `hour`: the means of
+    its last hour, None while unknown. `training`: the report of its training loop, None without a report.
     """
 
     allocation: Allocation

@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     @property
     def short_why(self) -> str:
-        """Why, without the parts after `; ` that do not fit into a cell."""
+        """The reason, without the parts after `; ` that do not fit into a cell."""
         first, *parts = self.why.split("; ")
         for part in parts:
             if len(first) + len(part) + 2 > WHY_MAX:
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
     @property
     def wasted_s(self) -> float:
-        """How long its holder has not used it: the present idle run, or the present stall."""
+        """How long the holder has not used the GPU: the length of the present idle run or stall."""
         return max(self.idle_s or 0.0, self.stalled_s or 0.0) if self.holder else 0.0
 
     @property

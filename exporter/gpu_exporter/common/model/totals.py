@@ -9,10 +9,11 @@ from typing import NamedTuple
 class UnitTotals(NamedTuple):
     """Integrals of one unit, all in seconds; None if the hardware never reported the value.
 
-    `active_by`: which witnesses showed the last activity (UTILIZATION or others). `other_s`: time at utilization 0 that
-    is not idle, by the active witness, since this process started. If several witnesses were active, the first counts:
-    UTILIZATION, then in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`: seconds of
-    full load and joules that belong to no known holder; None for joules without a counter.
+    `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, the time since this
+    process started at utilization 0 that is not idle because that witness was active. If several were active, the first
+    counts: UTILIZATION, then in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`:
+    seconds of full load and joules that belong to no known holder; None for joules without a counter.
+
     Invariant: busy_s + idle_s <= observed_s.
     """
 

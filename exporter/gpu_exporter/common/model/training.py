@@ -1,4 +1,4 @@
-"""The claims of a holder's training loop about itself. The job writes them, so alone they prove nothing."""
+"""The reports of a holder's training loop about itself. The job writes them, so alone they prove nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ Fact: TypeAlias = int | float | bool | str
 
 
 class RankReport(NamedTuple):
-    """One process of a training, as it describes itself (docs/torch.md).
+    """One process of a training, as it describes itself (docs/torch.md). None is unknown.
 
-    `run`: another value after each start of the loop; `process`: the same for all loops of one process, "" if unknown.
-    `gpus`: UUIDs that it names, also of MIG instances. `steps`:
-    so far; `measured`: those that the seconds cover. `step_s`, `wait_s`: seconds of all of these, and of waiting for
-    data in them. `starved_s`, `worked_s`: of the GPU's own time line: without work because the loop waited for data,
-    and with work. `phases`: seconds by name, the GPU's where `is_gpu`. `facts`: settings of the loop. None is unknown.
-    `is_between`: the loop has come to the end of its data, and may begin again.
-    `age_s`: since the file was written, which happens every `interval_s` at least while the loop makes steps.
+    - `run`: another value after each start of the loop. `process`: the same for all loops of one process, "" if
+      unknown.
+    - `gpus`: UUIDs of the GPUs or MIG instances that the process names.
+    - `steps`: steps so far. `measured`: the steps that the seconds cover.
+    - `step_s`, `wait_s`: seconds of all measured steps, and seconds in them in which the loop waited for data.
+    - `starved_s`, `worked_s`: seconds on the GPU's own time line: without work because the loop waited for data, and
+      with work.
+    - `phases`: seconds by name, on the GPU's time line if `is_gpu`. `facts`: settings of the loop.
+    - `is_between`: the loop has come to the end of its data, and may begin again.
+    - `age_s`: time since the file was written. While the loop makes steps, it is written at least every `interval_s`.
     """
 
     run: str
@@ -42,15 +45,17 @@ class RankReport(NamedTuple):
 
 
 class TrainingPace(NamedTuple):
-    """The last minutes of the running ranks of a holder on one node; the shares are of the time of their steps, 0 to 1.
+    """The last minutes of a holder's running ranks on one node. Shares are of the time of their steps, 0 to 1.
 
-    `steps`: how many measured steps were made in this time, of the rank with the fewest; `step_s`: their mean length.
-    `seen`: steps of all ranks between the looks of this time, also of ranks that measure none. `wait`: share
-    that waits for data, of the rank that waits longest; `waiting_rank`: this rank. `is_gpu`: the share is the GPU's, so
-    it counts only what the GPU had no work in. `phases`: by name, mean of the ranks that have placed the phase.
-    `silent_s`: since the last step that is known of. `late`: the rank that the others wait for and by which share of a
-    step, as a text; "" without one. `late_share`: this share, None if the ranks cannot be compared. `facts`: settings
-    that all ranks have in common.
+    - `steps`: how many measured steps the rank with the fewest made in this time. `step_s`: mean length of these steps.
+    - `seen`: steps of all ranks between the looks of this time, also of ranks that measure none.
+    - `wait`: the share of the time that the rank which waits longest waits for data. `waiting_rank`: this rank. If
+      `is_gpu`, only time in which the GPU had no work counts.
+    - `phases`: by name, the mean of the ranks that have placed the phase.
+    - `silent_s`: seconds since the last known step.
+    - `late`: the rank that the others wait for, with the share of a step, as text; "" without such a rank.
+      `late_share`: this share, None if the ranks cannot be compared.
+    - `facts`: settings that all ranks have in common.
     """
 
     ranks: int
@@ -69,10 +74,11 @@ class TrainingPace(NamedTuple):
 
 
 class TrainingView(NamedTuple):
-    """What is published of the training on one allocation. `steps`, `seconds`: what its ranks did since the exporter
-    knows them; `seconds` by phase, with `step` for all of it and `wait` for waiting for data. `rank`: the lowest one on
-    this allocation. `pace`: of the whole holder on this node. `contradiction`: why the claim cannot be true, "" if it
-    can.
+    """The published part of the training on one allocation.
+
+    `steps`, `seconds`: counted for its ranks since the exporter knows them. `seconds` is by phase; `step` is the whole
+    time, `wait` the time of waiting for data. `rank`: the lowest rank on this allocation. `pace`: of the whole holder
+    on this node. `contradiction`: why the report cannot be true, "" if it can.
     """
 
     steps: int

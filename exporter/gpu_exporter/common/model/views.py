@@ -96,8 +96,8 @@ class AllocationView(NamedTuple):
     `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
     a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
     run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
-    `causes`: why it is not used, empty if the state needs no cause. `training`: what the holder's training loop says of
-    itself, None if it says nothing.
+    `causes`: why the GPU is not used, empty if the state needs no cause. `training`: the report of the holder's
+    training loop, None without a report.
     """
 
     allocation: Allocation
@@ -119,7 +119,7 @@ class AllocationView(NamedTuple):
 
     @property
     def stalled_run_s(self) -> float | None:
-        """Seconds of the present stall, 0 without one, None while that is unknown."""
+        """Seconds of the present stall; 0 without a stall, None while it is unknown whether there is one."""
         spin = self.spin
         if spin is not None and spin.is_below:
             return 0.0

@@ -42,8 +42,8 @@ class Credentials:
         header_file: Path | None = None,
         flags: str = "--source",
     ) -> None:
-        """`headers`: each as `Name: value`. `header_file`: the same, one a line, for values that are secret. `flags`:
-        how the names of these options begin, for errors. Raises ValueError.
+        """`headers`: each as `Name: value`. `header_file`: the same, one per line, for secret values. `flags`: the
+        prefix of the names of these options, for errors. Raises ValueError.
         """
         self._flags = flags
         if token is not None and user:
@@ -80,7 +80,7 @@ class Credentials:
         return headers
 
     def check_address(self, address: Address) -> None:
-        """Raise ValueError when an address names a user, and these credentials name another one."""
+        """Raise ValueError if an address contains a user, but these credentials name another one."""
         if address.login and (self._token is not None or self._user):
             raise ValueError(f"{address} has a user, and {self._flags}.* names another user: remove one of them")
 

@@ -30,7 +30,7 @@ class VectorRow(NamedTuple):
 def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[VectorRow]:
     """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query.
 
-    `rows_max`: a text that would become more objects than these rows need is refused before it is parsed.
+    `rows_max`: the most rows. A text that would become more objects than this number of rows needs is not parsed.
     """
     if rows_max is not None and sum(map(text.count, "[{,")) > PARTS_MAX * (rows_max + 1):
         raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")
@@ -50,7 +50,7 @@ def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[Vec
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise AnswerError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
     if answer.get("warnings") or answer.get("isPartial"):
-        raise AnswerError(f"the answer is partial, so nothing is decided on it: {query}")
+        raise AnswerError(f"the answer is partial, so it is not used: {query}")
     return rows
 
 
@@ -62,7 +62,7 @@ def _labels(metric: Any) -> dict[str, str]:
 
 
 def cluster_matchers(matcher: str) -> list[str]:
-    """The site's matchers for the label `cluster`. Recorded series keep this label, but not `job`."""
+    """The site's matchers for the label `cluster`. Recorded series keep this label, but lose `job`."""
     return [each[0] for each in CLUSTER.finditer(matcher)]
 
 

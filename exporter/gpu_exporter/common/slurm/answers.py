@@ -26,9 +26,9 @@ class _AnsweredJob:
 def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[list[T], int]:
     """What `read` returns for every job, and the number of malformed jobs, which are omitted.
 
-    `read` returns None for a job to leave out, and raises one of MALFORMED for a job that it cannot parse. Each job is
-    reduced as soon as it is parsed, because the parsed answer would take ten times the memory of its text.
-    Raises ValueError if the text is no such answer, or Slurm reports errors.
+    `read` returns None for a job to omit, and raises one of MALFORMED for a job that it cannot parse. Each job is
+    reduced as soon as it is parsed, because the whole parsed answer would take ten times the memory of its text. Raises
+    ValueError if the text is no such answer, or if Slurm reports errors.
     """
 
     def reduce(fields: dict[str, Any]) -> Any:

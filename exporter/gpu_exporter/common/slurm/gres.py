@@ -28,7 +28,8 @@ MAX_GRES_TEXT = 65_536
 class Gres(NamedTuple):
     """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: how many GPUs are counted without an index. `unnamed_share`: the item of a share that names no GPU.
+    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the item of a share that names no
+    GPU.
     """
 
     indexes: tuple[int, ...] = ()
@@ -44,7 +45,9 @@ class Gres(NamedTuple):
 
 
 def add_devices(lists: Iterable[Gres]) -> int | None:
-    """Devices of all lists of one job, one list for each of its nodes. None if the number of one list is unknown."""
+    """The number of devices in all lists of one job, which has one list per node. None if the number of one list is
+    unknown.
+    """
     counts = [each.devices for each in lists]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -79,7 +82,7 @@ def parse_gres(text: str) -> Gres:
             indexes += found
             unnamed += max(0, count - len(found))
     if len(set(indexes)) != len(indexes):
-        raise ValueError(f"{text[:80]!r} names one index twice")
+        raise ValueError(f"{text[:80]!r} contains one index twice")
     return Gres(tuple(indexes), unnamed, tuple(sorted(shared.items())), unnamed_share)
 
 

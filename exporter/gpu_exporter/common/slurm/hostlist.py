@@ -36,10 +36,11 @@ def parse_names(text: str) -> list[str]:
 
 
 def render_names(names: Iterable[str]) -> str:
-    """The expression of these names, `gpu-[01-40],login`, which parse_names reads; each name once, in natural order.
+    """The expression for these names, such as `gpu-[01-40],login`, as parse_names reads it. Each name is contained
+    once, in natural order.
 
-    Of several numbers in a name, the last one that differs between the names becomes a range. A name with a bracket or
-    a comma remains as it is, and the expression cannot be read back.
+    If names differ in several numbers, only the last of these numbers becomes a range. A name with a bracket or a comma
+    remains as it is, and the expression cannot be read back.
     """
     by_words: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for name in names:
@@ -67,7 +68,9 @@ def _natural(text: str) -> list[tuple[str, int]]:
 
 
 def _render_ranges(numbers: Collection[str]) -> str:
-    """`[01-40,42]`, without brackets for a single number. A range has the zero padding of its first number."""
+    """The ranges of these numbers: `[01-40,42]`, or a single number without brackets. A range has the zero padding of
+    its first number.
+    """
     padded = {len(number) for number in numbers if len(number) > 1 and number.startswith("0")}
     runs: list[list[str]] = []
     for number in sorted(numbers, key=lambda each: (len(each) if len(each) in padded else 0, whole(each))):
@@ -116,6 +119,6 @@ def _expand_ranges(text: str) -> list[str]:
             raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of numbers")
         first, last = need_wholes((match[1], match[2] or match[1]))
         if last < first or last - first >= MAX_NAMES - len(numbers):
-            raise ValueError(f"{text[:80]!r}: {part[:40]!r} goes backwards, or the list exceeds {MAX_NAMES} numbers")
+            raise ValueError(f"{text[:80]!r}: {part[:40]!r} is descending, or the list exceeds {MAX_NAMES} numbers")
         numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return numbers

@@ -27,7 +27,9 @@ class CpuBudget:
         self._paid_at: dict[str, float] = {}  # when SHARE of a core has paid for all that it used
 
     async def pace(self, address: str, cpu_s: float) -> bool:
-        """Charge a step of an address. True after a wait, and without a charge, if the address is above its budget."""
+        """Charge a step of an address. If the address is above its budget, wait instead, do not charge, and return
+        True.
+        """
         if self._paid_at.get(address, 0.0) - time.monotonic() <= BURST_S / SHARE:
             self.charge(address, cpu_s)
             return False

@@ -39,7 +39,7 @@ class Connection:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """Close it at once, and drop the data that the kernel still has to send, which may be megabytes."""
+        """Close it at once, and drop the data that the kernel still has to send (possibly megabytes)."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
@@ -79,8 +79,8 @@ class Crowd:
         self._connections.pop(connection, None)
 
     def begin_to_shake(self, connection: Connection) -> bool:
-        """Whether a connection may begin its handshake; False if it was closed meanwhile. If there are too many
-        handshakes, the oldest is closed: a normal handshake takes some milliseconds.
+        """Whether a connection may begin its TLS handshake; False if it was closed meanwhile. If there are too many
+        handshakes, the oldest one is closed, because a normal handshake takes some milliseconds.
         """
         if connection not in self._connections:
             return False
@@ -91,7 +91,7 @@ class Crowd:
         return True
 
     def give_way(self, crowd: Sequence[Connection]) -> bool:
-        """Close the oldest of these that may give way; False if none may."""
+        """Close the oldest of these connections that may give way; False if none may."""
         now = time.monotonic()
         for other in crowd:
             if other.may_give_way(now):

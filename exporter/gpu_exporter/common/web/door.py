@@ -83,7 +83,7 @@ class Doorkeeper:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _give_up_one(self) -> None:
-        """Refuse a random header of the address with the most waiting headers."""
+        """Refuse a random header of the address with the most waiting headers, without a check."""
         counts: dict[str, int] = {}
         for entry in self._waiting:
             counts[entry.address] = counts.get(entry.address, 0) + 1

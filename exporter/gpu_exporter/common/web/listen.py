@@ -29,7 +29,7 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def listen_unix(path: Path, mode: int) -> socket.socket:
-    """A unix socket. `mode`: its permissions, whatever the umask is. Call it before other threads create files."""
+    """A unix socket. `mode`: its permissions, regardless of the umask. Call it before other threads create files."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     umask = os.umask(0o777 & ~mode)  # bind() sets 0777 minus the umask: the socket never has more permissions

@@ -12,7 +12,7 @@ from gpu_exporter.common.web.server import HttpServer
 
 
 class OwnMetrics(Collector):
-    """The tasks of the process, and whether its port uses all of its web configuration."""
+    """The metrics of a process about its tasks, and about whether its port uses all of its web configuration."""
 
     def __init__(self, prefix: str) -> None:
         self.tasks = Tasks()

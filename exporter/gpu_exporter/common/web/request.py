@@ -22,8 +22,8 @@ class BadRequest(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: names in lower case; `host` is that of an absolute target. `keeps`: the client wants the connection to
-    stay.
+    """`headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the
+    connection open.
     """
 
     method: str
@@ -80,7 +80,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality that an Accept header gives to the first of `names` that it contains; else 0."""
+    """The quality that an Accept header gives to the first of `names` that the header contains; 0 without one."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))

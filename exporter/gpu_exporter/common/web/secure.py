@@ -1,4 +1,4 @@
-"""TLS and passwords of a port: the settings of its file in use, and as the file changes."""
+"""TLS and passwords of a port: the settings in use, and their update when the file changes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Security:
     """The settings in use. `context`: None without TLS."""
 
     def __init__(self, path: Path, settings: WebSettings | None = None, before: WebSettings | None = None) -> None:
-        """`settings`: of the file at `path`, by default as it is now. `before`: those that were in use. Raises
-        WebConfigError.
+        """`settings`: those of the file at `path`; by default the file is read now. `before`: the settings in use until
+        now. Raises WebConfigError.
         """
         self._path = path
         settings = settings or read_settings(path, before)
@@ -52,7 +52,9 @@ class Security:
         return not (self.wants_password or has_certificate)
 
     def recall(self, authorization: str) -> bool | None:
-        """Whether this header is correct, if it was checked before or cannot be parsed; else None. Returns at once."""
+        """Whether this header is correct, if that is known or the header cannot be parsed; else None. Returns at
+        once.
+        """
         known = self._tried.get(_digest(authorization))
         if known is None and self._parse(authorization) is None:
             return False
@@ -128,8 +130,8 @@ class Security:
 
 
 class WebConfig:
-    """The settings of a port while it is served. `security`: those in use. `problem`: why they are not those of the
-    file, "" if they are.
+    """The settings of a port while it is served. `security`: those in use. `problem`: why they differ from the file, ""
+    if they do not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,8 +142,8 @@ class WebConfig:
         self._seen = self._settled = self.security.settings.digest
 
     def turn(self) -> bool:
-        """Look at the files once more; whether `security` is new. A change counts when two looks in a row have found
-        the same: a writer may not have finished the file, or may not have come to the next file.
+        """Read the files again; true if `security` is new. A change is applied when two calls in a row have read the
+        same: a program may still be writing the file, or may not have written the next file yet.
         """
         settings, found = None, ""
         try:

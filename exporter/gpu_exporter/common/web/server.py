@@ -79,7 +79,7 @@ class Site(Protocol):
 
 
 class _Listener:
-    """The connections of one listening socket. Used only in the thread of the loop."""
+    """The connections of one listening socket. Used only in the event loop's thread."""
 
     def __init__(
         self,
@@ -101,17 +101,21 @@ class _Listener:
         self._budget = CpuBudget()
 
     def begin(self) -> None:
-        """Accept connections until `end`. Without a task: a cancelled task would drop the connection it waits for."""
+        """Accept connections until `end`. Not a task, because a cancelled task would drop the connection that it waits
+        for.
+        """
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept the next connection. It counts before its handshake: a client may never complete the handshake."""
+        """Accept the next connection. It is counted before its handshake, because a client may never complete the
+        handshake.
+        """
         try:
             client, peer = self._listener.accept()
         except BlockingIOError:
             return
         except OSError as exc:
-            log.debug("accept: %s", exc)
+            log.debug("cannot accept a connection: %s", exc)
             self._crowd.give_way(self._crowd.all())
             self._loop.remove_reader(self._listener)
             self._again = self._loop.call_later(ACCEPT_AGAIN_S, self.begin)
@@ -157,7 +161,7 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """Close a connection. It counts until its socket is closed: a client may never read the rest, or never
+        """Close a connection. It is counted until its socket is closed, because a client may never read the rest or
         acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:
@@ -223,7 +227,7 @@ class _Listener:
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._workers, measure, self._site.answer, request)
         except RuntimeError as exc:  # the first requests start the workers, and the host may have no thread left
-            log.debug("no worker: %s", exc)
+            log.debug("cannot start a worker: %s", exc)
             return BUSY
         self._asked += 1
         try:
@@ -301,7 +305,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
 
 
 class HttpServer:
-    """Serves one TCP address, and a unix socket for `--once` if there is a state directory."""
+    """Serves one TCP address. Also serves a unix socket for `--once` if there is a state directory."""
 
     def __init__(
         self,
@@ -311,7 +315,8 @@ class HttpServer:
         socket_mode: int = 0o660,
         web_config: Path | None = None,
     ) -> None:
-        """Bind. `web_config`: TLS and passwords of the TCP port. The permissions of its file protect the unix socket.
+        """Bind the sockets. `web_config`: TLS and passwords of the TCP port. The unix socket is protected by its file
+        mode.
 
         Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
         """
@@ -375,7 +380,7 @@ class HttpServer:
         return security is None or security.is_open
 
     def uses_web_config(self) -> bool | None:
-        """Whether the TCP port uses all of its file; None without a file."""
+        """Whether the TCP port uses all settings of its web configuration file; None without a file."""
         return not self._config.problem if self._config is not None else None
 
     def start(self) -> None:

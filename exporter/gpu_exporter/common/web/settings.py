@@ -1,8 +1,8 @@
 """The file with the TLS and password settings of a port, in the format of Prometheus's own exporters.
 
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is refused by name: if
-it were ignored, the port would be more open than the file says. For the same reason, a port in use loses no protection
-when the file changes: a file whose writer was interrupted lacks its last part.
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error that names
+it: if it were ignored, the port would be more open than the file requires. For the same reason, a port in use loses no
+protection when the file changes: if a program is interrupted while it writes the file, the last part is missing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WebConfigError(ValueError):
 class WebSettings(NamedTuple):
     """The settings for a port after one look at its file.
 
-    `tls`, `users`: the sections. `named`: the content of the files that `tls` names, by key. `kept`: the keys of the
-    file whose former setting remains, since the present one protects less. `digest`: of the content of all files.
+    `tls`, `users`: the sections. `named`: by key, the content of the files that `tls` names. `kept`: the keys whose
+    former setting remains in force, since the present one protects less. `digest`: of the content of all files.
     """
 
     tls: Mapping[str, str]
@@ -75,7 +75,7 @@ def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
 
 
 def strictness(tls: Mapping[str, str]) -> int:
-    """How strictly clients must identify themselves, as a position in CLIENTS."""
+    """How strictly clients must identify themselves: the position of this setting in CLIENTS."""
     return list(CLIENTS).index(tls.get("client_auth_type") or "NoClientCert")
 
 
@@ -114,7 +114,7 @@ def _check_section(path: Path, key: str, value: Any) -> dict[str, str]:
     if value is None:
         raise WebConfigError(f"{path}: {key} has no value: complete the file, or remove {key}")
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
-        raise WebConfigError(f"{path}: {key}: expected a mapping of names to texts")
+        raise WebConfigError(f"{path}: {key}: expected a mapping of names to strings")
     return value
 
 
@@ -131,4 +131,6 @@ def _check_tls(path: Path, tls: Mapping[str, str]) -> None:
         if (name := tls.get(key)) and name not in known:
             raise WebConfigError(f"{path}: {TLS}.{key}: {name!r} is not supported; known: {', '.join(known)}")
     if (strictness(tls) == 0) == bool(tls.get("client_ca_file")):
-        raise WebConfigError(f"{path}: {TLS}: set client_ca_file if client_auth_type verifies clients, and only then")
+        raise WebConfigError(
+            f"{path}: {TLS}: client_ca_file is required if client_auth_type verifies clients, and invalid otherwise"
+        )

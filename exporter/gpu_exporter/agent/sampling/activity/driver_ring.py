@@ -1,7 +1,7 @@
 """The driver's ring of utilization samples: which stretch of time each entry covers.
 
 The stamp of an entry is the end of its period, not the start. The length of the period is learned from the distances
-between stamps. So a lost entry leaves a hole, and the entry after it does not cover the hole.
+between stamps. So if an entry is lost, its time is a hole, and the next entry does not cover the hole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RingPeriod:
     """How long one entry covers, learned from the distances between stamps."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: how long an entry covers while nothing is learned, and at most."""
+        """`longest_s`: the longest time that an entry can cover; it is assumed until a period is learned."""
         self._longest_s = longest_s
         self._spacings: deque[float] = deque(maxlen=SPACINGS)
         self.seconds = longest_s
@@ -77,7 +77,8 @@ class DriverRing:
         self.contradicted = self.answered = self.is_gapless = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
-        """Each entry covers (its stamp - the ring's period, its stamp], except the time that earlier entries covered.
+        """The new entries as spans. Each entry covers the time from its stamp minus the ring's period to its stamp,
+        except the time that earlier entries covered.
 
         Consecutive entries without a hole and with the same value become one span.
         """
@@ -130,7 +131,9 @@ class DriverRing:
         return is_new and max(apart) <= min(self._longest_s, LATENESS * period) and stamps[1] > wall - RING_AGE_MAX_S
 
     def _unbroken(self, samples: Sequence[UtilizationSample]) -> float:
-        """Seconds up to the newest entry in which no two stamps are further apart than the longest period."""
+        """Seconds without a hole up to the newest entry: no two stamps in a row are further apart than the longest
+        period.
+        """
         stamps = sorted(sample.wall for sample in samples)
         begin = stamps[-1]
         for stamp in reversed(stamps):
@@ -145,8 +148,8 @@ class DriverRing:
         return min(self._longest_s, known)
 
     def _fold(self, samples: Sequence[UtilizationSample], wall: float) -> list[UtilizationSample]:
-        """The new entries in the order of their stamps. If there are several entries for the same time, the busiest
-        counts. An entry that is not a share makes its time unknown, unless another entry of that time shows work.
+        """The new entries in the order of their stamps. Of several entries for the same time, the busiest counts. An
+        entry that is not a valid share makes its time unknown, unless another entry of that time shows work.
         """
         entries: list[UtilizationSample] = []
         apart = 0.5 * self._period.seconds if self._period.is_learned else SAME_STAMP_S
@@ -185,9 +188,9 @@ def pieces(span: Span, longest_s: float) -> Iterator[Span]:
 
 
 def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:
-    """Spans that agree with a driver rate above 0, read at `rate_at`.
+    """The spans, corrected by a driver rate above 0 that was read at `rate_at`.
 
-    A zero within the time that the rate covers is not idle, unless other entries of that time explain the rate; the
+    A zero within the time that the rate covers is not idle, unless other entries of that time explain the rate. The
     newest entry of that time is never idle.
     """
     recent = [span for span in spans if span.end > rate_at - longest_s]

@@ -1,4 +1,4 @@
-"""What a GPU did between two cycles beside its utilization: from counters of the driver, and from GPM."""
+"""The work of a GPU between two cycles, in addition to its utilization: from counters of the driver, and from GPM."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class EffortReader:
     def read(self, cycle: Cycle, gpm: Gpm | None, monotonic: float) -> Effort | None:
         """The effort since the last cycle, None for the first cycle.
 
-        `gpm`: as the driver reported it. Zeros that contradict the utilization are withheld elsewhere, since they prove
-        no rest. Here such zeros are just what a spinning kernel may show.
+        `gpm`: as the driver reported it, including zeros that contradict the utilization. Such zeros are withheld
+        elsewhere, since they prove no rest. Here they are needed, since a spinning kernel may cause them.
         """
         previous, self._last_at = self._last_at, monotonic
         power_w = self._mean_power(cycle)
@@ -48,7 +48,9 @@ class EffortReader:
         )
 
     def _mean_power(self, cycle: Cycle) -> float | None:
-        """Watts since the last cycle. None without two readings of the energy counter, and if it fell."""
+        """Watts since the last cycle, as a mean. None without two readings of the energy counter, or if the counter
+        fell.
+        """
         before = self._last_energy
         self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
         if before is None or self._last_energy is None:

@@ -27,7 +27,8 @@ class EngineRings:
         return (track for _, track in self._rings.values())
 
     def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
-        """Read the new entries up to `monotonic`, which is `wall` by the wall clock; returns the active engines.
+        """Read the new entries up to `monotonic` (`wall` is the same moment by the wall clock). Returns the active
+        engines.
 
         `stepped`: the wall clock was stepped, so the entries of the rings were stamped before the step.
         """

@@ -84,7 +84,9 @@ class GpmTrust:
             self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
-        """Log and reopen GPM windows whose cycle counters do not move; the collector has already dropped them."""
+        """Log GPM windows whose cycle counters do not move, and open them again. The collector has already dropped
+        their values.
+        """
         for subject in cycle.gpm_stuck:
             since = self._stuck_since.get(subject)
             if since is None:
@@ -187,8 +189,8 @@ def _shows_work(gpm: Gpm, rules: ActivityRules) -> bool:
 def _work(cycle: Cycle, seen: Mapping[str, Observation], gpm: Gpm) -> list[str]:
     """The witnesses of a board that contradict a GPM reading of no work.
 
-    Utilization and power indicate kernels, which GPM must see. Engines and traffic work without kernels: they
-    contradict a window only if all of its values are 0, and traffic only if GPM reports that same traffic.
+    Utilization and power indicate kernels, which GPM must see. Engines and links also work without kernels. They
+    contradict a window only if all of its values are 0, and links only if GPM reports that same traffic.
     """
     active = active_names(seen)
     names = [name for name in ("power",) if name in active]

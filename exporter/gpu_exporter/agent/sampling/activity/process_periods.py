@@ -1,7 +1,7 @@
 """The work of each process on a shared GPU, in consecutive periods that end with the driver's newest sample.
 
 The driver reports each process's mean over its samples since a given moment (nvmlDeviceGetProcessUtilization). This
-moment is the newest entry of the utilization ring that the last cycle has read, so that both cover the same time.
+moment is the stamp of the newest utilization entry that the last cycle read, so that both cover the same time.
 Implausible entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not
 exist and shares of millions (Syllo/nvtop issue 110).
 """
@@ -33,10 +33,10 @@ class ProcessPeriods:
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The period up to `newest_wall`, None for the first read and while there is nothing new.
+        """The period up to `newest_wall`. None for the first read, and while there is nothing new.
 
-        `newest_wall`: Unix seconds of the newest known entry of the device itself. `monotonic` and `wall` are the same
-        moment, now.
+        `newest_wall`: Unix seconds of the newest known utilization entry of the device. `monotonic` and `wall`: now, by
+        both clocks.
         """
         since = self._since
         if since is None or newest_wall <= since - AHEAD_S:  # the wall clock was set back

@@ -1,4 +1,4 @@
-"""Limits repeated log lines: the first is written at once, then one a minute with the number of repeats since."""
+"""Limits repeated log lines. The first is written at once, then one a minute with the number of repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SUBJECTS = 1000  # subjects within that time; further subjects are not logge
 
 @dataclass(slots=True)
 class _Line:
-    """When the last line was written, and how often the subject has repeated since."""
+    """When the last line was written, and how often the subject has been repeated since then."""
 
     at: float
     more: int = 0
@@ -29,7 +29,7 @@ class Repeats(Generic[T]):
         self._lines: dict[T, _Line] = {}
 
     def is_due(self, subject: T) -> bool:
-        """Whether to log this subject now; otherwise it is counted for the next line."""
+        """Whether to log this subject now. If not, it is counted for the next line."""
         line = self._lines.get(subject)
         if line is not None:
             line.more += 1
@@ -40,7 +40,9 @@ class Repeats(Generic[T]):
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
-        """Each subject that repeated after its last line, if that line is QUIET_S old, with the number of repeats."""
+        """The subjects that have repeated since their last line, if that line is QUIET_S old, with the number of
+        repeats.
+        """
         now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []

@@ -41,8 +41,8 @@ RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
     """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
 
-    `witnesses` may be shared by all instances: GPM itself compares two moments. The witnesses store only the
-    least traffic over a link, and the value of the quietest instance is valid for all.
+    All instances may share `witnesses`, because a reading of GPM itself compares two moments. Between cycles, the
+    witnesses keep only the least traffic over a link, and the value of the quietest instance is valid for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
@@ -81,13 +81,17 @@ class ActivityReader:
 
     @property
     def samples_since(self) -> Mapping[str, float]:
-        """Stamp of the newest entry read of each ring of the driver, Unix seconds; empty requests all entries."""
+        """For each ring of the driver, the stamp of its newest entry that was read, Unix seconds; empty requests all
+        entries.
+        """
         if self._asks_all:
             return {}
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """Time up to which the driver's ring has reported the utilization, Unix seconds; None without a ring."""
+        """The end of the time for which the driver's ring has reported the utilization, Unix seconds; None without a
+        ring.
+        """
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -148,7 +152,7 @@ class ActivityReader:
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """Lengthen the interval after two covered cycles in a row, up to half of the time that the rings keep."""
+        """Lengthen the interval after two covered cycles in a row, to at most half of the time that the rings keep."""
         rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
         covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
         kept_s = min(ring.length_s for ring in rings)
@@ -162,12 +166,12 @@ class ActivityReader:
     def _note_watch(
         self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
     ) -> None:
-        """Remember what the witnesses, read from `until` to `read_at`, showed for the time since the last cycle.
+        """Remember the state of the witnesses since the last cycle, as read from `until` to `read_at`.
 
-        Quiet witnesses cover the time that each of them saw. This time ends at the first read. It begins one period of
-        the driver before the last read, since the utilization of an engine covers no more; or at the last cycle if the
-        driver `covers` the whole time with rings and sums. An active witness may have seen its activity at any moment
-        up to the last read.
+        Quiet witnesses cover only the time that each of them saw. This time ends at the first read. If the driver
+        `covers` the whole time with rings and sums, this time begins at the last cycle. Otherwise it begins one period
+        of the driver before the last read, since the utilization of an engine covers no more. An active witness may
+        have seen its activity at any moment up to the last read.
         """
         if known and not active:
             seen_s = self._longest()
@@ -179,7 +183,7 @@ class ActivityReader:
             self._track.note(WitnessPeriod(previous, read_at, active, known))
 
     def _entries(self, span: Span) -> Iterable[Span]:
-        """The entries of the driver's ring that a span combines, all of one length."""
+        """Split a span that combines entries of the driver's ring into these entries. All have the same length."""
         return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
 
     def _judge_run(self, span: Span) -> Iterable[Span]:
@@ -190,8 +194,8 @@ class ActivityReader:
         return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
 
     def _judge(self, span: Span) -> Span | None:
-        """A span without utilization is other activity if a witness was active in it, and unknown if not all of it was
-        watched. A span with utilization remains unchanged.
+        """A span without utilization becomes other activity if a witness was active in it, and unknown if the witnesses
+        did not watch all of it. A span with utilization remains unchanged.
         """
         if span.ratio > 0.0 or span.end <= span.start:
             return span
@@ -204,13 +208,15 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """Shift the ring's last answer by a pause in sampling: the pause must not count as a silent ring."""
+        """After a pause in sampling, move the time of the ring's last answer by its length, so that the ring does not
+        count as silent.
+        """
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous
 
     def _note_offset(self, offset: float) -> bool:
-        """Whether the wall clock was stepped against the monotonic clock since the last cycle; a step is logged."""
+        """Log a step of the wall clock against the monotonic clock since the last cycle; true if there was one."""
         previous, self._offset = self._offset, offset
         step = 0.0 if previous is None else offset - previous
         if abs(step) <= WALL_STEP_S:

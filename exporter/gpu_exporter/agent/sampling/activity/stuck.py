@@ -1,4 +1,4 @@
-"""Detects a utilization that remains at 100 % although all other values show that the GPU is at rest.
+"""Detects a utilization that remains at 100 % while all other values show that the GPU is at rest.
 
 After some faults the driver's counter remains at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of
 145 W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks
@@ -24,7 +24,7 @@ class StuckCounter:
         self._since: float | None = None
 
     def judge(self, cycle: Cycle, monotonic: float) -> str:
-        """Why the utilization is no evidence, "" if it is valid evidence."""
+        """Why the utilization is no evidence; "" if it is valid evidence."""
         if not _contradicts(cycle):
             self._since = None
             return ""

@@ -30,7 +30,7 @@ ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
 
 
 class Moment(NamedTuple):
-    """The values of one cycle of a unit that witnesses may use. Traffic and energy are counters of the driver.
+    """The values of one cycle of a unit, as input of the witnesses. Traffic and energy are counters of the driver.
 
     `is_instance`: a MIG instance, which only GPM reports.
     """
@@ -60,8 +60,8 @@ class ActivityRules(NamedTuple):
     """`interval_s`: the sampling interval. `interval_max_s`: the interval for a device whose driver buffers everything
     between two cycles. See defaults.yaml for the rest.
 
-    `driver_period_max_s`: the longest time that one utilization value of the driver covers; by nvmlUtilization_t its
-    sample period is between 1/6 and 1 s.
+    `driver_period_max_s`: the longest time that one utilization value of the driver covers. NVML documents a sample
+    period of 1/6 to 1 s (nvmlUtilization_t).
     """
 
     interval_s: float
@@ -80,7 +80,7 @@ class PowerFloor:
     """Learns the power of the GPU at rest, and decides whether a power is clearly above it.
 
     The floor never rises, so that long work is not mistaken for rest. It is the lowest median of three consecutive
-    readings: otherwise a single wrong reading would lower it for good, and the GPU would never count as idle again.
+    readings. With the lowest reading, one wrong value would lower it for good, and the GPU would never count as idle.
     """
 
     READINGS = 3
@@ -92,7 +92,8 @@ class PowerFloor:
         self._floor = float("inf")
 
     def is_active(self, power_w: float, limit_w: float) -> bool | None:
-        """True if `power_w` is more than a step of the range from the floor to the limit above the floor.
+        """True if `power_w` is above the floor by more than power_active_step, a share of the range from floor to
+        limit.
 
         None if it is so far below the floor that it is implausible.
         """
@@ -117,7 +118,7 @@ class TrafficRate:
     """length of the last step"""
 
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The mean since the last step, of both directions; None if unknown."""
+        """The mean since the last step, both directions together; None if unknown."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
@@ -126,9 +127,9 @@ class TrafficRate:
 
 
 def in_one_second(mean: float, span_s: float) -> float:
-    """The mean of one second, if all of the work behind `mean` over a longer time was done in that second.
+    """The mean of one second, if all of the work behind the `mean` of a longer time was done in that second.
 
-    The time since the last cycle may thin out short work, which must not fall below a floor because of that.
+    A long time between two cycles lowers the mean of short work. Such work must not fall below a floor because of that.
     """
     return mean * max(1.0, span_s)
 
@@ -136,8 +137,8 @@ def in_one_second(mean: float, span_s: float) -> float:
 class Witness(Protocol):
     """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total.
 
-    `is_moment`: whether the last observation covers only a moment. Work between two cycles may then end before the
-    next observation. So the GPU is read every second, unless a ring of the driver with the same name covers the time.
+    `is_moment`: whether the last observation covers only a moment. Work may then begin and end between two
+    observations. So the GPU is read every second, unless a ring of the driver with the same name covers the time.
     """
 
     name: str
@@ -165,8 +166,8 @@ class Engine:
 class GpmRatio:
     """A ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: whether the ratio is used on whole GPUs too. Whole GPUs have other witnesses than GPM. And the ratio of
-    memory that is not in use can remain above the floor (NVIDIA/DCGM#65), so such a GPU would never be idle.
+    `of_gpus`: whether whole GPUs use the ratio too. They have other witnesses than GPM. And their memory ratio can
+    remain above the floor although the memory is not in use (NVIDIA/DCGM#65), so such a GPU would never be idle.
     """
 
     is_moment = False
@@ -190,9 +191,10 @@ class GpmRatio:
 class TrafficAtRest:
     """Learns the traffic of a link at rest, in bytes per second: `rate`, None until known.
 
-    Only readings of a second teach it, since a long one may hide a burst, and only ten in a row that are no work by
-    themselves: the third lowest of them. Then it only falls, until a long cycle has more. That is work, or another
-    monitor has started, which again ten readings prove. `is_wanted`: they are needed now.
+    Only short readings of about a second teach it, since a longer one may hide a burst. The first rate is the third
+    lowest of ten short readings in a row that are no work by themselves. After that, the rate only falls. If a long
+    cycle has more traffic, the cause is work or another monitor that has started. Then ten short readings are needed
+    again (`is_wanted`), and their rate replaces the old one.
     """
 
     READINGS, CHOSEN = 10, 2  # a few of the ten may be low because a counter was late
@@ -204,7 +206,7 @@ class TrafficAtRest:
         self._short: deque[float] = deque(maxlen=self.READINGS)
 
     def learn(self, rate: float, span_s: float) -> None:
-        """Take the mean of a cycle, which is not above what a second may have."""
+        """Take the mean rate of one cycle. The caller passes only rates that are no work by themselves."""
         if span_s > self.SHORT_S:
             self._short.clear()
             if self.rate is not None:
@@ -225,8 +227,8 @@ class LinkTraffic:
     """Bytes over PCIe or NVLink: the higher of the driver's counters and GPM, since a counter may have wrapped.
 
     A link at rest is not silent, because reading the GPU moves bytes too: 2 to 7 MB/s over the PCIe link of an H200. In
-    a long cycle only the traffic above rest is judged as if all of it had moved in one second. Otherwise no such GPU
-    would ever be idle. If that is too much, but the mean is not, the next cycles are short.
+    a long cycle only the traffic above rest is judged, as if all of it had moved in one second. Otherwise no such GPU
+    would ever be idle. If that traffic is above the limit but the mean is not, the next cycles are short.
     """
 
     def __init__(self, name: str, floor: float) -> None:
@@ -285,8 +287,8 @@ class Power:
         return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
-        """The power now, or the mean since the last cycle if that is higher: work between two reads costs energy, but
-        the moment of the read may be quiet (before Ampere and on GA100, power is the value of a moment).
+        """The power now, or the mean since the last cycle if that is higher. Work between two reads costs energy, but
+        may be over at the read (before Ampere and on GA100, power is the value of a moment).
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
@@ -318,7 +320,7 @@ class Witnesses:
         self._all = tuple(make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
-        """By name, the observations of the witnesses that this unit supports."""
+        """The observations of the witnesses that this unit supports, by name."""
         seen: dict[str, Observation] = {}
         for witness in self._all:
             observation = witness.observe(moment)
