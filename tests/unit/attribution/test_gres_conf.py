@@ -162,9 +162,7 @@ def test_included_lines_count_at_the_place_of_the_include() -> None:
         "Name=gpu File=/dev/nvidia1\nInclude more.conf\nName=gpu File=/dev/nvidia0", "g", files.__getitem__
     )
     assert order_of(lines, "n0", (("", 3),), vendor=NVIDIA).minors == ("1", "2", "0")
-    with pytest.raises(
-        GresConfError, match=r"loop\.conf:1: this Include is ignored: Includes are nested too deeply"
-    ):
+    with pytest.raises(GresConfError, match=r"loop\.conf:1: this Include is ignored: Includes are nested too deeply"):
         parse_gres_conf("Include loop.conf", "g", files.__getitem__)
 
     def missing(path: str) -> str:

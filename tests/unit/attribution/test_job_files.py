@@ -65,7 +65,7 @@ def test_all_three_layouts_of_job_files_are_read(place: Path, files: Mapping[str
     [
         ("42", "gpus=3-1\nvisible=\n", "'3-1' is descending, or the list exceeds"),
         ("42", "gpus=0;reboot\nvisible=\n", "is not a range of numbers"),
-        ("42", "gpus=0-999999\n", "goes backwards, or the list exceeds"),
+        ("42", "gpus=0-999999\n", "is descending, or the list exceeds"),
         ("readme.txt", "42\n", "its name is neither a GPU nor a job id"),
         ("0", "alice\n", "'alice' is not a job id"),
         ("0", "-3\n", "'-3' is not a job id"),

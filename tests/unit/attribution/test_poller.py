@@ -358,7 +358,11 @@ def test_a_static_file_that_would_take_all_memory_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("", r"empty: write \[\]"), ("# nobody\n", "expected a list"), ("- uuid: GPU-0\n  job: 4", "last line is incomplete")],
+    [
+        ("", r"empty: write \[\]"),
+        ("# nobody\n", "expected a list"),
+        ("- uuid: GPU-0\n  job: 4", "last line is incomplete"),
+    ],
 )
 def test_a_static_file_that_a_full_disk_has_cut_shows_no_gpu_as_free(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "holders.yaml"
