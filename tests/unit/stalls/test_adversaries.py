@@ -254,7 +254,7 @@ def test_a_run_ends_when_the_utilization_cannot_be_read() -> None:
 def test_a_start_under_a_hang_is_unknown_and_not_work() -> None:
     trace = Trace("H100")
     trace.play(Stage(600, "hang"))
-    assert trace.report().unknown == "the exporter has not seen this GPU do anything else since its start"
+    assert trace.report().unknown == "since its start, the exporter has only seen this GPU fully busy at low power"
     assert not trace.report().is_below
 
 
