@@ -64,7 +64,7 @@ def test_a_day_of_which_prometheus_knows_no_holder_has_no_hours() -> None:
 def test_an_answer_with_too_many_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "TENANT_ROWS_MAX", 10)
     assert len(Source(tenants(10)).read().tenants) == 10
-    with pytest.raises(AnswerError, match=r"more than 10 rows: sum by .*: take a shorter --since"):
+    with pytest.raises(AnswerError, match=r"more than 10 rows: sum by .*: use a shorter --since"):
         Source(tenants(11)).read()
 
 
@@ -72,7 +72,7 @@ def test_the_tenants_of_all_answers_together_are_limited(monkeypatch: pytest.Mon
     monkeypatch.setattr(read, "TENANTS_MAX", 5)
     numbers = iter(range(1000))
     source = Source(lambda query: [{"namespace": f"n{next(numbers)}"}] if one(query) else [])
-    with pytest.raises(AnswerError, match="more than 5 tenants: take a shorter --since"):
+    with pytest.raises(AnswerError, match="more than 5 tenants: use a shorter --since"):
         source.read()
     assert len(source.asked) < 30, "it ends with the first day"
 
@@ -82,7 +82,7 @@ def test_all_queries_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(read, "WORKERS", 1)
     source = Source(one)
     source.after = lambda: clock.advance(100.0)
-    with pytest.raises(AnswerError, match="took longer than 900 s together: take a shorter --since"):
+    with pytest.raises(AnswerError, match="took longer than 900 s together: use a shorter --since"):
         DigestReader(parse_address("http://prometheus"), "", 30.0, source, clock).read(DAY_S, END)
     assert [within_s for _, _, within_s in source.asked] == [read.ANSWER_S] * 8 + [100.0]
 
@@ -92,7 +92,7 @@ def test_an_answer_beyond_a_limit_names_its_query_and_the_remedy() -> None:
         raise LimitError("http://prometheus/api/v1/query: the answer is longer than 32 MiB")
 
     with pytest.raises(
-        AnswerError, match=r"longer than 32 MiB: take a shorter --since.*; the query was count\("
+        AnswerError, match=r"longer than 32 MiB: use a shorter --since.*; the query was count\("
     ) as caught:
         DigestReader(parse_address("http://prometheus"), "", 30.0, fetch).read(DAY_S, END)
     assert not isinstance(caught.value, LimitError)

@@ -30,7 +30,7 @@ PROFILES = (
 
 
 class Oversized(NamedTuple):
-    """A pod or job: known GPU-hours, mean utilization (0 to 1), most memory on one GPU (bytes), and sufficient size."""
+    """A pod or job: known GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and sufficient size."""
 
     name: HolderName
     title: str
@@ -42,7 +42,7 @@ class Oversized(NamedTuple):
 
 
 def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
-    """Name and expression. `holder`, `owner`: labels. `window`: as in PromQL. `matchers`: of the summed series."""
+    """Yield name and PromQL of each query. `holder`, `owner`: labels. `window`: duration. `matchers`: of the series."""
 
     def over(recording: str) -> str:
         return f"{recording}{f'{{{matchers}}}' if matchers else ''}[{window}:30m]"
@@ -63,7 +63,7 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
 
 
 def find(rows: Mapping[str, list[VectorRow]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
-    """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
+    """Holders that are in all answers, most hours first. `owner_of`: returns the owner from labels."""
     mean = {holder_name(row.labels): row.value for row in rows["over_mean"]}
     peak = {holder_name(row.labels): row.value for row in rows["over_peak"]}
     models: dict[HolderName, set[str]] = {}

@@ -33,7 +33,7 @@ ROWS_MAX = 60_000
 TENANT_ROWS_MAX = 10_000  # and of nodes, and of tenants with a cause: 2,000 GPUs seldom have a thousand tenants a day
 TENANTS_MAX = 20_000  # of the whole period
 WORKERS = 2
-REMEDY = "take a shorter --since, or the Prometheus of one part of the site"
+REMEDY = "use a shorter --since, or query the Prometheus of a part of the site"
 HOLDERS_MAX = 200  # per day: includes the largest of the whole period, unless they are small on every day
 TENANT = "cluster, scheduler, namespace, account, user"
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
@@ -98,7 +98,7 @@ class IdleHolder(NamedTuple):
 
 
 class TenantCause(NamedTuple):
-    """GPU-hours of a tenant for which this cause of low utilization was named. A GPU with two causes counts in both."""
+    """GPU-hours of a tenant with this cause of low utilization. A GPU with two causes counts for both."""
 
     tenant: TenantName
     cause: str
@@ -107,8 +107,8 @@ class TenantCause(NamedTuple):
 
 @dataclass
 class Digest:
-    """`days`: start and hours per day, oldest first, None for a day of which Prometheus knows no holder. `before`: the
-    hours of the previous period of the same length, None if nothing is known of it.
+    """`days`: start and hours of each day, oldest first; None for a day without data in Prometheus. `before`: the hours
+    of the previous period of the same length, None without data.
 
     `missing`: values that are missing or may be wrong, each with its reason.
     """
@@ -148,7 +148,7 @@ class DigestReader:
     def __init__(
         self, address: Address, matcher: str, interval_s: float, fetch: Fetch, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
+        """`matcher`: label matcher of the exporter's series. `interval_s`: time between evaluations of the rules."""
         self._address, self._matcher, self._interval_s, self._fetch = address, matcher, interval_s, fetch
         self._clock = clock
         self._until = 0.0  # end of the time for all queries (monotonic)
@@ -214,7 +214,7 @@ class DigestReader:
             raise AnswerError(str(exc)) from exc
 
     def _queries(self, part: _PeriodPart, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
-        """Name and expression. For the period before only the hours. `twice`: PromQL for nodes with several targets."""
+        """Yield name and PromQL of each query. `all_of_it`: not only hours. `twice`: PromQL for nodes scraped twice."""
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
         for name, counter, unit in counters:
@@ -287,7 +287,7 @@ def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterato
         )
     if has_nameless:
         yield (
-            "exporters that were scraped twice, whose hours count twice: some series lack the label node; "
+            "whether an exporter was scraped twice, so that its hours count twice: some series lack the label node; "
             "set it in Prometheus (alerts/prometheus.example.yaml)"
         )
     without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]

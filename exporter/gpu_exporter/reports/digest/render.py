@@ -96,7 +96,7 @@ def render_json(digest: Digest) -> str:
 
 
 def headline(digest: Digest) -> str:
-    """The summary in one sentence, and how much of the period is known if that is not all."""
+    """The summary in one sentence. If days lack data, a second sentence with the number of days that have data."""
     total, before = digest.total, digest.before
     start, end = (utc(wall).strftime("%Y-%m-%d %H:%M") for wall in (digest.start, digest.end))
     if not total.held:

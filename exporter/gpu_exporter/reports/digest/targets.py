@@ -1,4 +1,4 @@
-"""A node with several targets: either the hours of the targets add up, or they are the same hours twice.
+"""PromQL for nodes with several targets: the hours of the targets either add up, or are the same hours twice.
 
 If the address of a target changes within a day (a pod that was replaced, another port), two series follow each other:
 their hours add up. If two targets scrape one exporter at the same time (a PodMonitor beside a ServiceMonitor), both
@@ -22,7 +22,7 @@ def nodes_scraped_twice(matcher: str, span_s: float, ago_s: float) -> str:
 
 
 def total(grown: str, by: str, twice: str) -> str:
-    """PromQL: the sum of `grown` by the labels `by`. `twice`: result of nodes_scraped_twice, "" for no such nodes."""
+    """PromQL: the sum of `grown` by the labels `by`. `twice`: from nodes_scraped_twice, "" without such nodes."""
     if not twice:
         return f"sum by ({by}) ({grown})"
     once = f"sum by (node, {by}) ({grown}) unless on ({NODE}) ({twice})"
