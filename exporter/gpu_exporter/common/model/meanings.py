@@ -91,7 +91,7 @@ STATES: Mapping[str, Meaning] = {
 CAUSES: Mapping[str, Meaning] = {
     "link_degraded": Meaning(
         "a slow PCIe link",
-        "the PCIe link runs at {link_ratio} of its bandwidth while the GPU works",
+        "the PCIe link runs at {link_ratio} of its maximum bandwidth while the GPU works",
         "write a checkpoint, and start again on another GPU",
         site="look for PCIe errors (AER) in the kernel log, drain the node, and run diagnostics",
     ),
