@@ -33,7 +33,7 @@ class Subject(NamedTuple):
 
 class DiagnosisInput(NamedTuple):
     """A node at one moment: snapshots of the GPUs that answer, and all allocations. `describe`: returns the input of
-    the rules for causes for an allocation, None if there is none.
+    the rules for causes for an allocation, None if the allocation is no longer shown.
     """
 
     snapshots: Sequence[DeviceSnapshot]

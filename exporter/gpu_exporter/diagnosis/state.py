@@ -78,7 +78,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
-        return Verdict("unknown", f"seen for {seen}, judged over {whole}")
+        return Verdict("unknown", f"seen for only {seen}, but states are judged over {whole}")
     if not known:
         return Verdict("unknown", window.gap or "no source of activity")
     coverage = len(known) / len(window.values)

@@ -26,7 +26,7 @@ class HostLook(NamedTuple):
 
 class HeldGpu(NamedTuple):
     """One whole GPU of the holder on this node. `label`: its index. `utilization`: mean over the window, None if
-    unknown. `processes`: the holder's contexts on it, None while unproven. `idle_run_s`: as in Window.
+    unknown. `processes`: the holder's contexts on it, None if not proven. `idle_run_s`: as in Window.
     """
 
     uuid: str
@@ -65,7 +65,7 @@ class CauseCase(NamedTuple):
 
     @property
     def recent(self) -> Sequence[HostEvidence]:
-        """The looks of the last `rules.window` seconds, or `rules.looks_min` older ones; empty if there are fewer."""
+        """The looks of the last `rules.window` seconds, at least `rules.looks_min` looks; empty if fewer exist."""
         if not self.looks:
             return ()
         since = self.looks[-1].evidence.end - self.rules.window

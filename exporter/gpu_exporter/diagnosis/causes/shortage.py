@@ -67,7 +67,7 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """OWN if the holder itself is short, SITE if others fill the host, NOBODY if neither is the case or known."""
+    """OWN if the holder itself is short, SITE if others fill the host, NOBODY if it is not short or this is unknown."""
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -84,7 +84,7 @@ def find_short_of_cpu(case: CauseCase) -> str:
 
 
 def _runs_out(case: CauseCase, near: float) -> bool:
-    """Whether the quota runs out for a long time. The loaders' queue of samples bridges a short time."""
+    """Whether the quota runs out for longer than the loaders' queue of samples can bridge."""
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:
         return False

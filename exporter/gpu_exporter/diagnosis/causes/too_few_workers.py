@@ -36,7 +36,7 @@ def _is_out_of_cpus(case: CauseCase) -> bool:
 
 
 def _judge_measured(case: CauseCase) -> Cause | None:
-    """The cause by the loop's own measurement of the time per batch, which gives the number of workers to try."""
+    """The cause from the loop's own measurement of the time per batch, with the number of workers to try."""
     pace, advice = find_pace(case), find_measured(case)
     if pace is None or advice is None or pace.wait is None or pace.wait < case.rules.wait_min:
         return None

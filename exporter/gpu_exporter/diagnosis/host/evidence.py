@@ -180,7 +180,7 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
     """The processes whose mounts are read, and whether they show all mounts of the holder.
 
-    A process on the GPU if there is one. Otherwise the newest ones; never the oldest, which is the pod's pause process.
+    A process on the GPU if possible. Otherwise the newest processes, never the oldest: it is the pod's pause process.
     `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}

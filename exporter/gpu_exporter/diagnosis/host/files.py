@@ -35,7 +35,7 @@ def _is_log(name: str, flags: str) -> bool:
 
 
 class HolderFiles:
-    """Reads for one holder. Keeps the counters of each process from the last look."""
+    """Counts the reads of one holder's processes. Keeps each process's counters from the last look."""
 
     def __init__(self, root: Path, procfs: Procfs) -> None:
         self._root, self._procfs = root, procfs

@@ -31,7 +31,7 @@ class _WorkSample(NamedTuple):
 
 
 class HostWorks:
-    """Reads the holders' cgroups. `works` is replaced as a whole; any thread may read it. `places`: the cgroups."""
+    """Reads the holders' cgroups. Any thread may read `works`, which is replaced as a whole. `places`: the cgroups."""
 
     def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
         """`host_cpus`: the number of CPUs of the whole host."""

@@ -152,7 +152,8 @@ class Boards:
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
         """Why a member of the gang cannot continue, "" if nothing proves it.
 
-        An event counts only if it happened when the run began: an earlier or later one may have another reason.
+        A process must have ended or stopped when the run began, and a fault must not be older than the run: otherwise,
+        they may have another reason.
         """
         for each in (board, *others):
             if each.fault_at >= begin - MINUTE_S:

@@ -13,7 +13,7 @@ SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100
 
 
 def is_collective(sm: float, rules: StallRules, *, polls: bool) -> bool:
-    """Whether the share of SMs with work fits a collective operation: more than one block, fewer than other kernels."""
+    """Whether the share of SMs with work fits a collective: more than one block uses, and less than larger kernels."""
     return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 

@@ -108,7 +108,7 @@ class HolderWaits:
             self._is_freed = True
 
     def hear(self, host: HostProgress, members: set[UnitId]) -> None:
-        """Take a look at the holder's host. `members`: its GPUs here that have a process, or may have one."""
+        """Take one reading of the holder's host. `members`: its GPUs here that have a process, or may have one."""
         if not self.is_open or host.steps is not None:
             return
         if host.ended is None:

@@ -172,7 +172,7 @@ class SpinWatch:
             return
         silent_s = effort.end - max(self._run.until, self._run.begin)
         if silent_s > self._rules.gap_max:
-            self._end(effort.end, f"the utilization of {silent_s:.0f} s is not known")
+            self._end(effort.end, f"the utilization was unknown for {silent_s:.0f} s")
             return
         if step is not None and (seen := self._judge_power(self._run, step)):
             self.is_armed = True
@@ -198,7 +198,7 @@ class SpinWatch:
         elif (host.loaders_cores or 0.0) >= rules.loaders_max:
             seen = f"its other processes use {host.loaders_cores:.2f} cores"
         elif host.loaders_cores is None and (host.cores or 0.0) > self._spinning_cores(host.spinning):
-            seen = f"its processes use {host.cores:.1f} cores, which is more than {host.spinning} GPUs that wait need"
+            seen = f"its processes use {host.cores:.1f} cores, more than those of {host.spinning} waiting GPUs need"
         elif host.new_process:
             seen = "a process started"
         else:
@@ -339,7 +339,7 @@ class SpinWatch:
         return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
 
     def _find_work(self, effort: Effort) -> str:
-        """The evidence of work in this reading, "" if there is none."""
+        """The evidence of work in this reading, "" without evidence."""
         rules = self._rules
         known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
@@ -349,7 +349,7 @@ class SpinWatch:
         elif effort.end - self._last.get(SM, -math.inf) > rules.gap_max:
             self._sm = None
         if (effort.pipes or 0.0) >= rules.pipe_max:
-            return f"its arithmetic is {effort.pipes:.2%} active"
+            return f"its arithmetic units are {effort.pipes:.2%} active"
         if (effort.dram or 0.0) >= max(rules.pipe_max, rules.dram_ratio * (self._sm or 0.0)):
             return f"its memory is {effort.dram:.2%} active"
         # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. Traffic
@@ -365,7 +365,7 @@ class SpinWatch:
         return ""
 
     def _find_change(self, effort: Effort) -> str:
-        """The change since the run began that this reading shows, "" if there is none."""
+        """The change during the run that this reading shows, "" without a change."""
         rules, run = self._rules, self._run
         if run is None:
             return ""
@@ -402,7 +402,7 @@ class SpinWatch:
             run = self._run = self._new_run(max(span.start, self._not_before))
         gap_s = span.start - max(run.until, run.begin)
         if gap_s > rules.gap_max:
-            self._end(span.start, f"the utilization of {gap_s:.0f} s is not known")
+            self._end(span.start, f"the utilization was unknown for {gap_s:.0f} s")
             return
         length_s = span.end - max(span.start, run.until)
         if length_s <= 0.0:
@@ -439,7 +439,7 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, run: SpinRun, at: float) -> str:
-        """Describes a witness that was known before but is missing now; "" if there is none.
+        """Describes a witness that was known before but is missing now; "" if all are known.
 
         The host is read only during a run, every 30 s, so its witnesses may be older.
         """

@@ -1,7 +1,7 @@
 """Holders of whole GPUs for which a MIG instance would be enough: many hours, little work, little memory.
 
-The list is only shown: nothing acts on it. It reads one value every 30 minutes, the window of the recordings, so that
-each moment counts once.
+The list is only displayed: no program acts on it. It reads one value every 30 minutes, the window of the recordings, so
+that each moment counts once.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def name_of(address: Address) -> str:
 
 
 class NodeAnswer(NamedTuple):
-    """The result for one node. `rows`: None if the node gave no answer. `problem`: "" if there is none."""
+    """The result for one node. `rows`: None if the node gave no answer. `problem`: "" without a problem."""
 
     rows: list[Row] | None
     problem: str = ""

@@ -65,7 +65,7 @@ def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
 
 
 def find_chosen(rows: Sequence[NodeRow], wish: ViewOptions) -> int:
-    """The position of the chosen row, which follows the row if a new reading moves it."""
+    """The position of the chosen row, even if a new reading has moved the row."""
     places = [(each.node, each.row.gpu, each.row.holder) for each in rows]
     return places.index(wish.chosen) if wish.chosen in places else max(0, min(wish.at, len(rows) - 1))
 
@@ -99,7 +99,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
     """Header and rows. `width`: characters of the window, None for no limit; columns that do not fit are omitted,
-    except the column of the order.
+    except the essential ones and that of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
