@@ -147,7 +147,7 @@ def test_keys_choose_the_order_and_the_filter_and_q_ends_top(nodes: list[str]) -
         (None, "TERM is not set"),
         ("", "TERM is not set"),
         ("xterm-of-the-future", "terminals of type 'xterm-of-the-future' are unknown on this host"),
-        ("dumb", "a terminal of type 'dumb' has no cursor that can be moved"),
+        ("dumb", "a terminal of type 'dumb' cannot move the cursor"),
     ],
 )
 def test_a_terminal_that_cannot_show_a_live_table_gets_one_reading(

@@ -1,4 +1,7 @@
-"""Allocations as the rules for causes see them: with the other GPUs of their holder, and the looks at its host."""
+"""Builds the input of the rules for causes: an allocation, the other GPUs of its holder, and the looks at its host.
+
+A look is one reading of a holder's host: its cgroup, its processes and its files.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ class NodeCases:
         running_s: float,
         gpus: int,
     ) -> None:
-        """`looks`: those at a holder. `running_s`: seconds since every source of holders had answered for the first
-        time. `gpus`: of the node.
+        """`looks`: returns the looks at a holder's host. `running_s`: seconds since every source of holders had
+        answered at least once. `gpus`: number of GPUs of the node.
         """
         self._records, self._windows, self._looks = records, windows, looks
         self._running_s, self._gpus = running_s, gpus
@@ -80,17 +83,20 @@ class NodeCases:
         return HeldGpu(unit.uuid, str(index), _mean(window), window.processes, window.idle_run_s, window.spin)
 
     def _fresh(self, looks: tuple[HostLook, ...]) -> tuple[HostLook, ...]:
-        """No looks if the newest one is too old to say something about now."""
+        """The looks; none if the newest one is older than STALE_S."""
         is_old = bool(looks) and self._records.monotonic - looks[-1].evidence.end > STALE_S
         return () if is_old else looks
 
     def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
-        """Whether a GPU has ever worked for this holder; None if that is not known of all of them."""
+        """True if a GPU has worked for this holder, False if all GPUs are known not to have, None otherwise."""
         found = [self._has_worked(record) for record in records]
         return True if True in found else None if None in found else False
 
     def _has_worked(self, record: HolderRecord) -> bool | None:
-        """Whether this GPU has ever worked for its holder; None if unknown, or if the holder may be older."""
+        """Whether this GPU has ever worked for its holder; None if unknown.
+
+        It is unknown, too, if the holder may have begun before the exporter.
+        """
         totals = record.totals
         if totals.busy_s > 0.0 or (totals.last_active_wall or 0.0) > totals.start_wall + 1.0:
             return True

@@ -1,4 +1,4 @@
-"""Which state is published: a state that lasts, and never an idle state of a GPU that works again."""
+"""Publishes a new state only after it has lasted for a time. A milder state, such as busy after idle, needs no time."""
 
 from __future__ import annotations
 

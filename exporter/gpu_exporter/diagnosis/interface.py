@@ -79,26 +79,26 @@ class Standings(NamedTuple):
 
 
 class JudgedNode(Protocol):
-    """What diagnosis asks the node."""
+    """The functions of the node that diagnosis calls."""
 
     def list_held(self) -> HeldNow:
-        """The present allocations, beside the last answers of the GPUs."""
+        """The present allocations and the last answers of the GPUs."""
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders whose host shows whether they make progress, with the processes that spin."""
+        """The holders with a GPU in a run without progress. HostLoop reads the hosts of these holders."""
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
-        """Take what a holder did beside its GPUs."""
+        """Take a holder's activity on its host, such as disk traffic or steps of its training loop."""
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Mean utilization of these units between two times (monotonic seconds), None if nothing is known of them."""
+        """Mean utilization of these units between two times (monotonic seconds), None if it is unknown."""
 
     def touch(self) -> None:
-        """Note that something a view shows has changed."""
+        """Note that data have changed which are published."""
 
 
 class NodeDiagnosis:
-    """Judges the allocations of one node. Thread-safe: its lock is never held while it asks the node."""
+    """Judges the allocations of one node. Thread-safe: it holds no lock while it calls the node."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class NodeDiagnosis:
         gather: Callable[[], Standings],
         works: HostWorks | None = None,
     ) -> None:
-        """`gather`: the node at this moment. `works`: what holders do beside their GPUs, None if that is not read."""
+        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if unread."""
         self._node, self._gather, self._clock, self._works = node, gather, clock, works
         self._loop = DiagnosisLoop(settings, self._describe, clock)
         self._looks = NodeEvidence()
@@ -134,7 +134,7 @@ class NodeDiagnosis:
         self._loop.run(stop)
 
     def host_node(self) -> HostNode:
-        """The node, as the reader of its holders' hosts sees it."""
+        """The functions that the reader of the holders' hosts calls."""
         return HostNode(
             self._count_held,
             self._node.list_suspects,
@@ -152,7 +152,7 @@ class NodeDiagnosis:
             self._training.keep(present, now)
 
     def complete(self, records: NodeRecords) -> NodeRecords:
-        """The records with what the holders do beside their GPUs, and what their training loops report."""
+        """Add the holders' work on the host and the reports of their training loops to the records."""
         works = self._works.works if self._works is not None else {}
         with self._lock:
             if not works and not self._training.is_used:
@@ -185,7 +185,7 @@ class NodeDiagnosis:
         return list_subjects(held.allocations, unwell, held.answered, processes_proven=held.sees_processes)
 
     def _note_evidence(self, who: Who, evidence: HostEvidence) -> None:
-        """Keep one look at a holder's host, with the mean utilization of its GPUs here in the same time."""
+        """Keep one look at a holder's host, with the mean utilization of its GPUs on this node over the same time."""
         held = [each for each in self._node.list_held().allocations if identify(each.holder) == who]
         units = [] if any(each.is_shared for each in held) else [each.unit for each in held]
         look = HostLook(evidence, self._node.mean_of(units, evidence.start, evidence.end))

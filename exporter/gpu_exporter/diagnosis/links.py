@@ -1,4 +1,4 @@
-"""The best PCIe link that each GPU had in the last window. A GPU at rest lowers its link, so the best one counts."""
+"""The fastest PCIe link of each GPU in the last window: a GPU at rest slows its link, so slower ones do not count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GB = 1e9
 
 
 class LinkHistory:
-    """The link of one GPU, by the readings in which it worked."""
+    """The link of one GPU, from readings in which the GPU worked."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -19,9 +19,9 @@ class LinkHistory:
         self._entries: deque[tuple[float, float, float]] = deque()  # monotonic, bandwidth, its maximum
 
     def add(self, snapshot: DeviceSnapshot) -> None:
-        """Remember the link of a snapshot, unless the GPU is at rest now or was so at the snapshot before.
+        """Remember the link if the GPU works in this snapshot and worked in the one before.
 
-        The link is read less often than the utilization: at the begin of a burst it is still the slow one.
+        The link is read less often than the utilization: when work begins, the last reading is still that of rest.
         """
         was_busy, self._is_busy = self._is_busy, (snapshot.facts.utilization or 0.0) > 0.0
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
@@ -31,7 +31,7 @@ class LinkHistory:
             self._entries.append((snapshot.monotonic, link, most))
 
     def best(self) -> tuple[float, str] | None:
-        """The share of its bandwidth, and both bandwidths as text; None while the GPU has worked too little."""
+        """The link's share of its maximum bandwidth, and both bandwidths as text; None after too few readings."""
         if len(self._entries) < LOOKS_MIN:
             return None
         _, link, most = max(self._entries, key=lambda entry: entry[1] / entry[2])

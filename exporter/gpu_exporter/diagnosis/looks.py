@@ -1,4 +1,4 @@
-"""The looks at the holders' hosts, kept for the causes, and joined with what their GPUs did in the same time."""
+"""Keeps the looks at the holders' hosts, from which the rules find causes, and selects the holders to look at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NodeEvidence:
         self._looks: dict[Who, deque[HostLook]] = {}
 
     def note(self, who: Who, look: HostLook) -> None:
-        """Keep one look. Looks before a gap are dropped: the holder was healthy meanwhile."""
+        """Keep one look. Looks before a gap are dropped, because the holder was healthy in the gap."""
         looks, evidence = self._looks.setdefault(who, deque(maxlen=LOOKS_MAX)), look.evidence
         if looks and evidence.start > looks[-1].evidence.end + 1.0:
             looks.clear()
@@ -46,7 +46,7 @@ def list_subjects(
     *,
     processes_proven: bool,
 ) -> list[HostSubject]:
-    """The holders of these allocations, with all their GPUs here. `answered`: GPUs by UUID."""
+    """The holders of the allocations in `unwell`, with all their GPUs here. `answered`: last snapshots by UUID."""
     wanted = {identify(each.holder) for each in allocations if (each.unit, each.holder.key) in unwell} - {None}
     gpus: dict[Who, dict[str, RankedGpu]] = {}
     unknown: set[Who] = set()

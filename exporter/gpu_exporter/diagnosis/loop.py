@@ -1,4 +1,4 @@
-"""Judges every allocation at a fixed interval, in its own thread, so that no scrape has to do it."""
+"""Judges every allocation at a fixed interval in a thread of its own. Scrapes only read the results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Subject(NamedTuple):
 
 
 class DiagnosisInput(NamedTuple):
-    """The knowledge about a node at one moment: the GPUs that answer, and every allocation. `describe`: an allocation
-    as the rules for causes see it, None if nothing is known of its host.
+    """A node at one moment: snapshots of the GPUs that answer, and all allocations. `describe`: returns the input of
+    the rules for causes for an allocation, None if the allocation is no longer shown.
     """
 
     snapshots: Sequence[DeviceSnapshot]
@@ -43,7 +43,7 @@ class DiagnosisInput(NamedTuple):
 
 class Findings(NamedTuple):
     """Results of the last judgement. `throttling`: by UUID of the GPU, for GPUs where it is known. `causes`: of the
-    published states. `unwell`: allocations whose present state is not healthy; it may not be published yet.
+    published states. `unwell`: allocations whose present state is not healthy, even if it is not published yet.
     """
 
     verdicts: Mapping[AllocationId, Verdict] = {}
@@ -53,7 +53,7 @@ class Findings(NamedTuple):
 
 
 class DiagnosisLoop:
-    """`findings` is replaced as a whole, and may be read by any thread."""
+    """Any thread may read `findings`: a judgement replaces it as a whole."""
 
     def __init__(self, settings: Settings, gather: Callable[[], DiagnosisInput], clock: Clock) -> None:
         self.findings = Findings()
@@ -99,7 +99,7 @@ class DiagnosisLoop:
         known = [each.id for each in evidence.subjects if not each.unknown]
         if not known:
             return {}
-        # Here, since a reading of a node without holders does without their 27 modules.
+        # Imported here, because a node without holders does not need these 27 modules.
         from gpu_exporter.diagnosis.causes.rules import STATES, find_causes
 
         found: dict[AllocationId, Causes] = {}

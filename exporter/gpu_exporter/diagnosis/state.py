@@ -46,13 +46,12 @@ def state_rules(settings: Settings) -> StateRules:
 class Window(NamedTuple):
     """The last window of one allocation.
 
-    `values`: mean utilization per bucket, None is unknown. `held_s`: how long the exporter has seen this holder.
-    `idle_run_s`: the present unbroken run of known zero activity, with every witness quiet; None while unknown.
-    `active_by`: the witnesses of the unit's last activity (UnitTotals). `processes`: contexts on the unit now, None
-    while unproven. `throttled_share`: worst share of the window in one harmful throttle reason, None is unknown.
-    `lag_s`: how far the newest readings may be behind the present, since they wait until the holder is confirmed.
-    `gap`: why part of the time is unknown, "" if there is no reason to give. `spin`: the run without progress.
-    `hour`: means of the last hour, None while unknown.
+    `values`: mean utilization per bucket, None if unknown. `held_s`: how long the exporter has seen this holder.
+    `idle_run_s`: length of the present idle run, None while unknown. `active_by`: the witnesses of the unit's last
+    activity (UnitTotals). `processes`: contexts on the unit now, None while not proven. `throttled_share`: share of the
+    window with the harmful throttle reason that lasted longest, None if unknown. `lag_s`: how old the newest readings
+    may be, because they are kept back until the holder is confirmed. `gap`: why a part of the time is unknown, ""
+    without a reason. `spin`: the run without progress. `hour`: means of the last hour, None while unknown.
     """
 
     values: Sequence[float | None]
@@ -79,7 +78,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
-        return Verdict("unknown", f"seen for {seen}, judged over {whole}")
+        return Verdict("unknown", f"seen for only {seen}, but states are judged over {whole}")
     if not known:
         return Verdict("unknown", window.gap or "no source of activity")
     coverage = len(known) / len(window.values)
@@ -107,7 +106,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
 
 
 def _is_inefficient(hour: HourOfWork, rules: StateRules) -> bool:
-    """Whether few SMs have work in the busy time. A kernel that waits for memory is a good reason for that."""
+    """Whether few SMs have work in the busy time. A kernel that waits for memory does not count as inefficient."""
     return hour.utilization > rules.low_mean and hour.sm < rules.inefficient_sm and hour.dram < rules.inefficient_dram
 
 
@@ -118,7 +117,7 @@ def _describe_stall(spin: Spin) -> str:
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
-    """The state if utilization was 0 throughout: idle if the run of quiet witnesses covers all known time too."""
+    """The state after utilization 0 in all known time: idle only if all witnesses were quiet for this time too."""
     run_s = window.idle_run_s or 0.0
     idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""

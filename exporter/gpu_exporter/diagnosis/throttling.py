@@ -12,7 +12,7 @@ HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability
 
 
 class ThrottleHistory:
-    """The throttle counters of one GPU over a window; one entry every `step_s` is enough."""
+    """The throttle counters of one GPU over the last `window_s`, with one entry every `step_s`."""
 
     def __init__(self, window_s: float, step_s: float = 10.0) -> None:
         self._window_s = window_s

@@ -97,7 +97,7 @@ def test_a_zero_with_work_of_another_witness_in_the_window_shows_the_quiet_time(
 def test_a_new_holder_is_not_judged() -> None:
     """Four idle seconds are no state: every starting pod looks like that."""
     verdict = judge_state(Window((0.0,) * 4, 4.0, 4.0), RULES)
-    assert (verdict.state, verdict.evidence) == ("unknown", "seen for 4s, judged over 10m")
+    assert (verdict.state, verdict.evidence) == ("unknown", "seen for only 4s, but states are judged over 10m")
 
 
 @pytest.mark.parametrize(

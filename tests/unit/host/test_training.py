@@ -193,7 +193,7 @@ def test_jobs_folders_that_any_user_could_have_made_do_not_count(site: Site, cap
     write(site.job() / "run-abc123.json")
     site.jobs.chmod(0o1777)
     assert site.read(JOB) == {}
-    assert "others than root may write" in caplog.text or "cannot be read" in caplog.text
+    assert "users other than root can write" in caplog.text or "cannot be read" in caplog.text
 
 
 def test_of_two_files_of_one_rank_the_newest_counts_and_old_ones_do_not(site: Site) -> None:
@@ -213,7 +213,7 @@ def test_files_that_cost_much_cost_only_their_holder(site: Site, caplog: pytest.
             json.dumps(REPORT | {"run": str(number), "x": [1e5] * ((SIZE_MAX - 1000) // 10)})
         )
     assert len(site.read(POD, JOB)[POD]) < 10
-    assert "bytes of reports; the newest count" in caplog.text
+    assert "bytes of reports; only the newest are used" in caplog.text
     for _ in range(10):
         assert JOB in site.read(POD, JOB), "the honest job is read every time"
 
@@ -490,7 +490,7 @@ def test_a_folder_that_does_not_answer_costs_only_its_own_job(
         assert {"2", "4"} == set(jobs.noted)
         assert jobs.readers() == 3
         said = [record.getMessage() for record in caplog.records]
-        text = "training of job {}: its folder has not answered for 60 s: it is passed over until it answers"
+        text = "training of job {}: its folder has not answered for 60 s: it is skipped until it answers"
         assert said == [text.format(1), text.format(3)]
         for job in ("3", "1"):
             hanging.answer(job)
@@ -504,7 +504,7 @@ def test_no_more_than_two_readers_are_left_behind(
 ) -> None:
     hanging = Hanging(monkeypatch, {"1", "2", "3"})
     with Jobs(site, monkeypatch, "1", "2", "3", "4") as jobs:
-        jobs.until(lambda: "no training is read until one of 3 such folders answers" in caplog.text)
+        jobs.until(lambda: "no reports of any job are read until one of 3 such folders answers" in caplog.text)
         start = site.clock.monotonic()
         jobs.until(lambda: site.clock.monotonic() - start > 600.0)
         assert jobs.readers() == 3 and jobs.noted == [] and len(caplog.records) == 3

@@ -50,7 +50,7 @@ CASES = {
     "collective-that-moves-data": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-polls"]._replace(pcie=1.8e9))), "none", "MB/s over PCIe"),
     "two-blocks-without-polling": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-two-sms"]._replace(pcie=1e6))), "none", "W is above"),
     "one-block-that-polls": Case("H100", (*work("H100"), Stage(HOUR, LEVELS["H100", "hang-two-sms"]._replace(sm=0.0076))), "none", "MB/s over PCIe"),
-    "hang-without-gpm": Case("A100", (*work("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
+    "hang-without-gpm": Case("A100", (*work("A100"), Stage(HOUR, "hang")), "medium", "its power"),
     "hang-of-a-v100": Case("V100", (*work("V100"), Stage(HOUR, "hang")), "none", "W is above"),
     "hang-of-a-small-board": Case("T4", (*work("T4"), Stage(HOUR, "hang")), "none", "limit is 70 W"),
     "hang-with-an-unknown-host": Case("H100", (*work("H100"), Stage(HOUR, "hang", BLIND)), "medium", "not known"),
@@ -60,8 +60,8 @@ CASES = {
     "its-loop-makes-steps": Case("A100", (*work("A100"), Stage(HOUR, "hang", STEPS)), "none", "made 3 steps"),
     "its-loop-stops-with-the-hang": Case("A100", (*stepping("A100"), Stage(HOUR, "hang", SILENT)), "medium"),
     "its-loop-ends-and-one-block-follows": Case("H100", (*stepping("H100"), Stage(72 * HOUR, "integer", SILENT)), "low", "looks the same"),
-    "its-loop-had-stopped-long-before": Case("A100", (*work("A100"), Stage(HOUR, "hang", SILENT)), "medium", "power alone"),
-    "its-loop-is-not-read-any-more": Case("A100", (*stepping("A100"), Stage(HOUR, "hang")), "medium", "power alone"),
+    "its-loop-had-stopped-long-before": Case("A100", (*work("A100"), Stage(HOUR, "hang", SILENT)), "medium", "its power"),
+    "its-loop-is-not-read-any-more": Case("A100", (*stepping("A100"), Stage(HOUR, "hang")), "medium", "its power"),
     "low-power-that-wobbles": Case("A100", (*work("A100"), Stage(4 * HOUR, LEVELS["A100", "llm-100"]._replace(pcie=1e7))), "none", "W is above"),
     "start-of-the-exporter-under-250-watts": Case("H100", (Stage(4 * HOUR, "steady-250"),), "none"),
     "start-of-the-exporter-under-a-hang": Case("H100", (Stage(4 * HOUR, "hang"),), "none", "since its start"),
@@ -91,7 +91,7 @@ CASES = {
     "pipes-of-few-sms": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 122, 0.5, 0.05, fp64=0.005))), "none", "0.50% active"),
     "memory-of-few-sms": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 122, 0.5, 0.05, dram=0.0006))), "none", "active"),
     "hang-with-a-trace-of-arithmetic": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 122, 0.5, 0.1212, fp64=5e-6))), "medium", "waits or hangs"),
-    "hang-with-silent-gpm": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.0))), "medium", "power alone"),
+    "hang-with-silent-gpm": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 100, 1, 0.0))), "medium", "its power"),
     "less-than-half-of-little-work": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 172, 9)), Stage(HOUR, Level(1.0, 88, 1))), "none", "W is above"),
     "little-work-without-the-half": Case("A100", (Stage(120, "context"), Stage(HOUR, Level(1.0, 230, 9)), Stage(HOUR, Level(1.0, 82, 1))), "medium"),
     "mean-power-above-the-reading": Case("A100", (*work("A100"), Stage(HOUR, Level(1.0, 120, 1), reading_w=60.0)), "none", "W is above"),
@@ -104,7 +104,7 @@ CASES = {
     "compiles": Case("H100", (*work("H100"), Stage(HOUR, "hang", Host(loaders=0.9))), "none", "other processes"),
     "starts-a-process": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(60, "hang", Host(new_process=True)), Stage(800, "hang")), "none"),
     "memory-grows": Case("H100", (*work("H100"), *(Stage(300, "hang", memory=40 + i) for i in range(12))), "none"),
-    "without-a-process": Case("H100", (*work("H100"), Stage(HOUR, "hang", without_process=True)), "none", "no process"),
+    "without-a-process": Case("H100", (*work("H100"), Stage(HOUR, "hang", without_process=True)), "none", "without a process"),
     "draws-after-work": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 128, 0, 0.03), draws=True)), "none", "graphics"),
     "hangs-as-if-it-drew": Case("H100", (*work("H100"), Stage(HOUR, Level(1.0, 128, 0, 0.03))), "medium"),
     "draws-for-a-moment-in-a-hang": Case("H100", (*work("H100"), Stage(800, "hang"), Stage(5, "hang", draws=True), Stage(850, "hang")), "none"),
@@ -254,7 +254,7 @@ def test_a_run_ends_when_the_utilization_cannot_be_read() -> None:
 def test_a_start_under_a_hang_is_unknown_and_not_work() -> None:
     trace = Trace("H100")
     trace.play(Stage(600, "hang"))
-    assert trace.report().unknown == "the exporter has not seen this GPU do anything else since its start"
+    assert trace.report().unknown == "since its start, the exporter has only seen this GPU fully busy at low power"
     assert not trace.report().is_below
 
 

@@ -55,7 +55,7 @@ STATES: Mapping[str, Meaning] = {
     ),
     "throttled": Meaning(
         "slowed by heat or power",
-        "the GPU runs below its clock, because of heat, power supply or hardware",
+        "the GPU runs below its normal clock because of heat, power supply or hardware",
         "write a checkpoint, and start again on another GPU",
         site="check fans, air and power supply of the node (nvidia-smi -q -d PERFORMANCE)",
     ),
@@ -66,51 +66,55 @@ STATES: Mapping[str, Meaning] = {
     ),
     "held_no_process": Meaning(
         "held without a process",
-        "somebody holds the GPU, and no process has opened it",
+        "the GPU is held, but no process has opened it",
         "release the GPU, or check that the program finds it",
     ),
     "stalled": Meaning(
         "busy without progress",
         "the GPU is 100 % busy at low power, without a sign of progress: it waits or hangs",
-        "look at the log and the stacks of its ranks (py-spy dump) first, then restart",
-        site="look at XIDs, links and the fabric of its nodes",
+        "read the log and the stacks (py-spy dump) of its ranks first, then restart",
+        site="check the XIDs, the NVLinks and the network of its nodes",
     ),
-    "unknown": Meaning("not known", "too little is known to say whether the GPU is used"),
-    "free": Meaning("held by nobody", "nobody holds the GPU"),
+    "unknown": Meaning("not known", "the data are not enough to decide whether the GPU is used"),
+    "free": Meaning("held by nobody", "the GPU is free"),
     "mig": Meaning("divided into MIG instances", "the GPU is divided into MIG instances, each with its own line"),
     "away": Meaning("not on the bus", "the GPU is not on the PCIe bus now"),
     "lost": Meaning("lost", "the driver has lost the GPU", site="drain the node, and reset or replace the GPU"),
-    "missing": Meaning("missing", "the driver has not listed this GPU since it started", site="check the slot"),
+    "missing": Meaning(
+        "missing", "the node should have this GPU, but the driver does not list it", site="check the slot"
+    ),
     "hung": Meaning("does not answer", "the driver does not answer for the GPU", site="drain and restart the node"),
-    "stale": Meaning("answers late", "the last answer of the GPU is old", site="look at load and driver of the node"),
+    "stale": Meaning(
+        "answers late", "the last answer from the GPU is old", site="check the load and the driver of the node"
+    ),
 }
 CAUSES: Mapping[str, Meaning] = {
     "link_degraded": Meaning(
         "a slow PCIe link",
-        "the PCIe link runs at {link_ratio} of its bandwidth while the GPU works",
+        "the PCIe link runs at {link_ratio} of its maximum bandwidth while the GPU works",
         "write a checkpoint, and start again on another GPU",
         site="look for PCIe errors (AER) in the kernel log, drain the node, and run diagnostics",
     ),
     "lost_rank": Meaning(
-        "a member of the job cannot go on, and the others wait for it",
-        "a rank cannot go on; {waiting_gpus} of its {gpus} GPUs on the node have waited for {run_seconds}",
+        "a member of the job cannot continue, and the others wait for it",
+        "a rank cannot continue; {waiting_gpus} of the job's {gpus} GPUs on the node have waited for {run_seconds}",
         "continue stopped processes (kill -CONT), or keep log and stacks, and restart the job",
-        site="look at XIDs and at the kernel log of the node",
+        site="check the XIDs and the kernel log of the node",
     ),
     "unused_gpu": Meaning(
         "fewer GPUs used than held",
-        "only {used_gpus} of its {gpus} GPUs on this node work",
+        "only {used_gpus} of its {gpus} GPUs on this node are used",
         "start one process for each GPU (torchrun --nproc_per_node), or ask for fewer GPUs",
     ),
     "starting": Meaning(
         "installs, loads or compiles",
-        "held for {held_seconds}; the GPU has not worked yet, and its host works on {used_cpus} CPUs",
+        "held for {held_seconds}; the GPU has not worked yet, but the holder uses {used_cpus} CPUs",
         "put packages into the image, and copy data to the node in a job without a GPU",
     ),
     "interactive": Meaning(
         "a person at a terminal or notebook",
-        "a terminal or notebook is open, and uses {used_cpus} CPUs",
-        "end a session that is not in use; a MIG instance or a shared GPU is enough to develop",
+        "a terminal or notebook is open, and the holder uses {used_cpus} CPUs",
+        "end unused sessions; for development, a MIG instance or a shared GPU is enough",
     ),
     "no_process": Meaning(
         "nothing runs on the GPU",
@@ -119,8 +123,8 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "steps_elsewhere": Meaning(
         "the loop makes steps, but not on this GPU",
-        "the loop reports {steps} steps, and this GPU has done nothing for {idle_seconds}",
-        "check that model and batches are on the GPU: torch.cuda.is_available() is true",
+        "the loop reports {steps} steps, but this GPU has been idle for {idle_seconds}",
+        "check that model and batches are on the GPU, and that torch.cuda.is_available() is true",
     ),
     "late_rank": Meaning(
         "the other ranks may wait for this one",
@@ -134,14 +138,14 @@ CAUSES: Mapping[str, Meaning] = {
         is_training=True,
     ),
     "node_memory": Meaning(
-        "the node, or a slice above the holder, lacks memory",
+        "the node, or a cgroup above the holder, lacks memory",
         "the node lacks memory; the holder uses {memory_ratio} of its own limit",
         "start on another node",
-        site="find what fills the memory of the node, and give each holder a limit",
+        site="find the processes that fill the node's memory, and give each holder a limit",
     ),
     "cpu_contended": Meaning(
         "others use the CPUs of the host",
-        "it gets {used_cpus} of its {cpus} CPUs; others use {other_cpus}, and none is left",
+        "it gets {used_cpus} of its {cpus} CPUs; others use {other_cpus} CPUs, and no CPU is free",
         "request the CPUs, or start on another node",
         site="reserve CPUs for holders of GPUs (requests.cpu as large as limits.cpu; ConstrainCores=yes)",
     ),
@@ -152,7 +156,7 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "shm_full": Meaning(
         "the shared memory is full",
-        "{used_bytes} of shared memory are in use, /dev/shm has {size_bytes}",
+        "{used_bytes} of shared memory are in use, and /dev/shm can hold {size_bytes}",
         "mount a larger /dev/shm (emptyDir in memory; docker --shm-size), or use fewer workers",
     ),
     "cpu_oversubscribed": Meaning(
@@ -179,14 +183,14 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "cpu_bound_input": Meaning(
         "the loaders use all CPUs",
-        "processes beside those on the GPU use {used_cpus} of {cpus} CPUs, and none is left",
+        "processes other than those on the GPU use {used_cpus} of {cpus} CPUs, and no CPU is free",
         "make samples cheaper (decode in advance or on the GPU), or ask for more CPUs",
         is_training=True,
     ),
     "pinned_loaders": Meaning(
         "loaders bound to few CPUs",
-        "processes beside those on the GPU may run only on {bound_cpus} of its {cpus} CPUs",
-        "remove what binds them: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, a library",
+        "processes other than those on the GPU may run only on {bound_cpus} of its {cpus} CPUs",
+        "remove the binding to CPUs: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, a library",
         is_training=True,
     ),
     "too_few_workers": Meaning(
@@ -198,14 +202,14 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "input_wait": Meaning("the loop waits for data", "the loop waits for data in {wait_ratio} of each step"),
     "far_numa": Meaning(
-        "cPUs far from the GPU",
+        "bound to CPUs far from the GPU",
         "its processes may run only on CPUs that are not near this GPU",
         "bind the job to CPUs near its GPUs (Slurm: --gres-flags=enforce-binding)",
         site="static CPU manager and Topology Manager (Kubernetes); Cores= in gres.conf (Slurm)",
     ),
     "data_parallel": Meaning(
-        "DataParallel",
-        "its model is a DataParallel on {gpus} GPUs of one node",
+        "uses DataParallel",
+        "its model uses DataParallel on {gpus} GPUs of one node",
         "use DistributedDataParallel with one process for each GPU",
         "use DistributedDataParallel: torchrun --nproc_per_node={gpus}",
     ),
@@ -221,7 +225,7 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "launch_bound": Meaning(
         "many small kernels",
-        "the loop waits for data in {wait_ratio} of a step of {step_seconds}, and the GPU is at {busy_ratio}",
+        "data take only {wait_ratio} of a step of {step_seconds}, but the GPU is used for {busy_ratio} of the time",
         "compile the model (torch.compile), raise batch_size, read the loss less often",
     ),
     "small_batch": Meaning(
@@ -232,7 +236,7 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "no_mixed_precision": Meaning(
         "32 bits without tensor cores",
-        "its parameters and products of matrices are float32",
+        "its parameters and matrix products are float32",
         "use torch.autocast with bfloat16, or torch.set_float32_matmul_precision('high')",
     ),
     "cpu_work": Meaning(
@@ -257,7 +261,7 @@ def format_quantity(quantity: str, value: float) -> str:
 
 
 def fill(text: str, values: Mapping[str, float]) -> str:
-    """The text with its numbers; "" if one of them is not known."""
+    """The text with its numbers; "" if one of them is unknown."""
     names = QUANTITY.findall(text)
     if not values.keys() >= set(names):
         return ""
@@ -265,13 +269,13 @@ def fill(text: str, values: Mapping[str, float]) -> str:
 
 
 def describe_cause(name: str, values: Mapping[str, float]) -> str:
-    """A cause with its numbers, as far as they are known; its name alone if this version does not know the cause."""
+    """The text of a cause, with its numbers if all are known; the name of the cause if this version has no text."""
     meaning = CAUSES.get(name)
     return name if meaning is None else fill(meaning.says, values) or meaning.title
 
 
 def advise_owner(name: str, values: Mapping[str, float]) -> str:
-    """What the owner of a holder with this cause can change; "" for nothing."""
+    """The change that the owner can make against this cause; "" for none."""
     meaning = CAUSES.get(name)
     return "" if meaning is None else fill(meaning.number, values) or meaning.owner
 

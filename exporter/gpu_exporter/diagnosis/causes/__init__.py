@@ -1,1 +1,1 @@
-"""Causes of low utilization, one file each: the evidence it needs, what speaks against it, its advice."""
+"""Causes of low utilization, one file each: the required evidence, reasons for a lower confidence, and the advice."""

@@ -1,4 +1,4 @@
-"""How many loaders and threads a holder can use: what an advice may propose."""
+"""Computes the advice on a holder's number of loaders and threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
 class Advice(NamedTuple):
-    """An advice as a sentence. `number`: the number of workers to set, None where it proposes something else."""
+    """An advice as a sentence. `number`: the number of workers to set, None if it proposes something else."""
 
     text: str
     number: int | None = None
 
 
 def find_measured(case: CauseCase) -> Advice | None:
-    """The advice on `num_workers` by the loop's own measure of how long a batch takes to make; None without one."""
+    """The advice on `num_workers` from the loop's own measurement of the time per batch; None without it."""
     pace = find_pace(case)
     to_try = None if pace is None else pace.facts.get("workers_to_try")
     if pace is None or to_try is None:
@@ -33,10 +33,10 @@ def find_measured(case: CauseCase) -> Advice | None:
 
 
 def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
-    """The advice on `num_workers`: CPUs of the holder for each of its processes on a GPU, minus one for the process
-    itself and minus its threads, and not more than fit into its memory. Where none is left, it asks for more CPUs.
+    """The advice on `num_workers`: the holder's CPUs for each process on a GPU, minus the CPUs that this process uses
+    itself (at least one), as far as memory allows. If no CPU remains, the advice is to ask for more CPUs.
 
-    `adds`: CPUs are free, so it is at least one more loader than now, or as many as the loop has measured.
+    `adds`: CPUs are free, so the advice is the loop's own measurement, or at least one loader more than now.
     """
     if adds and (measured := find_measured(case)):
         return measured
@@ -49,7 +49,7 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
     workers = math.floor(cpus / ranks) - max(1, math.ceil(busy - 0.5))
     have = math.ceil(max((each.loaders or 0 for each in case.seen), default=0) / ranks)
     if adds and found is not None:
-        # No more than twice those that would fill the GPU at the pace of these: each one costs memory.
+        # At most twice the number that would fill the GPU at the present pace: each loader costs memory.
         enough = math.ceil(ENOUGH * max(have, 1) / max(case.mean or 0.0, MEAN_MIN))
         workers = max(min(workers, enough), have + 1 if found.usable - found.used >= ranks else workers)
     each_has = f"{cpus:.3g} CPUs" if ranks == 1 else f"{cpus:.3g} CPUs for {ranks} processes on GPUs"
@@ -88,6 +88,6 @@ def propose_threads(case: CauseCase) -> str:
 
 
 def bound_gain(case: CauseCase) -> str:
-    """The most that a remedy can gain. At a very low utilization this bound says nothing."""
+    """The largest possible gain of a remedy, as text; "" at very low utilization, where this bound is useless."""
     mean = case.mean or 0.0
     return f"at most {1.0 / mean:.1f} times, since the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""

@@ -1,4 +1,4 @@
-"""What the rules for causes know about one allocation."""
+"""The input of the rules for causes: one allocation with its evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN_MIN = 0.5  # share of the looks in which a value must be known
 
 
 class HostLook(NamedTuple):
-    """One look at the holder's host. `utilization`: mean of its GPUs on this node in that time, None if unknown."""
+    """One reading of a holder's host. `utilization`: mean of its GPUs here over the same time, None if unknown."""
 
     evidence: HostEvidence
     utilization: float | None = None
@@ -26,7 +26,7 @@ class HostLook(NamedTuple):
 
 class HeldGpu(NamedTuple):
     """One whole GPU of the holder on this node. `label`: its index. `utilization`: mean over the window, None if
-    unknown. `processes`: the holder's contexts on it, None while unproven. `idle_run_s`: as in Window.
+    unknown. `processes`: the holder's contexts on it, None if not proven. `idle_run_s`: as in Window.
     """
 
     uuid: str
@@ -38,11 +38,11 @@ class HeldGpu(NamedTuple):
 
 
 class CauseCase(NamedTuple):
-    """One allocation. `uuid`: its GPU. `held_s`: how long it is held. `worked`: a GPU of the holder was busy at some
-    time, None if that is not known. `members`: all GPUs of the holder on this node. `looks`: oldest first. `share`: of
-    the node's GPUs that it holds, `held`: that anybody holds. `link`: share of the PCIe link's bandwidth that the GPU
-    has while it works, `link_text` the two bandwidths; None while unknown. `memory`: share of the GPU's memory in use,
-    None while unknown. `training`: what the holder's training loop says of itself, None if it says nothing.
+    """One allocation. `uuid`: of its GPU. `held_s`: seconds since the holder got the GPU. `worked`: whether any GPU of
+    the holder was ever busy, None if unknown. `members`: all GPUs of the holder on this node. `looks`: oldest first.
+    `share`, `held`: shares of the node's GPUs that this holder and all holders have. `link`: PCIe bandwidth while the
+    GPU works, as a share of the maximum, None while unknown. `link_text`: both bandwidths. `memory`: share of the GPU's
+    memory in use, None while unknown. `training`: the report of the holder's training loop, None without one.
     """
 
     state: str
@@ -65,7 +65,7 @@ class CauseCase(NamedTuple):
 
     @property
     def recent(self) -> Sequence[HostEvidence]:
-        """The looks of the last `window` of the rules; empty if they are too few to judge."""
+        """The looks of the last `rules.window` seconds, at least `rules.looks_min` looks; empty if fewer exist."""
         if not self.looks:
             return ()
         since = self.looks[-1].evidence.end - self.rules.window
@@ -89,15 +89,16 @@ class CauseCase(NamedTuple):
 
     @property
     def limit(self) -> float | None:
-        """CPUs that the holder may use by its own limits; None without a limit, which is also one of all CPUs."""
+        """CPUs that the holder may use by its own limits; None if it may use all CPUs of the host."""
         newest = self.recent[-1]
         found = min((each for each in (newest.cpus, newest.quota) if each is not None), default=None)
         return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else found
 
     @property
     def bound(self) -> float | None:
-        """CPUs to which its processes are bound, together, None if to none or if that is not known. So Slurm divides a
-        node that confines no job by cgroups. The CPUs may be those of others too, so they are no entitlement.
+        """The number of CPUs to which its processes are bound; None if they may use all CPUs, or if it is unknown.
+
+        Slurm binds jobs in this way if it does not use cgroups. Other holders may be bound to the same CPUs.
         """
         newest = self.recent[-1]
         found = None if newest.processes is None else newest.processes.cpus
@@ -105,17 +106,17 @@ class CauseCase(NamedTuple):
 
     @property
     def has_loaders(self) -> bool:
-        """Whether PyTorch names processes of the holder as loaders; others are known only by their work."""
+        """Whether processes of the holder have PyTorch's name for loaders. Without it, CPU use identifies them."""
         return any(each.named_loaders for each in self.seen)
 
     @property
     def runnable(self) -> float | None:
-        """Threads that run or wait for a CPU, mean."""
+        """The mean number of threads that run or wait for a CPU."""
         return self.average_processes(lambda each: float(each.runnable))
 
     @property
     def throttled(self) -> float | None:
-        """Share of the periods in which the quota ran out, mean."""
+        """The mean share of periods in which the CPU quota ran out."""
         return self.average(lambda each: each.throttled)
 
 
@@ -125,7 +126,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 
 class Needs(NamedTuple):
-    """A rule could not be judged. `text`: what would have to be known."""
+    """The answer of a rule that lacks evidence. `text`: the missing evidence."""
 
     text: str
 
@@ -136,15 +137,15 @@ MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node
 
 
 def need(case: CauseCase) -> Needs:
-    """Why there are too few looks, or looks without processes."""
+    """The missing evidence if there are too few looks, or looks without processes."""
     if not case.looks:
         return HOST if case.held_s > case.rules.window else MORE
     return PROCESSES if case.recent and not case.seen else MORE
 
 
 class Rule(NamedTuple):
-    """One cause. `states`: in which it is looked for. `judge` returns the cause, what it needs, or None. For the
-    documentation, `needs` is the evidence, and `against` is what lowers the confidence.
+    """The rule for one cause. `states`: in which the rule applies. `judge`: returns the cause, the missing evidence, or
+    None. `needs`, `against`: texts for the documentation, the evidence and the reasons for a lower confidence.
     """
 
     name: str

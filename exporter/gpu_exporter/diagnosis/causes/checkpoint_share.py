@@ -1,4 +1,4 @@
-"""The loop itself says that it waits for its checkpoints. Unlike checkpointing, this delays no mark."""
+"""The training loop reports that it waits for its checkpoints. Unlike `checkpointing`, this cause delays no mark."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ RULE = Rule(
     name="checkpoint_share",
     states=WORKING,
     judge=judge,
-    needs="the phase `checkpoint`, where the training loop places it (torch.md)",
-    against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
+    needs="the phase `checkpoint` in the training loop's own report (torch.md)",
+    against="nothing: the loop measures it. In a loop that does not measure this phase, the cause is not found",
 )

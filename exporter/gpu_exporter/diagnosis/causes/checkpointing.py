@@ -1,4 +1,4 @@
-"""The GPU pauses whenever the holder writes much: checkpoints that the training waits for."""
+"""The GPU pauses whenever the holder writes much data: the training waits for its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule,
 
 WORKS = 0.3  # mean utilization between the bursts
 COPY = 0.5  # received or read bytes, as a share of the written and sent ones
-FALLS = 0.5  # utilization in a burst, as a share of that: less is a pause
+FALLS = 0.5  # utilization in a burst, as a share of that between bursts: less is a pause
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -45,7 +45,7 @@ def _written(look: HostLook) -> float:
 
 
 def _is_copy(look: HostLook) -> bool:
-    """Whether it received or read as much as it wrote: then it stages data, or exchanges gradients."""
+    """Whether the holder also received or read much: then it copies data or exchanges gradients."""
     taken = (look.evidence.received or 0.0) + (look.evidence.read or 0.0)
     return taken >= COPY * _written(look) > 0.0
 
@@ -55,7 +55,7 @@ def _mean(looks: Sequence[HostLook]) -> float:
 
 
 def _find_bursts(looks: Sequence[HostLook], least: float) -> list[list[HostLook]]:
-    """Looks with much writing, those that follow one another together."""
+    """The looks with at least `least` bytes written per second, in groups of consecutive looks."""
     found: list[list[HostLook]] = []
     was_loud = False
     for look in looks:
@@ -77,7 +77,7 @@ RULE = Rule(
         "looks; three bursts in ten minutes"
     ),
     against=(
-        "that the GPUs worked in some of the bursts. Checkpoints on NFS, Lustre and the like are never seen, since "
-        "nothing counts their bytes"
+        "that the GPUs worked in some of the bursts. Checkpoints on NFS, Lustre and the like are never found, "
+        "because the kernel does not count their bytes for each holder"
     ),
 )

@@ -12,9 +12,9 @@ ADVICE = (
     " more CPUs. More workers would not help"
 )
 GAIN = "up to 65 % of an epoch; ResNet50 needs 3 to 4 CPUs for each GPU, ResNet18 12 to 24 (VLDB'21)"
-NAMELESS = "only their work shows that they load: loaders have a name in torch 2.5 and newer"
+NAMELESS = "they may not be loaders: only torch 2.5 and newer give loaders a name"
 MOST = 0.5  # share of the CPU time that the loaders use
-WAITS = 0.6  # CPUs of the process on the GPU: more, and it computes itself
+WAITS = 0.6  # CPUs of the process on the GPU: if it uses more, it computes by itself
 
 
 def is_input_bound(case: CauseCase) -> bool:
@@ -55,6 +55,6 @@ RULE = Rule(
     name="cpu_bound_input",
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
-    needs="the CPU time of the processes without a context, and the CPUs of the holder",
+    needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
     against="that the process on the GPU computes much itself; loaders without a name",
 )

@@ -15,6 +15,6 @@ RULE = Rule(
     name="cpu_logging",
     states=WORKING,
     judge=judge,
-    needs="the phase `logging`, where the training loop places it (torch.md)",
-    against="nothing: the loop measures it. A loop that does not place the phase shows nothing",
+    needs="the phase `logging` in the training loop's own report (torch.md)",
+    against="nothing: the loop measures it. In a loop that does not measure this phase, the cause is not found",
 )

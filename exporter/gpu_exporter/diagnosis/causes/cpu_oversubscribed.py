@@ -11,13 +11,13 @@ MORE_THAN = 4  # threads above the number of CPUs: two on one CPU are no fault
 
 
 def find_room(case: CauseCase) -> float | None:
-    """CPUs on which the holder's threads could run: its limit; without one its share of the host, or what is free."""
+    """CPUs for the holder's threads: its limit, or without a limit the larger of its share and the usable CPUs."""
     cpus = find_cpus(case)
     return None if cpus is None else cpus.entitled if cpus.limit is not None else max(cpus.entitled, cpus.usable)
 
 
 def is_oversubscribed(case: CauseCase) -> bool:
-    """Whether many more threads are runnable than there are CPUs for them, and they wait."""
+    """Whether many more threads are runnable than the holder has CPUs, and threads wait for a CPU."""
     runnable, room, rules = case.runnable, find_room(case), case.rules
     if runnable is None or room is None or runnable < max(rules.runnable_min * room, room + MORE_THAN):
         return False
@@ -65,7 +65,7 @@ RULE = Rule(
     judge=judge,
     needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
     against=(
-        "a holder that does not use the CPUs it is entitled to: then low; more than 256 threads in the two busiest"
-        " processes"
+        "a holder that does not use the CPUs to which it is entitled (low confidence); more than 256 threads in the two"
+        " busiest processes"
     ),
 )

@@ -29,7 +29,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f" {throttled:.0%} of the periods",
         against=against
         if case.runnable is not None
-        else "the number of its threads is not known: too many would look alike",
+        else "the number of its threads is unknown: too many threads look the same",
         advice="ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
         gain=bound_gain(case),
         values=numbers(cpus=quota, throttled_ratio=throttled),
@@ -41,5 +41,5 @@ RULE = Rule(
     states=WITH_PROCESS,
     judge=judge,
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
-    against="a mean use far below the quota; threads that are not visible, since too many would look alike",
+    against="a mean use far below the quota; threads that are not visible, because too many threads look the same",
 )

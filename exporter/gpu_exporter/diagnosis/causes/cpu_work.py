@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.stalls.rules import StallRules
 STALLS = StallRules()
 
 CORES = 0.9  # CPUs: one thread is the whole program of a notebook
-MORE = 1.2  # CPUs of the processes on GPUs, for each: more than a thread that only asks for work, over and over
+MORE = 1.2  # CPUs for each process on a GPU: a thread that only polls for work uses less
 OTHERS = 0.5  # CPUs of the other processes
 
 
@@ -19,7 +19,7 @@ def count_busy(case: CauseCase) -> int:
 
 
 def works_on_cpus(case: CauseCase) -> bool:
-    """Whether its busy GPUs are fully busy, as in a wait, and it uses more CPUs than ranks that wait (see stalls)."""
+    """Whether its busy GPUs are all at 100 %, as in a wait, but it uses more CPUs than waiting ranks (see stalls)."""
     cores = case.average(lambda each: each.cores)
     if cores is None or any(0.0 < (each.utilization or 0.0) < STALLS.utilization_min for each in case.members):
         return False
@@ -36,7 +36,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             "cpu_work",
             LOW,
             f"its processes use {cores:.1f} CPUs, while this GPU does nothing and {busy} of its other GPUs are busy",
-            against="whether those work, or wait for what the CPUs prepare, is not known",
+            against="those GPUs may work, or may wait for data that the CPUs prepare",
             advice="if rank 0 prepares data while the other ranks wait, prepare it once, in a job without GPUs",
         )
     if cores < CORES or busy:
@@ -58,6 +58,6 @@ RULE = Rule(
     name="cpu_work",
     states=frozenset(("held_idle",)),
     judge=judge,
-    needs="the CPUs that the holder uses, and that none of its GPUs on the node works, or that the CPUs do much more",
-    against="always: it may prepare its next work. Low if only the processes on GPUs use a CPU each: servers may poll",
+    needs="the CPUs that the holder uses; none of its GPUs here works, or the CPUs work more than ranks that wait",
+    against="always: the holder may prepare its next work. Low if each process on a GPU uses one CPU: it may poll",
 )

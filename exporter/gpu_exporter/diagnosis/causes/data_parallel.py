@@ -24,6 +24,6 @@ RULE = Rule(
     name="data_parallel",
     states=WORKING,
     judge=judge,
-    needs="the type of the model, by the training loop's own report (`observe(model=...)`)",
+    needs="the type of the model, from the training loop's own report (`observe(model=...)`)",
     against="nothing: the type of the model is known",
 )

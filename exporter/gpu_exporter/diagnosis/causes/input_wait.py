@@ -1,4 +1,4 @@
-"""The training loop waits for its data, and nothing shows why. That is a fact, and blames no holder."""
+"""The training loop waits for its data, and the reason is unknown. This cause is a fact and blames no holder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "input_wait",
         LOW,
         describe_wait(pace) + (f"; {pace.late}" if pace.late else ""),
-        against="nothing shows whether its loaders are slow, or what they load from",
+        against="either its loaders or its storage may be slow",
     )
 
 
@@ -24,5 +24,5 @@ RULE = Rule(
     states=WORKING,
     judge=judge,
     needs="the training loop's own report (torch.md): the share of its steps in which it waits for data",
-    against="always, so it is a fact of low confidence: a cause of slow input beside it takes its place",
+    against="always, so the confidence is low; if a cause of slow input is found too, only that cause is shown",
 )

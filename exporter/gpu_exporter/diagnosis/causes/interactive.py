@@ -1,4 +1,4 @@
-"""A person works at a terminal or in a notebook. Names of processes add this cause; they never decide a state."""
+"""A person works at a terminal or in a notebook. Process names can lead to this cause, but never to a state."""
 
 from __future__ import annotations
 

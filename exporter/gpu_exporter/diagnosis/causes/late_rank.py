@@ -37,7 +37,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 
 def _is_late(gpu: HeldGpu, run_s: float) -> bool:
-    """Whether a GPU came to rest about when the others began to spin. One without a process was never part of it."""
+    """Whether a GPU became idle at about the time when others began to spin. A GPU without a process never counts."""
     idle_s = gpu.idle_run_s or 0.0
     return gpu.utilization == 0.0 and gpu.processes != 0.0 and 0.0 < idle_s <= run_s + AROUND_S
 
@@ -47,8 +47,8 @@ RULE = Rule(
     states=frozenset(("stalled", "held_idle")),
     judge=judge,
     needs=(
-        "a [stall](stalls.md) on a GPU of the holder, and another GPU of it on the same node at 0 %, or a"
-        " process that a signal stopped"
+        "a [stall](stalls.md) on a GPU of the holder, and another of its GPUs on the same node at 0 %, or a"
+        " process that was stopped by a signal"
     ),
     against="see the evidence of the stall",
 )

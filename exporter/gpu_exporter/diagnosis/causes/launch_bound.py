@@ -54,6 +54,6 @@ RULE = Rule(
     ),
     against=(
         "other work of Python in the step, such as an evaluation or an optimizer on the CPU, looks the same: low,"
-        " unless the placed phases forward, backward and optimizer fill the step"
+        " unless the measured phases forward, backward and optimizer fill the step"
     ),
 )

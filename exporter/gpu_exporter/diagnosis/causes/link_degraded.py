@@ -28,8 +28,6 @@ RULE = Rule(
     name="link_degraded",
     states=WORKING,
     judge=judge,
-    needs=(
-        "generation and lanes of the PCIe link while the GPU works, and the most that are possible in this slot (NVML)"
-    ),
+    needs="generation and lanes of the PCIe link while the GPU works, and their maximum in this slot (NVML)",
     against="always: a job that copies little is not slowed by it",
 )

@@ -1,4 +1,4 @@
-"""A member of the gang cannot go on, so the GPUs that spin wait in vain. The search for stalls has found the proof."""
+"""A member of the gang cannot continue, so the other GPUs wait in vain. The detection of stalls found the proof."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_memory, mo
 
 GIB = 2**30
 CACHE = 0.6  # share of the memory in use
-THRASHES = 1000.0  # pages a second that are read again: 4 MB/s, beside what a holder that streams evicts
+THRASHES = 1000.0  # pages a second that are read again (4 MB/s): reading a stream of data causes fewer
 BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sign that tasks wait
 
 
 def is_waiting(case: CauseCase) -> bool:
-    """Whether tasks of the holder wait for memory, or were killed for it."""
+    """Whether tasks of the holder wait for memory, or were killed because it lacked memory."""
     rules = case.rules
     some = case.average(lambda each: each.pressure_memory)
     full = case.average(lambda each: each.memory_full) or 0.0
@@ -30,7 +30,7 @@ def _is_near(case: CauseCase) -> bool:
 
 
 def _is_cache(case: CauseCase) -> bool:
-    """Whether most of the memory is page cache, which a holder that reads much data in turn fills and evicts."""
+    """Whether most of the memory is page cache. Reading a large amount of data fills and evicts the page cache."""
     newest = case.recent[-1]
     return (newest.memory_cache or 0.0) >= CACHE * (newest.memory_bytes or 0.0) > 0.0
 
@@ -40,7 +40,7 @@ def _count_blocked(case: CauseCase) -> float:
 
 
 def describe_memory(case: CauseCase) -> list[str]:
-    """What shows that the holder waits for memory."""
+    """The evidence that the holder waits for memory, as texts."""
     newest, rules = case.recent[-1], case.rules
     killed = sum(each.killed or 0.0 for each in case.recent)
     some, refaults = case.average(lambda each: each.pressure_memory), case.average(lambda each: each.refaults) or 0.0
@@ -66,7 +66,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     certain = is_killed or full >= case.rules.memory_full_high
     against = "" if some is not None else "the kernel does not report how long tasks waited (PSI)"
     if some is None and not is_killed:
-        against += "; data that are read in turn and do not fit into memory look the same"
+        against += "; reading more data than fit into memory looks the same"
     elif some is not None and not certain:
         against = "some tasks waited, but rarely all of them"
     is_own = find_short_of_memory(case) == OWN
@@ -92,5 +92,5 @@ RULE = Rule(
         "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes "
         "wait and the limit is nearly reached; processes that the OOM killer ended"
     ),
-    against="a kernel without PSI; tasks of which rarely all waited; an own limit that is not near: then low",
+    against="a kernel without PSI; rarely all tasks waited at once; the holder's own limit is not near: then low",
 )

@@ -19,7 +19,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "its parameters are float32, and products of matrices are computed in float32 too (matmul precision highest)",
         against=""
         if precision
-        else "whether the loop uses autocast is not known: it is seen where phase(...) is inside it",
+        else "the loop may use autocast: the report shows it only if phase(...) is inside of it",
         advice=(
             "use torch.autocast('cuda', dtype=torch.bfloat16); or at least "
             "torch.set_float32_matmul_precision('high'), now 'highest'"
@@ -32,6 +32,6 @@ RULE = Rule(
     name="no_mixed_precision",
     states=frozenset(("busy_inefficient",)),
     judge=judge,
-    needs="the types of parameters and products of matrices, by the training loop's own report",
-    against="that autocast is not seen in a plain loop. Lightning and the Trainer tell it",
+    needs="the types of parameters and products of matrices, from the training loop's own report",
+    against="that autocast is not visible in a plain loop. With Lightning and the Trainer, it is visible",
 )

@@ -10,7 +10,7 @@ from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0
     works = is_at_work(case)
-    against = "" if case.recent else "what it does on its host is not known"
+    against = "" if case.recent else "its work on the host is unknown"
     if works:
         against = f"it uses {cores:.1f} CPUs or moves data: it may prepare its work"
     evidence = "the holder has no process on the GPU" + (f", and uses {cores:.1f} CPUs" if case.recent else "")
@@ -28,6 +28,6 @@ RULE = Rule(
     name="no_process",
     states=frozenset(("held_no_process",)),
     judge=judge,
-    needs="that the driver lists no process on the GPU, which is proven once it has listed any process",
-    against="work of the holder on its host: it may prepare; or a host that is not known",
+    needs="an empty list of processes from the driver, which counts only after the driver has listed any process",
+    against="work of the holder on its host, which may be preparation; or unknown work on the host",
 )

@@ -1,4 +1,4 @@
-"""The node lacks memory, and the holder's tasks wait or are killed for it, far below its own limit. For the site."""
+"""The node lacks memory: the holder's tasks wait or are killed although its own limit is not near. For the site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent or not is_waiting(case) or find_short_of_memory(case) != SITE:
         return None
     if any(each.killed and each.ooms is None for each in case.recent):
-        return None  # for whose limit is not known
+        return None  # it is unknown whether the holder's own limit was reached
     share = most_of_memory(case)
     return Cause(
         "node_memory",
@@ -29,6 +29,6 @@ RULE = Rule(
     name="node_memory",
     states=WITH_PROCESS,
     judge=judge,
-    needs="tasks that waited for memory or were killed for it, as for memory_pressure; the own limit was not near",
-    against="a holder without a memory limit, or not far below it: it may be the one that fills the node",
+    needs="tasks that waited for memory or were killed, as in memory_pressure; the holder's own limit was not near",
+    against="a holder without a memory limit, or not far below it: this holder itself may fill the node",
 )

@@ -1,4 +1,4 @@
-"""The numbers of the rules for causes: results of measurements and publications, which no site can judge."""
+"""The thresholds of the rules for causes. They come from measurements and publications, so few are settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CauseRules(NamedTuple):
     runnable_high: int = 4
     """... and from this number on the confidence is high"""
     full_ratio: float = 0.85
-    """a CPU that is used to this share is full: a loader also waits for its disk and its queue"""
+    """a CPU is full from this use on: a loader also waits for its disk and its queue"""
     free_cpus: int = 2
     """CPUs that must be free before more workers are advised"""
     pressure_cpu_min: float = 0.4
@@ -48,7 +48,7 @@ class CauseRules(NamedTuple):
     burst_bytes: int = 20000000
     """bytes per second, written or sent in one look, that are a checkpoint"""
     bursts_min: int = 3
-    """... of which there must be this many in ten minutes: one that coincides proves nothing"""
+    """... of which there must be this many in ten minutes: a single one may be a coincidence"""
     reads_min: int = 500
     """reads a second; datapath-doctor warns from 500 ..."""
     read_small: int = 65536

@@ -26,7 +26,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if not files:
         if not waits:
             return FILES
-        against = "whether they wait for the network file system cannot be seen without the right to trace them"
+        against = "they may wait for a local disk: only the right to trace them shows their open files"
         return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against, advice)
     network = [kind for kind in kinds if kind != "fuse"]  # a FUSE file system may be local, such as a container's image
     remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
@@ -46,9 +46,7 @@ RULE = Rule(
     name="remote_io",
     states=WITH_PROCESS,
     judge=judge,
-    needs=(
-        "mounted network file systems and processes that wait; with `causes.files` also the open files and what is read"
-    ),
+    needs="mounted network file systems and processes that wait; with `causes.files` also open files and bytes read",
     against=(
         "open files that are not visible; few bytes that are read. While no process waits for I/O, the exporter does"
         " not name this cause"

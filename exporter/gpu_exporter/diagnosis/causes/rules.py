@@ -1,4 +1,4 @@
-"""All causes, in the order of the table of meanings: the first one of the highest confidence is what people see.
+"""All causes, in the order of the table of meanings. Of those with the highest confidence, the first is displayed.
 
 The rule of a cause is in the module with its name.
 """
@@ -49,7 +49,7 @@ def _with_limits(case: CauseCase, cause: Cause) -> Cause:
 
 
 def find_causes(case: CauseCase) -> Causes:
-    """The causes of the state of one allocation, and what could not be judged."""
+    """The causes of the state of one allocation, and the evidence that rules lack."""
     found: list[Cause] = []
     needs: dict[str, None] = {}
     for rule in RULES:
@@ -60,7 +60,7 @@ def find_causes(case: CauseCase) -> Causes:
             found.append(add_inside(case, _with_limits(case, answer)))
         elif isinstance(answer, Needs):
             needs[answer.text] = None
-    if any(cause.name in OF_INPUT for cause in found):  # its evidence has the wait, and it says why
+    if any(cause.name in OF_INPUT for cause in found):  # that cause includes the wait, and gives its reason
         found = [cause for cause in found if cause.name != "input_wait"]
     if not found and case.state in WORKING and case.training is None:
         needs[INSIDE] = None

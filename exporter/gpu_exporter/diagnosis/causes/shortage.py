@@ -1,8 +1,8 @@
-"""Who is short of CPUs or memory: the holder, by a limit or share of its own, or the host, which others fill. Pure.
+"""Decides whether a holder lacks CPUs or memory by its own limit or share, or because others fill the host. Pure.
 
-A cause that the owner is told needs proof that the holder itself is short: its quota ran out, its limit is nearly used,
-or it uses its share of a full host. What neighbours take is a cause of the site (`cpu_contended`, `node_memory`). On a
-host with free CPUs, a holder without a limit is not short, however much it uses.
+A cause for the owner needs proof that the holder itself is short: its quota ran out, its limit is nearly used, or it
+uses its share of a full host. A shortage due to others is a cause for the site (`cpu_contended`, `node_memory`). On a
+host with free CPUs, a holder without a limit is never short.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ FAR = 0.8  # memory in use, as a share of the limit, below which no own limit ex
 
 
 class Cpus(NamedTuple):
-    """CPUs of a holder, means over the recent looks. `limit`: its own, None without one, also if that is all CPUs.
+    """Numbers of CPUs, means over the recent looks.
 
-    `used`: those that it uses. `most`: those on which it may run. `entitled`: its limit; without one its share of the
-    host, by GPUs, as far as it may run there. `usable`: those that
-    it could use now, since nobody else does. `advised`: the part of them on which an advice may count: if all holders
-    of GPUs here take theirs at once, they fit. `others`: those that others use. `is_full`: the host has none left.
+    `used`: CPUs in use by the holder. `limit`: its own limit, None if it may use all CPUs of the host. `most`: CPUs on
+    which its processes may run. `entitled`: its limit; without one, its share of the host by GPUs, at most `most`.
+    `usable`: CPUs that it uses or that are free for it now. `advised`: CPUs that an advice may propose; if all holders
+    of GPUs take theirs at once, the host has enough. `host`: all CPUs, None if unknown. `others`: CPUs in use by
+    others. `is_full`: the host has no free CPUs.
     """
 
     used: float
@@ -44,7 +45,7 @@ class Cpus(NamedTuple):
 
 
 def find_cpus(case: CauseCase) -> Cpus | None:
-    """None if the holder's use is not known, or neither a limit nor the host's use."""
+    """The CPUs of a holder; None if its use is unknown, or if both its limit and the host's use are unknown."""
     if not case.recent:
         return None
     used, limit = case.average(lambda each: each.cores), case.limit
@@ -66,7 +67,7 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """OWN, SITE, or NOBODY, also where it is not known."""
+    """OWN if the holder itself is short, SITE if others fill the host, NOBODY if it is not short or this is unknown."""
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -83,7 +84,7 @@ def find_short_of_cpu(case: CauseCase) -> str:
 
 
 def _runs_out(case: CauseCase, near: float) -> bool:
-    """Whether the quota runs out for longer than a queue of samples bridges: loaders in turns reach it too."""
+    """Whether the quota runs out for longer than the loaders' queue of samples can bridge."""
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:
         return False
@@ -91,7 +92,7 @@ def _runs_out(case: CauseCase, near: float) -> bool:
 
 
 def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
-    """Whether threads of the holder wait for a CPU: by PSI and by the number of those that want to run."""
+    """Whether threads of the holder wait for a CPU, by PSI and the number of runnable threads; None if unknown."""
     pressure, runnable = case.average(lambda each: each.pressure_cpu), case.runnable
     if pressure is not None and pressure < case.rules.pressure_cpu_min:
         return False
@@ -101,7 +102,7 @@ def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
 
 
 def find_short_of_memory(case: CauseCase) -> str:
-    """OWN if the holder came near its limit, or was killed at it, in the recent looks; SITE otherwise."""
+    """OWN if the holder came near its memory limit in the recent looks or was killed at it; SITE otherwise."""
     if any(each.ooms for each in case.recent):
         return OWN
     return OWN if most_of_memory(case) >= case.rules.memory_near else SITE

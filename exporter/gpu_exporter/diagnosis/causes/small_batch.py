@@ -31,6 +31,6 @@ RULE = Rule(
     name="small_batch",
     states=WORKING,
     judge=judge,
-    needs="`batch_size` and the wait for data by the training loop's own report, and the memory in use on the GPU",
+    needs="`batch_size` and the wait for data from the training loop's own report, and the memory in use on the GPU",
     against="always: a larger batch changes the training. Low confidence where the loop has no time line of the GPU",
 )

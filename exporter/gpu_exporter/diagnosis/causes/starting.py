@@ -1,4 +1,4 @@
-"""The holder is young, its GPU has not worked yet, and its host works: installation, download, start of the program."""
+"""The holder is young, its GPU has not worked yet, and it uses CPUs or moves data: it installs, downloads or starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CORES, BYTES = 0.5, 1e6  # CPUs, bytes per second: less is a program that waits
 
 
 def is_at_work(case: CauseCase) -> bool:
-    """Whether the host of the holder computes, or moves data."""
+    """Whether the holder uses CPUs, or moves data."""
     return (case.average(lambda each: each.cores) or 0.0) >= CORES or _moved(case) >= BYTES
 
 

@@ -36,7 +36,7 @@ def _is_out_of_cpus(case: CauseCase) -> bool:
 
 
 def _judge_measured(case: CauseCase) -> Cause | None:
-    """The loop has measured how long its workers need for a batch, and that more of them would keep up."""
+    """The cause from the loop's own measurement of the time per batch, with the number of workers to try."""
     pace, advice = find_pace(case), find_measured(case)
     if pace is None or advice is None or pace.wait is None or pace.wait < case.rules.wait_min:
         return None
@@ -96,13 +96,13 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
 
 
 def _count_read(case: CauseCase) -> float:
-    """Bytes per second that the holder reads: from disks, and as its read calls return them where those are seen."""
+    """Bytes per second that the holder reads: the larger of disk reads and, if they are visible, read calls."""
     files = case.recent[-1].files
     return max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
 
 
 def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
-    """Loaders that use hardly any CPU wait for their files, or for the loop. Only its own report tells which."""
+    """The cause for loaders that use hardly any CPU. They wait for files, or for the loop, which looks the same."""
     moved = max(_count_read(case), case.average(lambda each: each.received) or 0.0)
     if moved < STREAMS:
         return None
@@ -111,7 +111,7 @@ def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
         "too_few_workers",
         LOW,
         f"its {number} loaders mostly wait, while {moved / 1e6:.0f} MB/s arrive",
-        "loaders that wait for the loop look the same, and what arrives may be gradients",
+        "loaders that wait for the loop look the same, and the received data may be gradients",
         measured.text
         if (measured := find_measured(case)) is not None
         else f"set num_workers of the DataLoader to {2 * math.ceil(number / ranks)}: loaders that wait need no CPU",
@@ -124,8 +124,8 @@ RULE = Rule(
     judge=judge,
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "processes without the name of a loader (torch 2.5), and loaders that wait while data arrive: low, unless the"
-        " loop reports that it waits. Without any: a loop that starts many small kernels looks the same, so the"
-        " confidence is low unless the process reads data"
+        "processes without the name of a loader (before torch 2.5), and loaders that wait while data arrive: low,"
+        " unless the loop reports that it waits. Without loaders, a loop that starts many small kernels looks the same,"
+        " so the confidence is low unless the process reads data"
     ),
 )

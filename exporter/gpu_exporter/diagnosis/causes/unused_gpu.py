@@ -1,4 +1,4 @@
-"""The holder uses fewer GPUs than it holds. Why is not known: a variable is named only as a possibility."""
+"""The holder uses fewer GPUs than it holds. The reason is unknown."""
 
 from __future__ import annotations
 

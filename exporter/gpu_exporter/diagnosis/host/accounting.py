@@ -1,7 +1,7 @@
-"""Waiting of a cgroup for CPU quota, memory and disks, for the causes of low utilization.
+"""Reads how long a cgroup waited for CPU quota, memory and disks: evidence for the causes of low utilization.
 
-The limits of a pod are often those of its containers, so the cgroups below are read too, and quotas of those above,
-such as a slice of a user. A cgroup with little of the holder's work is a sidecar, whose limits are ignored.
+A pod's limits are often set on its containers, so child cgroups are read too. The parents, such as a user's slice, are
+read for their quotas. A child with little of the holder's work is a sidecar, and its limits are ignored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ PRESSURES = ("cpu", "memory", "io")
 
 
 class CpuCounters(NamedTuple):
-    """A cgroup since it was created: its CPU seconds, the periods of its CFS quota, and those in which it ran out.
+    """Counters of a cgroup since its creation.
 
-    `quota`: CPUs, None without a quota. `cpus`: CPUs that it may use at once by its quota and cpuset, None if unknown.
+    `cpus`: CPUs that it may use at once by its quota and cpuset, None if unknown. `quota`: CPUs, None without a quota.
+    `periods`, `throttled`: periods of the CFS quota, and those in which the quota ran out.
     """
 
     cpu_s: float
@@ -36,9 +37,10 @@ class CpuCounters(NamedTuple):
 
 
 class CpuLimit(NamedTuple):
-    """The limit of most of a holder's work, in CPUs: `cpus` by cpuset and quota, `quota` alone, None without one.
+    """The limit of the cgroups that do most of a holder's work, in CPUs: `cpus` by cpuset and quota, `quota` by the
+    quota alone; None without a limit.
 
-    `throttled`: share of the quota's periods in which it ran out, None if it cannot be compared.
+    `throttled`: share of the periods in which the quota ran out, None if unknown.
     """
 
     cpus: float | None
@@ -49,10 +51,10 @@ class CpuLimit(NamedTuple):
 class Accounting(NamedTuple):
     """Counters since the cgroups were created, and present values; None is unknown.
 
-    `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory
-    ("memory full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again.
-    `reached`: how often the memory limit was. `cpu`: by cgroup, the holder's first, then those below. `above`: of the
-    cgroups above it that have a quota.
+    `cpu`: by cgroup, the holder's first, then its children. `above`: the same of the parents that have a quota.
+    `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory ("memory
+    full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again. `killed`:
+    processes that the OOM killer ended. `reached`: how often the memory limit was reached.
     """
 
     cpu: Mapping[PurePosixPath, CpuCounters]
@@ -96,7 +98,7 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
 
 
 def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: float) -> CpuLimit:
-    """The limit of the work since `last`. `cpu_s`: CPU time of the holder in these `span_s` seconds."""
+    """The limit of the cgroups that worked since `last`, `span_s` seconds ago. `cpu_s`: the holder's CPU time since."""
     if cpu_s < AT_REST * span_s:
         return CpuLimit(None, None, 0.0)
     least_s = min(MOST * cpu_s, max(SOME * cpu_s, PART * span_s))
@@ -128,7 +130,7 @@ def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: floa
 def _add_limits(
     cpu: Mapping[PurePosixPath, CpuCounters], worked: Mapping[PurePosixPath, float], place: PurePosixPath, name: str
 ) -> float | None:
-    """The limit of a cgroup: its own, or the sum of those of the cgroups below that do most of its work, if less."""
+    """The limit of a cgroup: its own, or if it is less, the sum for the children that do most of the work."""
     own: float | None = getattr(cpu[place], name)
     inner = [each for each in worked if place in each.parents]
     inner = [each for each in inner if not any(other in each.parents for other in inner)]  # the outermost
@@ -153,8 +155,8 @@ def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
 def _find_memory(
     files: CgroupFiles, places: Sequence[PurePosixPath]
 ) -> tuple[PurePosixPath, float | None, float | None]:
-    """The innermost cgroup that has most of the memory; and of all that have most of it, the use and limit of the one
-    that is nearest to its limit.
+    """The innermost cgroup that has most of the memory. Then use and limit of the cgroup that is nearest to its limit,
+    among all cgroups that have most of the memory.
     """
     names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
@@ -170,7 +172,7 @@ def _find_memory(
 
 
 def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float | None:
-    """Processes that the OOM killer ended. Version 2 counts those of the cgroups below, version 1 does not."""
+    """The number of processes that the OOM killer ended. Only version 2 includes those in child cgroups."""
     if files.is_v2:
         return field(files.text(MEMORY, places[0], "memory.events"), "oom_kill")
     counts = [field(files.text(MEMORY, place, "memory.oom_control"), "oom_kill") for place in places]
@@ -179,7 +181,7 @@ def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float |
 
 
 def _read_reached(files: CgroupFiles, place: PurePosixPath) -> float | None:
-    """How often the memory limit of the cgroup was reached. Version 2 counts only if nothing could be freed then."""
+    """How often the memory limit was reached. Version 2 counts only the times when no memory could be freed."""
     if files.is_v2:
         return field(files.text(MEMORY, place, "memory.events"), "oom")
     return number(files.text(MEMORY, place, "memory.failcnt"))

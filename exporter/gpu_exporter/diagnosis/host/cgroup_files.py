@@ -63,14 +63,14 @@ class CgroupFiles:
         return sum(number(each[2]) or 0.0 for each in words if len(each) == 3 and each[1] == "Write")
 
     def _read_blkio(self, place: PurePosixPath) -> str | None:
-        """With the cgroups below, in which the processes of a container or step are; kernels before 4.9 lack this."""
+        """The traffic with that of child cgroups, such as containers or steps. Kernels before 4.9 omit the children."""
         name = "blkio.throttle.io_service_bytes"
         text = self.text(BLKIO, place, f"{name}_recursive")
         return self.text(BLKIO, place, name) if text is None else text
 
 
 def read_text(path: Path, *, truncates: bool = False) -> str | None:
-    """The text of a file; None if it cannot be read or is longer than READ_MAX. `truncates`: then its beginning."""
+    """The text of a file; None if it cannot be read or is longer than READ_MAX. `truncates`: cut it if it is longer."""
     try:
         with path.open("rb") as file:
             data = file.read(READ_MAX)

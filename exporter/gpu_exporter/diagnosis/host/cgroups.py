@@ -50,7 +50,7 @@ class Cgroups:
         self.files = CgroupFiles(root)
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
-        """The cgroups of these pods and jobs, as far as they are found; if there are several, the outermost."""
+        """The cgroups of these pods and jobs, as far as found. If one has several, the outermost cgroup counts."""
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Set[str] | None:
@@ -84,7 +84,7 @@ class Cgroups:
         return found.pids if found is not None and found.is_all else None
 
     def list_members(self, place: PurePosixPath) -> Members | None:
-        """The processes of a cgroup and of those below it, as many as fit; None if none can be seen.
+        """The processes of a cgroup and its children, at most PIDS_MAX; None if none is visible.
 
         The kernel writes 0 for a process that the exporter's PID namespace does not show.
         """
@@ -112,7 +112,7 @@ class Cgroups:
         return Members(frozenset(found), is_all and walk.is_whole)
 
     def list_inner(self, place: PurePosixPath, most: int) -> list[PurePosixPath]:
-        """The cgroup and those below it, at most `most`: a pod's limits may be those of its containers."""
+        """The cgroup and its children, at most `most`. The limits of a pod may be set on its containers."""
         base = self.files.tree(CPU)
         return [place] if base is None else [place, *(place / inner for inner in _Walk(base / place, most - 1))]
 

@@ -1,6 +1,6 @@
-"""Looks at the holders that do not use their GPUs well: the evidence for the causes.
+"""Reads the hosts of holders that do not use their GPUs well, as evidence for the causes. One reading is a look.
 
-The time between two looks is at least INTERVAL_S, and so long that the looks cost at most CPU_SHARE of a CPU.
+Looks are at least INTERVAL_S apart. The interval grows if they would cost more than CPU_SHARE of a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INTERVAL_S = 15.0
 SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
 WITNESSES = 3  # processes of a holder: each shows the mounts of its container
-FILES_OF = 4  # processes of a holder: the loop reads the open files of no more, since each costs CPU
+FILES_OF = 4  # processes of a holder whose open files are read: each one costs CPU
 SHM = "/dev/shm"  # noqa: S108  (a mount point that is looked up, not a file that is written)
 
 
@@ -44,7 +44,7 @@ class _HostCounters(NamedTuple):
 
 
 class _WatchedHolder(NamedTuple):
-    """What is kept of one holder. The last two are None where the host's processes are not visible."""
+    """The last look at one holder, and its readers, which are None if the host's processes are not visible."""
 
     look: _HostCounters | None
     processes: HolderProcesses | None
@@ -52,7 +52,7 @@ class _WatchedHolder(NamedTuple):
 
 
 class EvidenceReader:
-    """Keeps the last look at each holder that it is asked about."""
+    """Compares each look at a holder with the one before."""
 
     def __init__(
         self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Path | None, *, with_files: bool = False
@@ -70,7 +70,7 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """The evidence of each holder since its last look. Nothing before the next look is due, and at a first look."""
+        """Yield each holder's evidence since its last look; nothing at its first look or before the next is due."""
         wanted = list(subjects)
         if not wanted:  # all holders are healthy
             self._watched = {}
@@ -101,7 +101,7 @@ class EvidenceReader:
         try:
             return self._look(subject, place, before.get(subject.who), host_s)
         except Exception:  # a bug that one holder shows must not cost the others
-            log.exception("cannot look at the host of a holder")
+            log.exception("cannot read the host of a holder")
             return None
 
     def _look(
@@ -143,7 +143,7 @@ class EvidenceReader:
         )
 
     def _read_mounts(self, pids: Sequence[int]) -> list[list[Mount]] | None:
-        """What each of these processes has mounted; None if that of one of them cannot be read."""
+        """The mounts that each of these processes sees; None if those of one process cannot be read."""
         if self._procfs is None or not pids:
             return None
         views = [list_mounts(self._procfs, pid) for pid in pids]
@@ -170,7 +170,7 @@ class EvidenceReader:
 
 
 def _choose(subject: HostSubject, members: Members | None) -> list[int]:
-    """Pids of the holder, ranks first. Pids of the driver that are not in the cgroup are left out: they may be old."""
+    """Pids of the holder, ranks first. Pids from the driver count only if they are in the cgroup; others may be old."""
     if members is None:
         return []
     ranks = [pid for gpu in subject.gpus or () for pid in gpu.pids if pid in members.pids]
@@ -178,9 +178,9 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 
 
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """The processes that show what the holder has mounted, and whether they show all of it.
+    """The processes whose mounts are read, and whether they show all mounts of the holder.
 
-    A process on the GPU if there is one. Otherwise the newest ones; never the oldest, which is the pod's pause process.
+    A process on the GPU if possible. Otherwise the newest processes, never the oldest: it is the pod's pause process.
     `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}
@@ -243,7 +243,7 @@ def _find_busy(last: tuple[float, float] | None, now: tuple[float, float] | None
 
 
 def _size(options: str) -> float | None:
-    """Bytes of a tmpfs by its mount option `size=65536k`; None without one: half of the host's memory."""
+    """The size of a tmpfs in bytes, from a mount option such as `size=65536k`; None without this option."""
     for option in options.split(","):
         name, _, value = option.partition("=")
         unit = {"k": 2**10, "m": 2**20, "g": 2**30}.get(value[-1:], 1)

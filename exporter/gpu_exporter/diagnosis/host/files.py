@@ -1,7 +1,7 @@
-"""What processes read, and whether their open files are remote. Needs the right to trace them (CAP_SYS_PTRACE).
+"""Counts read calls and open remote files of processes. Needs the right to trace them (CAP_SYS_PTRACE).
 
-The type of an open file's file system comes from the number of its mount (fdinfo, mountinfo). No path of a file is
-read, and no file is opened or asked: a network file system that hangs must not stop the exporter.
+The mount number of an open file (fdinfo, mountinfo) identifies its file system. The exporter does not read the path of
+the file and does not open it, because a network file system that hangs must not block the exporter.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _is_log(name: str, flags: str) -> bool:
 
 
 class HolderFiles:
-    """The reading of one holder. Keeps the counters of each process at the last look."""
+    """Counts the reads of one holder's processes. Keeps each process's counters from the last look."""
 
     def __init__(self, root: Path, procfs: Procfs) -> None:
         self._root, self._procfs = root, procfs
         self._last: dict[int, _ReadCounters] = {}
 
     def look(self, pids: Sequence[int], span_s: float) -> FileEvidence | None:
-        """One look at these processes; None if the right is missing, and at their first look."""
+        """The reads of these processes since the last look; None at the first look, or without the right to trace."""
         psutil.PROCFS_PATH = str(self._root)
         before, self._last = self._last, {}
         reads = read_bytes = 0.0
@@ -64,7 +64,7 @@ class HolderFiles:
         kinds = [mount for pid in pids for mount in self._list_open(pid)]
         remote = sum(mount.is_network for mount in kinds)
         local = sum(not mount.is_remote for mount in kinds)
-        return FileEvidence(reads, read_bytes, remote, local)  # of a FUSE file system neither is known
+        return FileEvidence(reads, read_bytes, remote, local)  # a FUSE file system counts as neither
 
     def _list_open(self, pid: int) -> Collection[Mount]:
         """The mounts of the data files that a process has open."""

@@ -1,4 +1,4 @@
-"""The threads that read the holders' hosts: their work, their progress and evidence for causes; and their training."""
+"""The threads that read the holders' hosts (work, progress, evidence for causes) and their training reports."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.training.files import TrainingFiles, TrainingReader
 
 TICK_S = 15.0  # between two looks for evidence
-END_S = 0.2  # how long the end waits for a training that is being read
+END_S = 0.2  # how long a shutdown waits for the thread that reads trainings
 LATE_S = 120.0  # for a look at the hosts, which takes milliseconds
 TRAINING_LATE_S = 240.0  # for the trainings: a reader that is stuck is replaced earlier, up to a number of times
 TICKS = 2  # work and progress are read in every second one
 
 
 class Looks(Protocol):
-    """Reads evidence. EvidenceReader is the only one; its module loads psutil, which `--once` does without."""
+    """Reads evidence. Only EvidenceReader implements it; its module loads psutil, which `--once` does not need."""
 
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
@@ -34,11 +34,11 @@ class Looks(Protocol):
 
 
 class HostNode(NamedTuple):
-    """The questions that the loop asks the node, and the takers of its answers.
+    """Functions of the node: those that return the holders to read, and those that take the results.
 
     `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
-    `hear`: takes what such a holder did. `list_subjects`: holders that do not use their GPUs well. `note`: takes the
-    evidence for the causes. `note_training`: takes what a holder's training loop says of itself.
+    `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well. `note`: takes
+    the evidence for the causes. `note_training`: takes the reports of a holder's training loop.
     """
 
     list_held: Callable[[], tuple[Collection[Allocation], int]]
@@ -50,7 +50,7 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Each part runs in its own turn, so a bug in one does not stop the others."""
+    """Runs each part separately, so that a bug in one part does not stop the others."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class HostLoop:
         self._reader: threading.Thread | None = None  # the present reader of trainings
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`. Training has its own thread: a job that delays the reading of its files must not delay
-        what is known of other holders.
+        """Read until `stop`. Training reports have their own thread, because a job that delays the reading of its files
+        must not delay the reading of hosts.
         """
         tick = 0
         while not stop.is_set():
@@ -93,7 +93,7 @@ class HostLoop:
         self._reader = reader
         try:
             start(reader)
-        except NoThread as exc:  # what is known of the holders' hosts counts more
+        except NoThread as exc:  # the reading of hosts continues without it
             self._host.note(exc)
             self._reader = None
 

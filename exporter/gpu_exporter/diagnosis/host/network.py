@@ -1,7 +1,7 @@
 """Bytes over a holder's own network namespace, and the network file systems that it has mounted.
 
-If the namespace is the host's, or may be, the traffic is unknown, not 0. The same holds if the holder has a network
-file system: the kernel of the host moves its data, in the host's namespace.
+If the namespace is the host's, or may be, the traffic is unknown, not 0. It is also unknown if the holder has a
+network file system, because the host's kernel moves these data in the host's namespace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mount(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether its data come over the network, or may: a FUSE file system does not say."""
+        """Whether its data come over the network, or may do so, as those of any FUSE file system."""
         return self.kind in NETWORK_FILES or self.kind.startswith("fuse")
 
     @property
@@ -48,7 +48,7 @@ class Mount(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The type for people. What follows `fuse.` is a text of the user who mounted it."""
+        """The displayed type. The text after `fuse.` is omitted, because the user chooses it."""
         return self.kind if self.kind in NETWORK_FILES else "fuse"
 
 
@@ -71,8 +71,8 @@ def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> 
 
     `mounts`: of the holder, None if they cannot be read.
 
-    Whether two processes share a namespace cannot be read without the right to trace them. So the counters of the
-    process are read between two readings of the host's: in the same namespace they lie between them.
+    Only a process with the right to trace can read whether two processes share a namespace. So the counters of `pid`
+    are read between two readings of the host's counters: in the same namespace, their values lie between the two.
     """
     first, own, second = (
         _parse_interfaces(procfs.text(each, "net/dev", NETWORK_MAX)) for each in (HOST_PID, pid, HOST_PID)

@@ -1,8 +1,8 @@
-"""The processes of a holder from one look to the next: identity and times by psutil, threads by Procfs.
+"""Compares the processes of a holder between two looks. psutil reads identity and times, Procfs the threads.
 
 psutil's name(), cmdline(), exe(), environ(), children() and the text of a Process open the command line or search the
-whole host, so nothing here calls them. A process is known by psutil's hash, which covers its pid and its start: a
-reused pid counts as another process.
+whole host, so nothing here calls them. psutil's hash of pid and start time identifies a process, so a reused pid counts
+as another process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HolderProcesses:
         self._switches: dict[int, float] = {}
 
     def look(self, members: Members, gpus: Collection[RankedGpu] | None, span_s: float) -> ProcessEvidence:
-        """One look. `gpus`: those of the holder, None if their processes are unknown. `span_s`: since the last look."""
+        """One look. `gpus`: the holder's, None if their processes are unknown. `span_s`: time since the last look."""
         if gpus is not None:  # the driver also lists processes of others, on a shared GPU
             gpus = [gpu._replace(pids=tuple(pid for pid in gpu.pids if pid in members.pids)) for gpu in gpus]
         ranks = None if gpus is None else frozenset(pid for gpu in gpus for pid in gpu.pids)
@@ -97,7 +97,7 @@ class HolderProcesses:
         others: Sequence[_Process],
         stats: Mapping[int, Stat],
     ) -> ProcessEvidence:
-        """Add the loaders: those that have a loader's name, or if none has, all that work without a context."""
+        """Add the loaders: processes with a loader's name, or without any, all that use CPU but not the GPU."""
         loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
         named = len(loaders)
         loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
@@ -116,7 +116,7 @@ class HolderProcesses:
         )
 
     def _count_allowed(self, processes: Collection[_Process]) -> int | None:
-        """On how many CPUs these processes may run, together; None if one cannot be read, or if they are too many."""
+        """The number of CPUs on which any of these may run; None if one cannot be read, or if there are too many."""
         if len(processes) > DETAILS_MAX + BOUND_OF + OLDEST:
             return None
         try:
@@ -126,7 +126,7 @@ class HolderProcesses:
         return len(frozenset().union(*found)) or None
 
     def _find_far(self, gpu: RankedGpu) -> str:
-        """The CPUs on which every rank of this GPU may run, if none of them is near the GPU; "" otherwise."""
+        """The CPUs of the first rank on this GPU if no rank may run on a CPU near the GPU; "" otherwise."""
         texts = [self._allowed(pid) for pid in gpu.pids[:DETAILS_MAX]]
         if not (texts and gpu.cpus):
             return ""
@@ -137,7 +137,7 @@ class HolderProcesses:
         return texts[0][:CPUS_TEXT_MAX] if is_far else ""
 
     def _allowed(self, pid: int) -> str:
-        """The CPUs on which a process may run (Cpus_allowed_list); psutil would ask in the exporter's namespace."""
+        """The CPUs on which a process may run (Cpus_allowed_list). psutil would use the exporter's PID namespace."""
         for line in (self._procfs.text(pid, "status") or "").splitlines():
             name, _, value = line.partition(":")
             if name == "Cpus_allowed_list":
@@ -158,7 +158,7 @@ class HolderProcesses:
         return evidence._replace(runnable=runnable, is_all_threads=is_all)
 
     def _count_switches(self, busiest: Iterable[_Process], span_s: float) -> float | None:
-        """How often a second these processes lost their CPU to others; None at their first look."""
+        """Involuntary context switches per second of these processes; None at their first look."""
         before, self._switches = self._switches, {}
         total: float | None = None
         for each in busiest:

@@ -1,8 +1,8 @@
-"""What a holder does beside its GPUs, from one look to the next: the witnesses of progress of stalls/watch.py.
+"""Compares the activity of holders on their hosts between two looks: witnesses of progress for stalls/watch.py.
 
 Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective spin, so
 the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
-difference is what all others use: loaders, also those that have ended, and ranks whose GPU is at rest.
+difference is the CPU time of all other processes: loaders, even if they have ended, and ranks whose GPU is at rest.
 
 Traffic is that of the holder's own network namespace. If the namespace is the host's, or may be, the traffic is
 unknown, not 0.
@@ -23,8 +23,8 @@ from gpu_exporter.diagnosis.host.network import list_mounts, read_network
 
 
 class Suspect(NamedTuple):
-    """A holder to be read. `pids`: its processes on the GPUs that spin, `others`: on its other GPUs; None if they are
-    not known. `gpus`: how many of its GPUs spin.
+    """A holder to be read. `pids`: its processes on GPUs that spin, None if unknown. `gpus`: the number of these GPUs.
+    `others`: its processes on its other GPUs, None if unknown.
     """
 
     who: Who
@@ -37,9 +37,9 @@ class Suspect(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """All of one look. `spinning`: CPU seconds by process that spins, None if one could not be read. `processes`: all
-    processes of the cgroup. `bytes`: of the network namespace; None is unknown. `ranks`: of each process on a GPU, by
-    pid and start, whether a signal has stopped it while its GPU rests; None if they are not known.
+    """One look. `spinning`: CPU seconds of the processes that spin, by pid and start; None if one could not be read.
+    `processes`: all pids of the cgroup. `bytes`: traffic of the network namespace, None if unknown. `ranks`: by pid and
+    start of each process on a GPU, whether a signal has stopped it while its GPU does not spin; None if unknown.
     """
 
     at: float
@@ -61,7 +61,7 @@ class ProgressReader:
     def read(
         self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostProgress]]:
-        """What each suspect did since the last look, none for its first look. `places`: the cgroups of holders."""
+        """Yield each suspect's activity since its last look; nothing at its first look. `places`: holders' cgroups."""
         before, self._looks = self._looks, {}
         for suspect in suspects:
             place = places.get(suspect.who)
@@ -79,7 +79,7 @@ class ProgressReader:
         stats = {pid: procfs.stat(pid) for pid in (*suspect.pids, *(suspect.others or ()))}
         ranks = None
         if suspect.others is not None:
-            # A process that somebody suspended on a GPU where another one spins is no rank that others wait for.
+            # A stopped process on a GPU where another process spins is not a rank that others wait for.
             ranks = {
                 (pid, stat.start_s): stat.state == STOPPED and pid not in suspect.pids
                 for pid, stat in stats.items()

@@ -1,4 +1,4 @@
-"""The holders that the host's files are read for, with the processes that the driver lists on their GPUs."""
+"""The holders whose hosts are read, with the processes that the driver lists on their GPUs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Each holder's work on the host: the share of its CPUs in use, and its disk traffic.
 
-While a GPU waits for a download, an unpacking or a preprocessing, the GPU is idle but its holder works. This work can
-only delay a verdict on the holder; it never causes one. The mean of the last ten minutes is published, so that a reader
-with an interval of a minute misses nothing. The holder's CPUs are those that its quota or cpuset allows. Without such a
-limit, its share of the host's CPUs is its share of the node's GPUs.
+During a download or preprocessing, the GPU is idle but its holder works. This work can only delay a verdict on the
+holder; it never causes one. The mean of the last ten minutes is published, so that a Prometheus that scrapes once a
+minute misses nothing. The holder's CPUs are those that its quota or cpuset allows. Without such a limit, its share of
+the host's CPUs is its share of the node's GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _WorkSample(NamedTuple):
 
 
 class HostWorks:
-    """Reads the holders' cgroups. `works` is replaced as a whole; any thread may read it. `places`: the cgroups."""
+    """Reads the holders' cgroups. Any thread may read `works`, which is replaced as a whole. `places`: the cgroups."""
 
     def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
         """`host_cpus`: the number of CPUs of the whole host."""

@@ -1,4 +1,4 @@
-"""The watches of all whole GPUs of one node: one for the only holder of each, as long as it is proven."""
+"""Watches all whole GPUs of one node for stalls. Each watch belongs to the only holder of its GPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpu_exporter.diagnosis.stalls.waits import Around, HolderWaits, Waited
 from gpu_exporter.diagnosis.stalls.watch import GRACE_S, SpinWatch
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
-NO_PROCESS = "no process has a context on the GPU: what keeps it busy is unknown"
+NO_PROCESS = "the GPU is busy without a process: the reason is unknown"
 DRAWS = "a process with a graphics context is on the GPU: drawing looks the same as a hang"  # H200: 3 % of the SMs
 SILENT = "does not answer"
 SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
 
 
 class HeldBoard(NamedTuple):
-    """The only holder of a whole GPU, and what an earlier process remembered of it."""
+    """The only holder of a whole GPU, with the data that the exporter saved about it before its restart."""
 
     unit: UnitId
     key: HolderKey
@@ -36,9 +36,9 @@ class HeldBoard(NamedTuple):
 
 
 class _Board:
-    """One GPU. `key`: the holder that is watched. `process_at`: when a process of the holder was last seen or possible
-    on it, monotonic; `is_left`: there is none now. `worked_at`: when the GPU last worked. `fault`, `fault_at`: what it
-    last reported.
+    """One GPU. `key`: the watched holder. `process_at`: the last time when the holder had a process on it, or may have
+    had one. `is_left`: it is proven to have no process now. `worked_at`: when the GPU last worked. `fault`, `fault_at`:
+    its last fault, and when it was reported. Times are in monotonic seconds.
     """
 
     def __init__(self, floor: BoardFloor) -> None:
@@ -65,12 +65,12 @@ class Boards:
         self._stopped: dict[HolderKey, tuple[float, int]] = {}  # when processes were last seen stopped, and how many
 
     def restore(self, floors: Mapping[UnitId, float]) -> None:
-        """Take over the power at rest that earlier processes have seen, in watts."""
+        """Set the boards' power at rest (watts) that the exporter saved before its restart."""
         for unit, watts in floors.items():
             self._boards[unit] = _Board(BoardFloor(watts))
 
     def floors(self) -> dict[UnitId, float]:
-        """The power at rest of each board that was seen at rest, in watts."""
+        """The power at rest of each board for which it is known, in watts."""
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
     def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
@@ -92,7 +92,7 @@ class Boards:
         self._stopped = {key: stopped for key, stopped in self._stopped.items() if key in keys}
 
     def note_fault(self, unit: UnitId, fault: str, at: float) -> None:
-        """Note what a GPU has reported, such as an XID, or that it does not answer. `at`: monotonic seconds."""
+        """Note a fault of a GPU: an XID, or that the GPU does not answer. `at`: monotonic seconds."""
         if (board := self._boards.get(unit)) is not None and board.fault_at < at:
             board.fault, board.fault_at = fault, at
 
@@ -130,7 +130,7 @@ class Boards:
         return (board.key, watch) if board.key is not None else None
 
     def _follow(self, unit: UnitId, board: _Board, watch: SpinWatch, effort: Effort) -> None:
-        """Take what a reading shows of a wait, and tell the watch what is known around it."""
+        """Update the holder's waits from a reading, and give the watch the state of the holder's other GPUs."""
         if board.key is None or (waits := self._waits.get(board.key)) is None:
             return
         if watch.known_s >= SUSPECT_S and watch.begin is not None:
@@ -142,18 +142,18 @@ class Boards:
         if watch.begin is not None:
             others = [other for other in self._boards.values() if other.key == board.key and other is not board]
             at_work = next((other.name for other in others if other.worked_at > watch.begin + MINUTE_S), "")
-            proof, alone = "", f"{at_work} of the holder works meanwhile: the others may wait for it" if at_work else ""
+            proof, alone = "", f"{at_work} of the holder still works: the others may wait for it" if at_work else ""
             if not at_work:
                 proof = self._find_proof(board.key, board, others, watch.begin, effort.end)
             if not (at_work or proof or watch.polls) and all(other.is_left for other in others):
-                alone = "no other GPU takes part, and it does not poll over a network: a collective would"
+                alone = "it cannot be in a collective: no other GPU takes part, and it does not poll over a network"
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
-        """Why a member of the gang cannot go on, "" if nothing proves it.
+        """Why a member of the gang cannot continue, "" if nothing proves it.
 
-        The time is compared with that of the run: what ended, stopped or failed at another time may belong to something
-        else.
+        A process must have ended or stopped when the run began, and a fault must not be older than the run: otherwise,
+        they may have another reason.
         """
         for each in (board, *others):
             if each.fault_at >= begin - MINUTE_S:
@@ -168,7 +168,7 @@ class Boards:
         return ""
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
-        """A watch of the present holder; of a GPU without one, only to learn its power at rest."""
+        """A watch of the present holder. Without a holder, the watch only learns the power at rest."""
         work, held = WorkHistory(), board.held if board.key is not None else None
         limit_w = snapshot.effort.default_limit_w if snapshot.effort is not None else None
         watch = SpinWatch(self._rules, snapshot.identity.name, board.floor, work)
@@ -182,7 +182,7 @@ class Boards:
         return watch
 
     def hear(self, unit: UnitId, key: HolderKey, host: HostProgress) -> SpinWatch | None:
-        """Take what a holder did beside its GPUs. Its watch, None if it is not watched."""
+        """Take a holder's activity on its host. Returns its watch, None if it is not watched."""
         board = self._boards.get(unit)
         if board is None or board.key != key or board.watch is None:
             return None
@@ -195,11 +195,11 @@ class Boards:
         return board.watch
 
     def waited(self, key: HolderKey) -> Waited:
-        """What the waits of a holder have taught."""
+        """The number and length of a holder's waits."""
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders in a run, or in a wait that may have ended, whose host should be read."""
+        """The holders whose host should be read: those in a run, or in a wait that may have just ended."""
         waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {
             (unit, board.key)

@@ -1,4 +1,4 @@
-"""How sure a run without progress is a stall, and what speaks against it. Pure."""
+"""The confidence that a run without progress is a stall, and the evidence against it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100
 
 
 def is_collective(sm: float, rules: StallRules, *, polls: bool) -> bool:
-    """Whether so many SMs have work as a collective operation uses: not one block, and no larger kernel."""
+    """Whether the share of SMs with work fits a collective: more than one block uses, and less than larger kernels."""
     return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 
@@ -27,26 +27,26 @@ def judge_confidence(
     polls: bool = False,
     around: Around = NOTHING_KNOWN,
 ) -> tuple[str, list[str]]:
-    """The confidence that a run is a stall, if it lasts, and what speaks against it, for people.
+    """The confidence that a run becomes a stall if it lasts, and texts with the evidence against it.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
-    `has_stopped`: its own training loop made steps until the run began, and none since: one step more. `polls`: the SMs
-    with work read flags in the host's memory. `around`: a proof is one step more, too. Without a proof it may be a wait
-    for something else, however long: at most medium.
+    `has_stopped`: the training loop made steps until the run began, and none since; this raises the confidence by one
+    step. `polls`: the SMs with work read flags in the host's memory. `around`: the holder's other GPUs; a proof raises
+    the confidence by one step. Without a proof it is at most medium, because the GPU may wait for something else.
     """
     doubts: list[str] = []
-    is_other = False  # another kernel than a collective
+    is_other = False  # the kernel is probably not a collective
     if sm is not None and is_collective(sm, rules, polls=polls):
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
         step, is_other = STEPS.index("low"), True
-        doubts.append(f"{sm:.1%} of the SMs have work: a kernel that is no collective looks the same")
+        doubts.append(f"{sm:.1%} of the SMs have work: a kernel other than a collective looks the same")
     elif has_worked:
         step = STEPS.index("medium")
-        doubts.append("power alone shows it")
+        doubts.append("the only evidence is its power")
     else:
         step = STEPS.index("low")
-        doubts.append("the holder has not been seen at work, so a small kernel that never ends looks the same")
+        doubts.append("the exporter has not seen the holder at work: a small kernel that never ends looks the same")
     if around.alone:
         step, is_other = min(step, STEPS.index("low")), True
         doubts.append(around.alone)

@@ -1,4 +1,4 @@
-"""Means of the last hour of one holder: how many SMs its busy time used, and how much of the memory bandwidth."""
+"""Means of the last hour of one holder: utilization, SM activity and use of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkHour:
             minute.busy_s += (span.end - span.start) * span.ratio
 
     def means(self) -> HourOfWork | None:
-        """None until the time is over, and while too little of it is known."""
+        """The means; None while less than COVERED_MIN of the time is known."""
         needed_s = COVERED_MIN * self._over_s
         known_s = sum(minute.known_s for minute in self._minutes)
         covered_s = sum(minute.covered_s for minute in self._minutes)

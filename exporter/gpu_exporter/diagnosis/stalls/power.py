@@ -1,4 +1,4 @@
-"""The power of one board in means of STEP_S, and what the utilization was in each of them."""
+"""The mean power of one board in steps of STEP_S, with the lowest and highest utilization of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.diagnosis.stalls.rules import STEP_S
 
 
 class PowerStep(NamedTuple):
-    """The mean power over (start, end]. `ratios`: the lowest and highest utilization known in it, None if unknown."""
+    """The mean power over (start, end]. `ratios`: lowest and highest known utilization, None if unknown."""
 
     start: float
     end: float
@@ -63,7 +63,7 @@ class Spread:
         return sum(length_s for _, _, length_s in self._values)
 
     def width(self) -> float:
-        """0 if there are no values. With fewer than 20 values, all of them count."""
+        """The distance, 0 without values. With fewer than 20 values, from the lowest to the highest."""
         ordered = sorted(value for _, value, _ in self._values)
         if not ordered:
             return 0.0

@@ -1,4 +1,4 @@
-"""The numbers of the search for stalls, and the power of boards at rest that was published."""
+"""Thresholds for the detection of stalls, and published values of the power of boards at rest."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from gpu_exporter.common.config.defaults import Settings
 MINUTE_S = 60.0
 STEP_S = 10.0  # power is compared as means of this long: the energy counter of older boards increases in steps of 1 s
 
-# Power of a board at rest, in watts: the lowest published value, by a pattern of NVML's product name. A lower floor
-# accuses less. Sources: V100 and H100 SXM, Yang et al., SC'24 (arXiv 2312.02741); A100 SXM, the recording A100_5050 of
-# the same authors (56 W at utilization 0), rounded down; H200, the recording in tests/fixtures/recordings (79 W).
+# Power of a board at rest, in watts: the lowest published value, by a pattern of NVML's product name. With a lower
+# value, fewer runs are stalls. Sources: V100 and H100 SXM, Yang et al., SC'24 (arXiv 2312.02741); A100 SXM, the
+# recording A100_5050 of the same authors (56 W at utilization 0), rounded down; H200, the recording in
+# tests/fixtures/recordings (79 W).
 RESTING_W = (
     (re.compile(r"V100-SXM2"), 40.0),
     (re.compile(r"A100-SXM4"), 55.0),
     (re.compile(r"H100 80GB HBM3"), 70.0),
     (re.compile(r"\bH200$"), 78.0),
 )
-# Boards without NVLink, where an unknown NVLink traffic hides nothing. Source: NVIDIA's data sheets.
+# Boards without NVLink, which need no witness of NVLink traffic. Source: NVIDIA's data sheets.
 NO_NVLINK = re.compile(r"\b(T4|L4|L40S?|A2|A10|A16|P4|P40)\b")
 
 
 def resting_power(name: str) -> float | None:
-    """Watts at rest of the product with this NVML name, None if no source gives it."""
+    """Published power at rest of a product (NVML name), in watts; None if no source is known."""
     return next((watts for pattern, watts in RESTING_W if pattern.search(name)), None)
 
 
 class StallRules(NamedTuple):
-    """The numbers of the search for stalls: those of a site first (`stalls` in defaults.yaml), and then what recordings
-    and publications showed, which is no matter of policy.
+    """Thresholds for the detection of stalls. The first ones are settings of a site (`stalls` in defaults.yaml); the
+    others are results of recordings and publications.
     """
 
     after: float = Settings().stalls.after

@@ -1,4 +1,4 @@
-"""One run without progress, the witnesses that may end it, and what a restart needs of it."""
+"""One run without progress, the witnesses that may end it, and its data to be saved."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROGRESS = (MEMORY, PCIE, NVLINK, *OF_HOST)
 
 @dataclass(slots=True)
 class SpinRun:
-    """`begin`: of the run, in monotonic seconds. `known_s`: how much of it is known. `since`: by witness, since when it
-    has been known without a gap. `limit_w`: the power limit in force. `unread`: witnesses that an earlier process knew,
-    and this one has not read yet.
+    """`begin`: start of the run (monotonic seconds). `known_s`: known time of the run. `since`: by witness, when the
+    time began for which it is known without a gap. `limit_w`: the power limit in force. `unread`: witnesses that were
+    known before a restart of the exporter, and have not been read since.
     """
 
     begin: float
@@ -34,7 +34,7 @@ class SpinRun:
 
 
 class SpinMemory(NamedTuple):
-    """What an earlier process knew of a run; the holder's account keeps it. Times as in SpinRun."""
+    """The data of a run that survive a restart; they are saved in the holder's account. Times as in SpinRun."""
 
     begin: float
     until: float

@@ -1,8 +1,9 @@
-"""Learns how long a holder's GPUs wait before they go on: ranks wait in a collective for rollouts or a barrier.
+"""Learns how long a holder's GPUs wait before they continue: ranks wait in a collective for rollouts or a barrier.
 
 Such a wait looks like a hang until it ends. It counts only if it ended by itself: the same processes still run, and
-every GPU of the holder here then works for one minute in total. A wait does not count if a restart, a smaller gang or a
-framework's own timeout ended it. After `stalls.waits_min` counted waits, only a much longer run is named.
+every GPU of the holder on this node then works for one minute in total. A wait does not count if it ended by a restart,
+a smaller gang or a framework's own timeout. After `stalls.waits_min` counted waits, only a much longer run can be
+called a stall.
 
 Pure: no clock, no lock, no file.
 """
@@ -16,12 +17,12 @@ from gpu_exporter.common.model.readings import HostProgress
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.diagnosis.stalls.rules import MINUTE_S, StallRules
 
-KEPT = 20  # waits that are remembered: a job whose waits become shorter is judged by the new ones
-LIVES_RATIO = 0.9  # of the memory that living processes keep: one that ends frees all of its own
+KEPT = 20  # the last waits that count, so that older and longer ones are forgotten
+LIVES_RATIO = 0.9  # share of a GPU's memory that remains in use if no process ended
 
 
 class Waited(NamedTuple):
-    """The waits of a holder that ended by themselves: their number, at most KEPT, and the longest, in seconds."""
+    """The last waits of a holder that ended by themselves: their number (at most KEPT), and the longest in seconds."""
 
     number: int = 0
     longest_s: float = 0.0
@@ -31,10 +32,10 @@ NOT_YET = Waited()
 
 
 class Around(NamedTuple):
-    """What is known around one GPU that spins. `proof`: that a member of its gang cannot go on, "" without one.
+    """Evidence from outside of one GPU that spins. `proof`: why a member of its gang cannot continue, "" without proof.
 
-    `alone`: why it waits for no other GPU, "" if it may: a collective has two members. `expected_s`: how long a run
-    must last to be longer than the holder's waits, None while too few of them are known.
+    `alone`: why it cannot wait for another GPU, "" if it may. `expected_s`: length of a run that clearly exceeds the
+    holder's waits, None while too few waits are known. `waited`: these waits.
     """
 
     proof: str = ""
@@ -50,7 +51,7 @@ class HolderWaits:
     """The waits of one holder on this node."""
 
     def __init__(self, rules: StallRules, waited: Waited = NOT_YET) -> None:
-        """`waited`: what an earlier process has learned."""
+        """`waited`: the waits that were saved before a restart."""
         self._rules = rules
         self._lengths: deque[float] = deque([waited.longest_s] * waited.number, KEPT)
         self._since: dict[UnitId, float] = {}  # of GPUs that spin: since when they have not worked
@@ -59,12 +60,12 @@ class HolderWaits:
         self._length_s = 0.0  # of the present wait: the longest of its GPUs
         self._lengths_s: list[float] = []  # of the waits that seem to have ended
         self._ended_at = 0.0
-        self._is_known = True  # whether each look has shown if processes ended
+        self._is_known = True  # whether all looks showed which processes ended
         self._is_broken = self._is_freed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether GPUs wait, or have waited and are not yet known to go on."""
+        """Whether GPUs wait, or have waited and are not yet known to continue."""
         return bool(self._since or self._lengths_s)
 
     @property
@@ -72,7 +73,7 @@ class HolderWaits:
         return Waited(len(self._lengths), max(self._lengths, default=0.0))
 
     def expected_s(self) -> float | None:
-        """The length in seconds that this holder's waits do not reach, None while too few of them are known."""
+        """Length in seconds of a run that clearly exceeds this holder's waits, None while too few waits are known."""
         rules = self._rules
         if len(self._lengths) < rules.waits_min:
             return None
@@ -87,7 +88,7 @@ class HolderWaits:
             self._memory[unit] = memory
 
     def work(self, unit: UnitId, seconds: float, at: float) -> None:
-        """A GPU has worked for so long until `at`."""
+        """A GPU has worked for `seconds` until `at` (monotonic)."""
         if not self.is_open:
             return
         began = self._since.pop(unit, None)
@@ -107,7 +108,7 @@ class HolderWaits:
             self._is_freed = True
 
     def hear(self, host: HostProgress, members: set[UnitId]) -> None:
-        """Take a look at the holder's host. `members`: its GPUs here that have a process, or may have one."""
+        """Take one reading of the holder's host. `members`: its GPUs here that have a process, or may have one."""
         if not self.is_open or host.steps is not None:
             return
         if host.ended is None:

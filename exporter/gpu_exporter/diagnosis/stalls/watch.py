@@ -1,8 +1,8 @@
-"""Whether one holder of one whole GPU spins: fully busy at a low and flat power, without any witness of progress.
+"""Detects whether a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress.
 
-A run of such seconds is a stall after `stalls.after`. One witness of progress ends it. A witness that was never known
-lowers the confidence by a step. One that was known, and then not for `gap_max`, ends the run: it may have shown
-progress meanwhile. Sources of the rule, and what else looks the same: docs/stalls.md.
+A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
+never known lowers the confidence by one step. A witness that was known and then is missing for `gap_max` ends the run,
+because it may have missed progress. docs/stalls.md has the sources of the rule, and other loads that look the same.
 
 Pure: no clock, no lock, no file.
 """
@@ -37,19 +37,19 @@ from gpu_exporter.diagnosis.stalls.run import (
 from gpu_exporter.diagnosis.stalls.waits import NOTHING_KNOWN, Around
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
-# How long after the begin of a run each witness must be known at the latest. The host is read every 30 s, and compares.
+# Each witness must be known this long after the begin of a run. The host needs two readings, one every 30 s.
 GRACE_S = 150.0
-BOARDS_DIFFER = 1.1  # how much more a board may draw at rest than the published value of its model
-ROUNDING = 1e-6  # of a mean of many readings that are all just high enough
-STEPS_MIN = 0.8  # share of the time that flatness is judged over which steps of power must cover
-UNKNOWN_FLOOR = "the power of this board at rest is not known: it has not been seen at utilization 0"
+BOARDS_DIFFER = 1.1  # a board at rest may draw this many times the published value of its model
+ROUNDING = 1e-6  # tolerance for the mean of many readings that are all just high enough
+STEPS_MIN = 0.8  # known share of the time over which the power must be flat
+UNKNOWN_FLOOR = "the power of this board at rest is unknown: the exporter has never seen it at utilization 0"
 
 
 class SpinWatch:
-    """Watches one holder. Readings come in the order of time."""
+    """Watches one holder. Readings must be in the order of time."""
 
     def __init__(self, rules: StallRules, product: str, floor: BoardFloor, work: WorkHistory) -> None:
-        """`product`: NVML's name of the board. `floor`: of the board, shared with its earlier holders."""
+        """`product`: NVML's name of the board. `floor`: the board's power at rest, kept when its holder changes."""
         self._rules = rules
         self._has_nvlink = NO_NVLINK.search(product) is None
         self._table_w = resting_power(product)
@@ -62,7 +62,7 @@ class SpinWatch:
         self._default_w: float | None = None
         self._highest_w = float("inf")  # the highest power of a spin, as of the last reading
         self.unknown = "no reading yet"
-        """why no stall can be seen here, "" if a run may begin"""
+        """why a stall cannot be detected here, "" if a run may begin"""
         self._sm: float | None = None  # as last read; a GPM window may be missing now and then
         self._polls = False  # whether the SMs with work read flags in the host's memory
         self._is_below = False
@@ -71,16 +71,16 @@ class SpinWatch:
         self._silent_since: float | None = None  # since when the training loop makes no step
         self._steps_read = float("-inf")  # when its report was last read
         self.ended_by = ""
-        """what ended the last run, or keeps one from beginning"""
+        """the reason why the last run ended, or why no run begins"""
         self.around: Around = NOTHING_KNOWN
         self.works_s = 0.0
-        """seconds of the last reading in which the GPU computed, moved data or drew the power of work"""
+        """seconds of the last reading in which the GPU computed, moved data, or drew as much power as in work"""
         self.is_armed = False
-        """whether this process has seen the GPU do anything else: a start of the exporter begins no run"""
+        """whether this process has seen the GPU work or rest; before that, no run begins"""
 
     @property
     def begin(self) -> float | None:
-        """Since when the present run lasts, None without a run."""
+        """Start of the present run (monotonic seconds), None without a run."""
         return self._run.begin if self._run is not None else None
 
     @property
@@ -105,7 +105,7 @@ class SpinWatch:
         return self._judge(run)[0] in PUBLISHED
 
     def _needed_s(self, run: SpinRun) -> float:
-        """How long the run must be to be named."""
+        """Known seconds after which the run may be called a stall."""
         if not self.around.proof:
             return self.around.expected_s or self._rules.after
         is_certain = self._has_worked() and not self._unknown_witnesses(run)
@@ -113,12 +113,12 @@ class SpinWatch:
 
     @property
     def may_be_stall(self) -> bool:
-        """Whether the run is a stall, or too young to tell."""
+        """Whether the run is a stall or may still become one."""
         run = self._run
         return run is not None and (run.known_s < self._rules.after or self.is_stall)
 
     def remember(self) -> SpinMemory | None:
-        """What a later process needs to continue the run, None without a run."""
+        """The data from which a restarted exporter continues the run, None without a run."""
         run = self._run
         if run is None:
             return None
@@ -172,7 +172,7 @@ class SpinWatch:
             return
         silent_s = effort.end - max(self._run.until, self._run.begin)
         if silent_s > self._rules.gap_max:
-            self._end(effort.end, f"the utilization of {silent_s:.0f} s is not known")
+            self._end(effort.end, f"the utilization was unknown for {silent_s:.0f} s")
             return
         if step is not None and (seen := self._judge_power(self._run, step)):
             self.is_armed = True
@@ -183,7 +183,7 @@ class SpinWatch:
             self._end(effort.end, missing)
 
     def hear(self, host: HostProgress) -> None:
-        """Take what the holder did beside its GPUs."""
+        """Take the holder's activity on its host."""
         rules, seen = self._rules, ""
         self._note_steps(host)
         known = {
@@ -198,7 +198,7 @@ class SpinWatch:
         elif (host.loaders_cores or 0.0) >= rules.loaders_max:
             seen = f"its other processes use {host.loaders_cores:.2f} cores"
         elif host.loaders_cores is None and (host.cores or 0.0) > self._spinning_cores(host.spinning):
-            seen = f"its processes use {host.cores:.1f} cores, which is more than {host.spinning} GPUs that wait need"
+            seen = f"its processes use {host.cores:.1f} cores, more than those of {host.spinning} waiting GPUs need"
         elif host.new_process:
             seen = "a process started"
         else:
@@ -210,11 +210,11 @@ class SpinWatch:
             self._end(host.end, seen)
 
     def _spinning_cores(self, gpus: int) -> float:
-        """CPUs that the processes of so many GPUs may use without any progress."""
+        """CPUs that processes may use without progress while this number of GPUs waits."""
         return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
-        """A loop that made steps, and then none: its silence is evidence, if it lasts for the whole run."""
+        """Note since when the training loop makes no steps. This is evidence if it made none in the whole run."""
         if host.steps:
             self._has_stepped, self._silent_since = True, None
         elif host.steps == 0 and self._has_stepped and self._silent_since is None:
@@ -223,13 +223,13 @@ class SpinWatch:
             self._steps_read = host.end
 
     def _has_stopped(self, run: SpinRun) -> bool:
-        """Whether the training loop is known to have made steps until this run began, and none since."""
+        """Whether the training loop made steps until this run began, and is known to have made none since."""
         since = self._silent_since
         is_read = run.until - self._steps_read <= GRACE_S
         return since is not None and abs(since - run.begin) <= GRACE_S and is_read
 
     def report(self) -> Spin:
-        """The present run, as it is published."""
+        """The present run in its published form."""
         run = self._run
         if run is None:
             return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by, is_below=self._is_below)
@@ -275,7 +275,7 @@ class SpinWatch:
         )
 
     def _published_confidence(self, confidence: str) -> str:
-        """ "none" before the run is long enough, and low while a part of what it rests on is not read yet."""
+        """The confidence to publish: "none" before the run is long enough, "low" while evidence is still missing."""
         if self._run is None or self.known_s < self._needed_s(self._run):
             return "none"
         return confidence if self.is_stall else "low"
@@ -304,19 +304,19 @@ class SpinWatch:
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
-        """Watts at rest: as seen, but hardly more than was published, since a context alone may double it."""
+        """Watts at rest: the lowest seen, at most BOARDS_DIFFER times the published value. A context may double it."""
         if self._table_w is None or self._floor.seen_w is None:
             return self._table_w if self._floor.seen_w is None else self._floor.seen_w
         return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
 
     def _share(self, ratio: float) -> float:
-        """Watts at this share of the way from rest to the default limit. Both must be known."""
+        """Power at rest plus this share of the distance to the default limit, in watts. Both must be known."""
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
 
     def _learn(self, step: PowerStep) -> None:
-        """What a step shows of rest and of work."""
+        """Learn the power at rest or at work from a step."""
         if step.ratios == (0.0, 0.0):
             self._floor.learn(step.power_w)
             return
@@ -329,8 +329,8 @@ class SpinWatch:
         return self.work.total_s >= self._rules.work_min
 
     def _highest_power(self) -> float:
-        """The highest power of a spin, in watts. Few SMs with work may be one small kernel that never ends: then power
-        must speak for itself, as without SM data.
+        """The highest power of a spin, in watts. It is lower unless the SM activity looks like a collective, because a
+        small kernel that never ends looks the same.
         """
         if self._sm is not None and is_collective(self._sm, self._rules, polls=self._polls):
             return self._share(self._rules.low_ratio)
@@ -339,7 +339,7 @@ class SpinWatch:
         return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
 
     def _find_work(self, effort: Effort) -> str:
-        """The witness of this reading that shows work, "" without one."""
+        """The evidence of work in this reading, "" without evidence."""
         rules = self._rules
         known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
@@ -349,11 +349,11 @@ class SpinWatch:
         elif effort.end - self._last.get(SM, -math.inf) > rules.gap_max:
             self._sm = None
         if (effort.pipes or 0.0) >= rules.pipe_max:
-            return f"its arithmetic is {effort.pipes:.2%} active"
+            return f"its arithmetic units are {effort.pipes:.2%} active"
         if (effort.dram or 0.0) >= max(rules.pipe_max, rules.dram_ratio * (self._sm or 0.0)):
             return f"its memory is {effort.dram:.2%} active"
-        # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. What is
-        # beyond that is judged as if all of it had moved in one second of the cycle.
+        # The kernel of a collective reads flags that the host writes, so its own traffic grows with its SMs. Traffic
+        # beyond that is treated as if all of it had moved within one second of the reading.
         if self._sm is not None and effort.pcie is not None:
             self._polls = effort.pcie >= rules.polling_min * self._sm
         spins = self._sm is not None and is_collective(self._sm, rules, polls=self._polls)
@@ -365,7 +365,7 @@ class SpinWatch:
         return ""
 
     def _find_change(self, effort: Effort) -> str:
-        """What this reading shows to have changed during the run, "" if nothing has."""
+        """The change during the run that this reading shows, "" without a change."""
         rules, run = self._rules, self._run
         if run is None:
             return ""
@@ -384,7 +384,7 @@ class SpinWatch:
         return ""
 
     def _take(self, span: Span) -> None:
-        """Take the utilization of some seconds into the run, begin one, or end it."""
+        """Take the utilization of one span: begin, continue or end a run."""
         rules, run = self._rules, self._run
         if span.end <= span.start or span.end <= self._not_before:
             return
@@ -394,15 +394,15 @@ class SpinWatch:
             return
         if run is None:
             if POWER not in self._last:
-                self.unknown = "the energy counter of the board is not read"
+                self.unknown = "the energy counter of the board cannot be read"
                 return
             if not self.is_armed:
-                self.unknown = "the exporter has not seen this GPU do anything else since its start"
+                self.unknown = "since its start, the exporter has only seen this GPU fully busy at low power"
                 return
             run = self._run = self._new_run(max(span.start, self._not_before))
         gap_s = span.start - max(run.until, run.begin)
         if gap_s > rules.gap_max:
-            self._end(span.start, f"the utilization of {gap_s:.0f} s is not known")
+            self._end(span.start, f"the utilization was unknown for {gap_s:.0f} s")
             return
         length_s = span.end - max(span.start, run.until)
         if length_s <= 0.0:
@@ -418,7 +418,7 @@ class SpinWatch:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
-        """Why the power of this step is not that of a spin, "" if it is."""
+        """Why the power of this step rules out a spin, "" if it does not."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
         assert self._default_w is not None
@@ -439,9 +439,9 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, run: SpinRun, at: float) -> str:
-        """A witness that was known before, and is not read any more; "" without one.
+        """Describes a witness that was known before but is missing now; "" if all are known.
 
-        The host is read only during a run, and every 30 s.
+        The host is read only during a run, every 30 s, so its witnesses may be older.
         """
         for name, last in self._last.items():
             silent_s = at - max(last, run.begin) if name in OF_HOST else at - last
@@ -453,14 +453,14 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """The witnesses of progress that do not cover the run from its first minutes on."""
+        """The witnesses of progress that are not known since the first minutes of the run."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 
 
 def _lowest_power(effort: Effort) -> float:
-    """The lower of the known powers of a reading, in watts, 0 if none is known.
+    """The lower of a reading's two power values, in watts; 0 if none is known.
 
-    Some energy counters increase in steps of a second, so that one reading may show twice the power, or none.
+    Some energy counters are updated once a second, so the power of one short reading may be twice the real one, or 0.
     """
     return min((value for value in (effort.power_w, effort.reading_w) if value is not None), default=0.0)

@@ -1,4 +1,4 @@
-"""How much power a holder draws when it works, as a histogram: weeks of work take some hundred numbers."""
+"""A histogram of the power that a holder draws when it works. Its size does not grow with time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WorkHistory:
         self.total_s += seconds
 
     def median_w(self) -> float | None:
-        """The lower edge of the bin with the median: a lower median accuses less. None before any work."""
+        """The lower edge of the bin with the median, in watts: the lower, the fewer stalls. None before any work."""
         if self.total_s <= 0.0:
             return None
         passed_s = 0.0

@@ -1,1 +1,1 @@
-"""What the training loops of holders report of themselves."""
+"""Reports of training loops: how a job describes its own steps."""

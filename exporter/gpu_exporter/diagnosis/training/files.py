@@ -1,11 +1,11 @@
-"""Reads the files in which jobs describe their training. A job may write anything there, also links and pipes.
+"""Reads the reports of training loops. They are not trusted: a job may write anything there, even links and pipes.
 
-A pod writes into an emptyDir of its own, which lies below the kubelet's folder of pods, named by the pod's UID. A Slurm
-job writes into a folder of its own, which the prolog makes and names by the job's id. So whose file it is follows from
-where it lies, never from what it says. Each part of the way is opened without following a link; only a regular file
-with one link counts, of the folder's owner in Slurm. A file on which the job holds a lease is refused, since
-nothing here waits for a job. A folder on a file system that may never answer is refused too (mounts.py). If a folder
-does not answer all the same, its reader is left behind, and another one reads the other folders.
+A pod writes into its own emptyDir, below the kubelet's folder for the pod's UID. A Slurm job writes into its own
+folder, which the prolog creates with the job's id as its name. So a file's folder identifies the owner, never the
+content. Each component of the path is opened without following links. Only a regular file with one hard link counts; in
+Slurm, it must belong to the folder's owner. The reader never waits for a job: it refuses a file on which the job holds
+a lease, and a folder on a file system that may never answer (mounts.py). If a folder still does not answer, its reader
+is left behind: the thread keeps waiting, and a new reader reads the other folders.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ IN_POD = ("volumes", "kubernetes.io~empty-dir", VOLUME)
 FILE = re.compile(r"(?:rank-[0-9]{1,6}|run-[0-9a-z]{1,32})\.json")
 POD_UID = re.compile(r"[0-9a-fA-F-]{32,36}")
 JOB_ID = re.compile(r"[1-9][0-9]{0,17}")
-BYTES_MAX = 262_144  # of all its files together: a report of the hook has less than 2,000
-NAMES_MAX = 512  # entries of its folder that are looked at
-OLD_S = 24 * 3600.0  # older files are of trainings that have ended, or are no longer observed
+BYTES_MAX = 262_144  # of all files of a holder together; a report of the hook is below 2,000
+NAMES_MAX = 512  # entries of a holder's folder that are checked
+OLD_S = 24 * 3600.0  # older files belong to trainings that have ended or are no longer observed
 INTERVAL_S = 15.0
 SLACK_S = 1.0
 CPU_SHARE = 0.002  # of one CPU, for all holders together
@@ -50,8 +50,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class TrainingPlaces(NamedTuple):
-    """`pods`: the kubelet's folder of pods. `jobs`: where the prolog makes a folder for each job. `mounts`: the mount
-    table.
+    """`pods`: the kubelet's folder of pods. `jobs`: the parent of the folders that the prolog creates for jobs.
+    `mounts`: the mount table.
     """
 
     pods: Path
@@ -60,7 +60,7 @@ class TrainingPlaces(NamedTuple):
 
 
 class TrainingFiles(NamedTuple):
-    """The reports of one holder at `monotonic`. `problem`: why a file was refused, without its content; "" if none."""
+    """The reports of one holder at `monotonic`. `problem`: why a file was refused, "" if none was."""
 
     monotonic: float
     reports: tuple[RankReport, ...]
@@ -68,15 +68,15 @@ class TrainingFiles(NamedTuple):
 
 
 class _FolderRead:
-    """The folder of a holder, while it is read, and since when (monotonic)."""
+    """A holder's folder that is being read. `since`: start (monotonic). `is_said`: a warning has been logged."""
 
     def __init__(self, who: Who, since: float) -> None:
         self.who, self.since, self.is_said = who, since, False
 
 
 class TrainingReader:
-    """Reads every holder's files, at least INTERVAL_S apart. All holders together cost at most CPU_SHARE of a CPU: a
-    holder whose files cost more than its part is read less often, and costs the others nothing.
+    """Reads every holder's files, at intervals of at least INTERVAL_S. All holders together cost at most CPU_SHARE of a
+    CPU, divided equally: a holder whose files cost more is read less often, and the others as often as before.
     """
 
     def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
@@ -90,8 +90,8 @@ class TrainingReader:
         self._left: list[_FolderRead] = []  # by readers that were left behind
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
-        """The files of each holder that has some. Nothing before the next look is due. Ends early if this reader was
-        left behind meanwhile. Raises OSError if the mount table cannot be read.
+        """Yield the reports of each holder that has any; nothing before the next reading is due. Stops if this reader
+        has been left behind. Raises OSError if the mount table cannot be read.
         """
         now = self._clock.monotonic()
         if now < self._due:
@@ -119,7 +119,7 @@ class TrainingReader:
                 yield who, found
 
     def _end(self, reading: _FolderRead) -> bool:
-        """Note that a folder has answered; whether its reader still counts."""
+        """Note that a folder has answered. Returns False if its reader has been left behind."""
         with self._lock:
             if self._reading is reading:
                 self._reading = None
@@ -128,8 +128,8 @@ class TrainingReader:
             return False
 
     def leave_behind(self) -> bool:
-        """Whether the folder that is read now does not answer, and its reader is left behind. The caller then starts
-        another reader, which passes over this folder until it has answered.
+        """Leave the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left: then
+        the caller starts another reader, which skips this folder until it answers.
         """
         with self._lock:
             reading = self._reading
@@ -138,9 +138,9 @@ class TrainingReader:
             is_left = len(self._left) < LEFT_MAX
             if not reading.is_said:
                 reading.is_said = True
-                effect = "it is passed over until it answers"
+                effect = "it is skipped until it answers"
                 if not is_left:
-                    effect = f"no training is read until one of {LEFT_MAX + 1} such folders answers"
+                    effect = f"no reports of any job are read until one of {LEFT_MAX + 1} such folders answers"
                 log.warning(
                     "training of %s %s: its folder has not answered for %g s: %s", *reading.who, STUCK_S, effect
                 )
@@ -173,14 +173,14 @@ class TrainingReader:
         except OSError as exc:
             return TrainingFiles(self._clock.monotonic(), (), f"the folder cannot be read: {exc.strerror}")
         except Exception:  # a bug that one holder's file shows must not cost the others
-            log.exception("cannot read the training of a holder")
+            log.exception("cannot read the training reports of a holder")
             return None
         finally:
             os.close(folder)
 
     def _find(self, who: Who) -> tuple[Path, Sequence[str]]:
-        """Where the folder of a holder is: a root, and the way below it. Raises OSError; FileNotFoundError if it can
-        have none.
+        """The folder of a holder: a root, and the parts of the path below it. Raises OSError, or FileNotFoundError for
+        a holder that cannot have such a folder.
         """
         kind, name = who
         if kind == "pod" and POD_UID.fullmatch(name):
@@ -201,14 +201,14 @@ class TrainingReader:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= NAMES_MAX:
-                    problem = f"more than {NAMES_MAX} files"
+                    problem = f"its folder has more than {NAMES_MAX} entries; the others are ignored"
                     break
                 if FILE.fullmatch(entry.name):
                     with contextlib.suppress(FileNotFoundError):  # replaced at this moment
                         names.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
         names.sort(reverse=True)
         if len(names) > FILES_MAX:
-            problem = f"more than {FILES_MAX} reports; the newest count"
+            problem = f"more than {FILES_MAX} reports; only the newest are used"
         reports: list[RankReport] = []
         left = BYTES_MAX
         for _, name in names[:FILES_MAX]:
@@ -216,7 +216,7 @@ class TrainingReader:
                 data, age_s = _read(folder, name, owner, wall)
                 left -= len(data)
                 if left < 0:
-                    problem = problem or f"more than {BYTES_MAX} bytes of reports; the newest count"
+                    problem = problem or f"more than {BYTES_MAX} bytes of reports; only the newest are used"
                     break
                 report = parse_report(data, age_s, name.removesuffix(".json"))
             except FileNotFoundError:  # replaced at this moment
@@ -231,9 +231,9 @@ class TrainingReader:
 
 
 def _newest(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """One report of each rank: of two, the one that was written last. `reports`: the newest first.
+    """The newest report of each rank. `reports`: the newest first.
 
-    Two trainings of a job have ranks of the same number, on other GPUs.
+    Two trainings of one job may use the same rank numbers on different GPUs; these are different ranks.
     """
     found: dict[tuple[object, ...], RankReport] = {}
     for report in reports:
@@ -255,19 +255,19 @@ def _open_below(root: Path, parts: Sequence[str]) -> int:
 
 
 def _refuse_strangers(status: os.stat_result) -> None:
-    """Raise PermissionError if others than root or the exporter's user could have made the jobs' folders."""
+    """Raise PermissionError if a user other than root and the exporter's could have created the jobs' folders."""
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
-        raise PermissionError(1, "others than root may write where the jobs' folders are made: chmod go-w")
+        raise PermissionError(1, "users other than root can write to the parent of the jobs' folders: chmod go-w")
 
 
 def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes, float]:
-    """The content and age of a file. Raises OSError; ValueError unless it is a plain file of the job. `owner`: the only
-    uid whose file counts, None for any.
+    """The content of a file, and its age in seconds. `owner`: the uid that the file must have, None for any. Raises
+    OSError, or ValueError if it is not a plain file of the job.
     """
 
     def is_of_job(status: os.stat_result) -> None:
         if status.st_nlink != 1:
-            raise ValueError(f"it has {status.st_nlink} links, so it may be another user's file")
+            raise ValueError(f"it has {status.st_nlink} hard links, so it may be another user's file")
         if owner is not None and status.st_uid != owner:
             raise ValueError("it does not belong to the job's user")
 

@@ -1,7 +1,7 @@
-"""Which folders of jobs lie on file systems that may never answer, as the mount table shows.
+"""Finds folders of jobs on file systems that may never answer, by the mount table.
 
-A user may mount a file system of his own (FUSE) at a folder of his own, and a request to it waits for his program, also
-one of statfs. The kernel answers for the mount table without a question to any file system.
+Users can mount FUSE file systems at their own folders. Every request to such a file system, even statfs, waits for the
+user's program. The kernel returns the mount table without a request to any file system.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.plain import one_line
 
-TYPE_MAX = 32  # characters of a type that are shown: the user chooses what follows "fuse."
+TYPE_MAX = 32  # characters of a type that are shown: users choose the text after "fuse."
 # File systems that the kernel serves from memory or from devices of the host. All others ask a program (fuse, virtiofs,
 # autofs) or another machine (nfs, cifs, 9p, ceph, lustre), which may not answer.
 LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"))
@@ -27,7 +27,7 @@ class ForeignMount(NamedTuple):
 
 
 def list_foreign(table: bytes) -> list[ForeignMount]:
-    """The mounts in a text of /proc/PID/mountinfo that are not LOCAL; proc(5) describes its lines."""
+    """The mounts that are not LOCAL. `table`: the content of /proc/PID/mountinfo (proc(5))."""
     found = []
     for line in table.split(b"\n"):
         fields = line.split(b" ")
@@ -41,8 +41,8 @@ def list_foreign(table: bytes) -> list[ForeignMount]:
 
 
 def find_foreign(mounts: Iterable[ForeignMount], root: bytes, parts: Sequence[bytes]) -> str:
-    """The type of a mount between `root` and the folder at `parts` below it, at this folder, or inside of it; "" if
-    there is none. `root`: without links.
+    """The type of the first mount on the path from `root` to the folder (`parts`), or inside the folder; "" if there is
+    none. A mount at `root` itself does not count. `root`: without symbolic links.
     """
     start = root.rstrip(b"/") + b"/"
     for mount in mounts:

@@ -1,7 +1,7 @@
-"""The trainings of a node: the reports of the last minutes, and what they say of each allocation.
+"""Turns the reports of training loops into counters and shares of each allocation.
 
-What a job writes is a claim. Here it becomes counters and shares with the job's own labels; it makes no GPU used, and
-keeps nothing from a mark (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
+A report is only the job's claim, published with the job's own labels. It never makes a GPU count as used, and never
+prevents a mark by itself (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTRADICTION_S = 1800.0  # this long without any work of the GPU, while steps g
 
 
 class TrainingSteps(NamedTuple):
-    """What the loop of a holder did between two looks. `steps`: that all its ranks made, None if unknown."""
+    """Steps of a holder's training loop between two looks. `steps`: the sum over its ranks, None if unknown."""
 
     start: float
     end: float
@@ -36,14 +36,14 @@ class TrainingSteps(NamedTuple):
 
 
 class _Booked:
-    """What the ranks on the same GPUs did since the exporter knows them, also those that have ended."""
+    """Totals of all ranks on one set of GPUs since the exporter first saw them, including ranks that have ended."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.seconds: dict[str, float] = {}
 
     def add(self, new: _ProcessTotals, old: _ProcessTotals | None) -> None:
-        """Book what a process did since `old`; a counter that falls adds nothing."""
+        """Add the increase of a process's counters since `old`. A counter that fell adds nothing."""
         self.steps += max(0, new.steps - (old.steps if old is not None else 0))
         before = old.seconds if old is not None else {}
         for name, value in new.seconds.items():
@@ -58,15 +58,15 @@ class _ProcessTotals(NamedTuple):
 
 
 class _KeptTraining:
-    """The looks at one holder, oldest first. `stepped`: when a step was last seen to be made, monotonic seconds.
-    `booked`: by the GPUs that the ranks name.
+    """The looks at the reports of one holder, oldest first. `stepped`: when the exporter last saw a new step (monotonic
+    seconds). `booked`: totals by the set of GPUs that ranks name.
     """
 
     def __init__(self, files: TrainingFiles, watched_s: float) -> None:
-        """`watched_s`: how long the exporter has watched. A process that is older, or may be, counts from now on."""
+        """`watched_s`: how long the exporter has run. Of a process that may be older, only new steps count."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
-        # Of each process, also of one whose file is missing for a while.
+        # By process, kept even if its file is missing for a while.
         self._last: dict[ProcessKey, _ProcessTotals] = {}
         for each in files.reports:
             if each.step_s is None or each.step_s > watched_s:
@@ -76,8 +76,8 @@ class _KeptTraining:
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
 
     def book(self, new: RankReport) -> None:
-        """Book what one process did. Of more than GROUPS_MAX sets of GPUs the first count. Of more than PROCESSES_MAX
-        processes, the one that was seen longest ago is forgotten.
+        """Add the new steps and seconds of one process. Only the first GROUPS_MAX sets of GPUs count. Beyond
+        PROCESSES_MAX processes, the one with the oldest report is forgotten.
         """
         if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
             return
@@ -96,7 +96,7 @@ class NodeTraining:
         self._since = math.inf  # monotonic; of the first poll or look
 
     def note(self, who: Who, files: TrainingFiles) -> TrainingSteps | None:
-        """Keep one look. What was done since the last look, None at the first one."""
+        """Keep one look. Returns the steps since the look before, None at the first look."""
         kept = self._kept.get(who)
         self._since = min(self._since, files.monotonic)
         if kept is None:
@@ -134,9 +134,9 @@ class NodeTraining:
     def view(
         self, who: Who | None, unit: UnitId, own: Sequence[UnitId], now: float, idle_run_s: float | None
     ) -> TrainingView | None:
-        """What is published on one allocation; None if none of the holder's ranks is known to be on it.
+        """The published values of one allocation; None if no rank of the holder is known to use its unit.
 
-        `own`: all units of the holder on this node. `idle_run_s`: how long the GPU has done nothing, None if unknown.
+        `own`: all units of the holder on this node. `idle_run_s`: seconds since the GPU last worked, None if unknown.
         """
         kept = self._kept.get(who) if who is not None else None
         if kept is None:
@@ -168,10 +168,10 @@ def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
 
 
 def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
-    """Whether a rank that names these GPUs uses a unit: it names the unit, or names none and the holder has no other.
+    """Whether a rank that reports these GPUs uses a unit. A rank that reports none uses the only unit of its holder.
 
-    The hook cannot tell an instance's UUID from its board's, so prefixes do not count, and a board's name means the
-    instance if that is all that the holder has.
+    The hook cannot distinguish the UUID of a MIG instance from that of its board. So prefixes are ignored, and a
+    board's UUID means the instance if the holder has no other unit.
     """
     if not gpus:
         return len(own) == 1
@@ -194,10 +194,10 @@ def _seconds_of(report: RankReport) -> dict[str, float]:
 
 
 def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
-    """Steps that were made since the reports `known`; None if nothing can be compared.
+    """The steps since the reports `known`; None if nothing can be compared.
 
-    A process that made no step does not write. So it counts as silent only from the time when it should have written
-    again, and never after its data have come to their end.
+    A process does not write a report if it has made no step. So it counts as making no steps only after its next report
+    was due, and never while it is between two passes over its data.
     """
     pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
     found = [
@@ -210,7 +210,7 @@ def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -
 
 
 def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace:
-    """The pace of those of the newest reports whose process runs, over the looks that are kept."""
+    """The pace over the kept looks, from those of the newest `reports` whose process still runs."""
     alive = [each for each in reports if not each.has_ended and each.age_s <= KEEP_S + each.interval_s]
     names = frozenset(map(_key, alive))
     if (known := kept.paces.get(names)) is not None:
@@ -222,7 +222,7 @@ def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace
     ranks: dict[tuple[int | None, str], RankTime] = {}
     for each in alive:
         number, first = firsts[_key(each)]
-        # Before the first look, and where the process began later, its totals are all that is known of it.
+        # With one look, or for a process that began after the oldest look, only its totals are known.
         is_whole = len(kept.looks) == 1 or number > 0
         spent = _compare(RankReport(each.run, 0) if is_whole else first, each)
         if spent is None:
@@ -259,7 +259,7 @@ def _sum_up(reports: Sequence[RankReport], ranks: Sequence[RankTime]) -> Trainin
 
 
 def _compare(before: RankReport, new: RankReport) -> SpentTime | None:
-    """How a process spent its steps since a report of it. None if too few were measured to say anything."""
+    """The time that a process spent in its steps since its report `before`; None if too few steps were measured."""
     if new.step_s is None:
         return None
     spent = SpentTime(

@@ -1,4 +1,4 @@
-"""Parses what a job wrote about its training. Pure. The bytes are hostile: every value has a type and a limit."""
+"""Parses a job's report of its training. Pure. The input is not trusted: every value has a type and a limit."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
-    """One report. Unknown keys are ignored, optional values that cannot be parsed are unknown. `name`: of its file,
-    which identifies a process that names no run.
+    """One report. Unknown keys are ignored. Optional values that cannot be parsed become unknown. `name`: the file's
+    name, which identifies the process if the report has no valid run.
 
-    Raises ValueError if the format or the number of steps cannot be parsed.
+    Raises ValueError if the format or the number of steps is invalid.
     """
     if len(data) > SIZE_MAX:
         raise ValueError(f"longer than {SIZE_MAX} bytes")
     try:
         document = load_json(data.decode("utf-8"))
-    except UnicodeDecodeError as exc:  # its text would have a byte of the file
+    except UnicodeDecodeError as exc:  # the text of exc would quote a byte of the file
         raise ValueError("it is not UTF-8") from exc
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
@@ -48,7 +48,7 @@ def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
     report = {key: document.get(key) for key in KEYS}
     steps = _whole(report["steps"], STEPS_MAX)
     if steps is None:
-        raise ValueError("steps is not a number of steps")
+        raise ValueError("steps is not a whole number of 0 or more")
     measured = _whole(document.get("measured_steps", steps), steps)
     step_s = _seconds(report["step_seconds"]) if measured else None
     starved_s, worked_s = _seconds(report["gpu_wait_seconds"]), _seconds(report["gpu_work_seconds"])
@@ -86,7 +86,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _at_most(value: float | None, most: float | None) -> float | None:
-    """The value; None if it is larger than the whole that it should be a part of."""
+    """The value, None if it is larger than `most`, of which it is a part."""
     return value if value is not None and most is not None and value <= most * 1.01 else None
 
 
@@ -96,7 +96,7 @@ def _read_gpus(value: Any) -> tuple[str, ...]:
 
 
 def _read_phases(value: Any, *, is_gpu: bool) -> dict[str, float]:
-    """Seconds by phase: the GPU's where it has a time line. Other names than those of the format are ignored."""
+    """Seconds by phase: GPU time if the report has it (`is_gpu`), otherwise wall time. Unknown phases are ignored."""
     found: dict[str, float] = {}
     for name in PHASES if isinstance(value, dict) else ():
         phase = value.get(name)

@@ -1,1 +1,1 @@
-"""Usage report for a period, for people: by tenant, by holder, compared with the period before."""
+"""The digest: a usage report of a period by tenant and holder, compared with the period before."""

@@ -1,7 +1,7 @@
 """Holders of whole GPUs for which a MIG instance would be enough: many hours, little work, little memory.
 
-The list is only shown: nothing acts on it. It reads one value every 30 minutes, the window of the recordings, so that
-each moment counts once.
+The list is only displayed: no program acts on it. It reads one value every 30 minutes, the window of the recordings, so
+that each moment counts once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROFILES = (
 
 
 class Oversized(NamedTuple):
-    """A pod or job: known GPU-hours, mean utilization (0 to 1), most memory on one GPU (bytes), and sufficient size."""
+    """A pod or job: known GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and sufficient size."""
 
     name: HolderName
     title: str
@@ -44,7 +44,7 @@ class Oversized(NamedTuple):
 
 
 def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
-    """Name and expression. `holder`, `owner`: labels. `window`: as in PromQL. `matchers`: of the summed series."""
+    """Yield name and PromQL of each query. `holder`, `owner`: labels. `window`: duration. `matchers`: of the series."""
 
     def over(recording: str) -> str:
         return f"{recording}{f'{{{matchers}}}' if matchers else ''}[{window}:30m]"

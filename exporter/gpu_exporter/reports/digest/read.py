@@ -59,7 +59,7 @@ HOURS = ("held", "known", "busy", "idle", "stalled")
 
 
 class TenantCause(NamedTuple):
-    """GPU-hours of a tenant for which this cause of low utilization was named. A GPU with two causes counts in both."""
+    """GPU-hours of a tenant with this cause of low utilization. A GPU with two causes counts for both."""
 
     tenant: TenantName
     cause: str
@@ -293,7 +293,7 @@ def _missing(digest: Digest, twice: list[str], currencies: list[str], *, has_nam
         )
     if has_nameless:
         yield (
-            "exporters that were scraped twice, whose hours count twice: some series lack the label node; "
+            "whether an exporter was scraped twice, so that its hours count twice: some series lack the label node; "
             "set it in Prometheus (alerts/prometheus.example.yaml)"
         )
     if without := sum(hours.figures()["energy_kwh"] is None for hours in tenants.values()):

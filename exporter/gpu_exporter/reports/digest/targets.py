@@ -1,4 +1,4 @@
-"""A node with several targets: either the hours of the targets add up, or they are the same hours twice.
+"""PromQL for nodes with several targets: the hours of the targets either add up, or are the same hours twice.
 
 If the address of a target changes within a day (a pod that was replaced, another port), two series follow each other:
 their hours add up. If two targets scrape one exporter at the same time (a PodMonitor beside a ServiceMonitor), both

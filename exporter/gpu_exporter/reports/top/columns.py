@@ -15,7 +15,7 @@ GAP = 2  # between two columns
 def narrow(
     names: Sequence[str], cells: Sequence[Sequence[str]], width: int, order: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the columns that fit into `width` characters, in the order of `names`. `order`: a further
+    """Header and rows of the columns that fit into `width` characters, in the order of `names`. `order`: one more
     column that is essential. In a window that is too narrow for the essential ones, the cause loses its confidence, and
     holders lose characters in the middle.
     """

@@ -26,7 +26,7 @@ MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
 PATH = "/api/v1/status"
 HINTS: dict[int | None, str] = {  # remedies, by HTTP status
-    401: "; it asks for a password: set --from.basic-auth.username and --from.basic-auth.password-file",
+    401: "; it requires a password: set --from.basic-auth.username and --from.basic-auth.password-file",
     421: "; use its IP address, or add this name to --web.hosts of its exporter",
 }
 NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
@@ -71,7 +71,7 @@ def name_of(address: Address) -> str:
 
 
 class NodeAnswer(NamedTuple):
-    """The result for one node. `rows`: None if the node gave no answer. `problem`: "" if there is none."""
+    """The result for one node. `rows`: None if the node gave no answer. `problem`: "" without a problem."""
 
     rows: list[Row] | None
     problem: str = ""
@@ -114,7 +114,7 @@ def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text)
 
 
 def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequence[NodeRow]) -> str:
-    """`rows` with the keys of docs/status.schema.json, and each node with its problem, "" without one."""
+    """JSON text: `rows` with the keys of docs/status.schema.json, and each node with its problem, "" without one."""
     facts = [
         {"node": each.node}
         | {key: getattr(each.row, key) for key in (*TEXTS, *SENTENCES)}
@@ -126,7 +126,7 @@ def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequenc
 
 
 def _number(value: Any) -> float | None:
-    """Raises ValueError for impossible numbers, which would break the screen of all nodes."""
+    """A number or None. Raises ValueError for impossible numbers, which would break the whole screen."""
     if value is None:
         return None
     number = need_real(value)
@@ -136,7 +136,7 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any, most: int = TEXT_MAX) -> str:
-    """Cut, because every row of the table is as wide as the widest row."""
+    """One line of at most `most` characters. A longer text would widen every row of the table."""
     return one_line(str(value), most)
 
 

@@ -37,7 +37,7 @@ ORDERS: dict[str, Callable[[Row], float]] = {
 
 class ViewOptions(NamedTuple):
     """Choices of the user. `words`: a row must contain all of them. `chosen`: node, GPU and holder of the chosen row,
-    None before the user has chosen one. `at`: where that row was, and which row is chosen if it no longer exists.
+    None before the user has chosen one. `at`: the position of that row, which is used if the row no longer exists.
     """
 
     order: str = "waste"
@@ -66,13 +66,13 @@ def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
 
 
 def find_chosen(rows: Sequence[NodeRow], wish: ViewOptions) -> int:
-    """The position of the chosen row. It remains chosen where a new reading puts it elsewhere."""
+    """The position of the chosen row, even if a new reading has moved the row."""
     places = [(each.node, each.row.gpu, each.row.holder) for each in rows]
     return places.index(wish.chosen) if wish.chosen in places else max(0, min(wish.at, len(rows) - 1))
 
 
 def move(reading: ClusterReading, wish: ViewOptions, step: int) -> ViewOptions:
-    """The choices with the row chosen that is `step` rows below the chosen one."""
+    """The choices after the user moves `step` rows down (up if negative)."""
     rows = choose(reading.rows, wish)
     at = max(0, min(find_chosen(rows, wish) + step, len(rows) - 1))
     return wish._replace(at=at, chosen=(rows[at].node, rows[at].row.gpu, rows[at].row.holder) if rows else None)
@@ -105,8 +105,8 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
-    """Header and rows. In a window of `width` characters, the columns and names that fit into it, among them the column
-    of the order.
+    """Header and rows. `width`: characters of the window, None for no limit; columns that do not fit are omitted,
+    except the essential ones and that of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
@@ -173,6 +173,6 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """Where the state is in a row of the table with this header."""
+    """First and last column of the state in a row of the table, and its tone; None without a state column."""
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

@@ -52,8 +52,8 @@ COLOURS = {BAD: ((231, 124), (7, 1)), WARN: ((16, 214), (0, 3)), GOOD: ((231, 22
 
 
 def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[..., str], form: str = "table") -> int:
-    """Print the rows, as a table with a summary or as JSON. Returns the exit code: partial if a node is silent, no data
-    if all are.
+    """Print the rows, as a table with a summary or as JSON. Returns the exit code: PARTIAL if a node has a problem,
+    NO_DATA if no node has answered.
     """
     reading = read_nodes(nodes, fetch)
     rows = choose(reading.rows, wish)
@@ -81,14 +81,14 @@ def find_obstacle(environment: Mapping[str, str]) -> str:
     try:
         curses.setupterm(name, sys.stdout.fileno())
         if curses.tigetstr("cup") is None:
-            return f"a terminal of type {one_line(name)!r} has no cursor that can be moved"
+            return f"a terminal of type {one_line(name)!r} cannot move the cursor"
     except curses.error:
         return f"terminals of type {one_line(name)!r} are unknown on this host"
     return ""
 
 
 class _KeyReader:
-    """Reads in a separate thread, so that a silent node does not delay keys."""
+    """Reads the nodes in a separate thread, so that keys work at once even if a node does not answer."""
 
     def __init__(self, nodes: Sequence[Address], interval_s: float, fetch: Callable[..., str]) -> None:
         self._nodes = nodes
@@ -118,7 +118,7 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
     """Show the nodes on the whole terminal until q or a signal. The terminal must have no obstacle (find_obstacle)."""
     import curses
 
-    stop = stop_on_signal()  # not the default, which would leave the terminal as curses has set it
+    stop = stop_on_signal()  # the default action would leave the terminal in the mode of curses
     reader = _KeyReader(nodes, interval_s, fetch)
 
     def show(window: curses.window) -> None:

@@ -291,7 +291,7 @@ def test_the_advice_on_workers_respects_the_holder(
         ({"killed": 1.0, "ooms": 0.0, **LITTLE}, 0, "low"),
         ({"killed": 1.0, "memory_bytes": 40.0, "memory_limit": 512.0, **QUIET_MEMORY}, 0, None),  # a sidecar
         (THRASH, 1, "medium"),
-        (THRASH, 0, None),  # data that are read in turn, and nothing waits
+        (THRASH, 0, None),  # a stream of data is read, and nothing waits
         ({**THRASH, "refaults": 0.0}, 1, None),  # the page cache
         ({**THRASH, "memory_bytes": 50.0}, 1, None),
         ({**THRASH, **QUIET_MEMORY}, 1, None),  # PSI knows better
