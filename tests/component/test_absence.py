@@ -91,7 +91,7 @@ def test_never_there_down_and_gone_are_told_apart(processes: Processes, tmp_path
     assert "no holder of a GPU is reported, since no exporter has a source of holders" in said
     # f: since when it watches, and when the answer is complete
     young = re.search(
-        r"watches the exporters since (\S+ \S+Z), for \w+\. A holder .* complete from (\S+ \S+Z) on", said
+        r"has watched the exporters since (\S+ \S+Z), for \w+\. A holder .* complete from (\S+ \S+Z) on", said
     )
     assert young is not None, said
     first.text += HELD
@@ -209,4 +209,4 @@ def test_a_holder_that_has_ended_is_named_with_the_time_at_which_it_can_be_expla
     assert (code, found is not None) == (2, True), said
     code, said = ask(server, "explain", "job/7", found[1] if found else "")
     assert (code, said.startswith("job 7: ")) == (0, True), said
-    assert "watches the exporters since" not in ask(server, "reconcile", "--once")[1], "90 minutes are enough"
+    assert "has watched the exporters since" not in ask(server, "reconcile", "--once")[1], "90 minutes are enough"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM
@@ -13,6 +13,7 @@ from gpu_exporter.reconciler.evidence.records import PublishedCause, UnitEvidenc
 from gpu_exporter.reconciler.evidence.use import complete
 
 NO_USE: UseOfUnits = {}
+NAMED_MAX = 2
 PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
@@ -23,7 +24,7 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
     seen = [use[unit.uuid, unit.mig] for unit in decision.units if (unit.uuid, unit.mig) in use]
     if not any(each.state for each in seen) and not causes:
         return ""
-    parts = [f"{_states(seen, len(decision.units))}{_utilization(seen, len(decision.units))}"]
+    parts = [f"{_states(decision, use)}{_utilization(seen, len(decision.units))}"]
     certain = _most_certain(causes)
     if certain:
         parts.append(shorten(certain[0].evidence or certain[0].name, PART_MAX))
@@ -74,13 +75,22 @@ def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
     return STATES[state].owner if state in STATES else ""
 
 
-def _states(seen: Sequence[UnitUse], units: int) -> str:
-    counted = Counter(each.state for each in seen if each.state)
-    counted["state not known"] = units - sum(counted.values())
-    found = [(state, number) for state, number in counted.most_common() if number]
-    if len(found) == 1:
-        return f"{found[0][0]} on its {'GPU' if units == 1 else f'{units} GPUs'}"
-    return ", ".join(f"{state} on {number} of {units} GPUs" for state, number in found)
+def _states(decision: Decision, use: UseOfUnits) -> str:
+    """The states of the GPUs. If they differ, up to NAMED_MAX GPUs with a state are named."""
+    by_state: dict[str, list[str]] = defaultdict(list)
+    nodes = {unit.node for unit in decision.units}
+    for unit in decision.units:
+        found = use.get((unit.uuid, unit.mig))
+        name = f"GPU {unit.gpu}" + (f" of {unit.node}" if len(nodes) > 1 else "")
+        by_state[(found.state if found is not None else "") or "state not known"].append(name)
+    units = len(decision.units)
+    if len(by_state) == 1:
+        return f"{min(by_state)} on its {'GPU' if units == 1 else f'{units} GPUs'}"
+    parts = sorted(by_state.items(), key=lambda each: -len(each[1]))
+    return ", ".join(
+        f"{state} on {' and '.join(names) if len(names) <= NAMED_MAX else f'{len(names)} of {units} GPUs'}"
+        for state, names in parts
+    )
 
 
 def _utilization(seen: Sequence[UnitUse], units: int) -> str:

@@ -183,7 +183,7 @@ def test_there_is_no_gap_where_nothing_is_missing() -> None:
 
 def test_a_young_history_says_since_when_it_watches_and_when_the_answer_is_complete() -> None:
     assert gaps(since=[({}, NOW - 420.0)])["young"] == (
-        "Prometheus watches the exporters since 2023-11-14 22:06Z, for 7m. A holder is named after 1h without activity, so "
+        "Prometheus has watched the exporters since 2023-11-14 22:06Z, for 7m. A holder is named after 1h without activity, so "
         "this answer is complete from 2023-11-14 23:06Z on"
     )
     assert "for 0s. " in gaps(since=[])["young"], "no minute has begun since the first sample"

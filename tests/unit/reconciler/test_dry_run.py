@@ -417,3 +417,14 @@ def test_a_name_that_several_holders_have_is_answered_with_a_list(capsys: pytest
         only = Source(one) if ":" in asked else Source(one, other)
         assert explain_once(only, Rulebook(POLICY), ExplainRequest(asked, "table"), Preview({})) == 0
         assert capsys.readouterr().out.startswith("ml/train: ")
+
+
+def test_a_misspelled_holder_is_answered_by_the_nearest_one_that_holds_a_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
+    for asked, meant in (("ml/bussy", "ml/busy"), ("job/3031", "job 3013"), ("completely/different", "")):
+        assert explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "table"), None) == 2
+        error = capsys.readouterr().err
+        assert "no such holder in the evidence" in error
+        assert (f"did you mean {meant}?" in error) == bool(meant), error

@@ -133,12 +133,17 @@ def test_prometheus_alone_gives_the_sentence_with_its_numbers() -> None:
 
 def test_gpus_that_differ_are_counted_and_an_unknown_one_is_no_idle_one() -> None:
     (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
-    units = tuple(decision.units[0]._replace(uuid=f"GPU-{number}", causes=()) for number in range(4))
+    units = tuple(decision.units[0]._replace(uuid=f"GPU-{n}", gpu=str(n), causes=()) for n in range(4))
     idle = UnitUse("held_idle", 0.0, 0.0, "in the last 1h")
     many = decision._replace(units=units, owner="")
     use = {("GPU-0", ""): idle, ("GPU-1", ""): idle, ("GPU-2", ""): UnitUse("healthy", 0.9, 0.9)}
-    said = "job 42: held_idle on 2 of 4 GPUs, healthy on 1 of 4 GPUs, state not known on 1 of 4 GPUs"
+    said = "job 42: held_idle on GPU 0 and GPU 1, healthy on GPU 2, state not known on GPU 3"
     assert explain(many, Policy(), use=use).splitlines()[0] == said
+    spread = many._replace(units=(*units[:3], units[3]._replace(node="n2")))
+    assert "healthy on GPU 2 of n1" in explain(spread, Policy(), use=use).splitlines()[0]
+    crowd = many._replace(units=(*units, units[0]._replace(uuid="GPU-4", gpu="4")))
+    of_five = {**use, ("GPU-4", ""): idle}
+    assert "held_idle on 3 of 5 GPUs, healthy on GPU 2" in explain(crowd, Policy(), use=of_five).splitlines()[0]
     whole = dict.fromkeys([(unit.uuid, "") for unit in units], idle)
     assert explain(many, Policy(), use=whole).splitlines()[0] == (
         "job 42: held_idle on its 4 GPUs, used 0% now and 0% in the last 1h; "

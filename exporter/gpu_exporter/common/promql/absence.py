@@ -216,7 +216,7 @@ def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | No
         return None
     return Absence(
         "young",
-        f"Prometheus watches the exporters since {moment(since)}, for {describe_duration(max(0.0, wall - since))}",
+        f"Prometheus has watched the exporters since {moment(since)}, for {describe_duration(max(0.0, wall - since))}",
         f"A holder is named after {describe_duration(needed_s)} without activity, so this answer is complete from "
         f"{moment(since + needed_s)} on",
     )

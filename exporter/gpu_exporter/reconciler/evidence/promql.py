@@ -193,7 +193,7 @@ class PromQLSource:
     def read_last_seen(self, name: HolderName) -> float | None:
         """As ExplainingSource."""
         self._until = time.monotonic() + EVIDENCE_S
-        found = (absence.last_seen(self.query, self.select("gpu_allocation_info", one)) for one in restrict([name]))
+        found = (absence.last_seen(self.query, self.select("gpu_allocation_info", one)) for one in _matchers_of(name))
         return next((wall for wall in found if wall is not None), None)
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
@@ -279,12 +279,11 @@ class PromQLSource:
         return found
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, with the texts of the table of meanings. `units` is not used."""
+        """As ExplainingSource, with the texts of the table of meanings. `units`: their starts limit the time."""
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
         sums: dict[str, list[VectorRow]] = {name: [] for name in SUMS}
-        for of_it in restrict([name]):
-            matchers = of_it if name.scheduler == "slurm" else f'{of_it},namespace="{quote(name.namespace)}"'
+        for matchers in _matchers_of(name):
             rows += self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(SERIES)})"', matchers))
             which, window = self.select("", matchers), f"{self._candidate_after_s:g}s"
             parts = {"{which}": which, "{all}": self.select(""), "{window}": window}
@@ -292,7 +291,10 @@ class PromQLSource:
                 for part, filled in parts.items():
                     text = text.replace(part, filled)
                 sums[each] += self.query(text)
-        return collect_use(rows, sums, f"in the last {format_duration(self._candidate_after_s)}")
+        since = self._clock.wall() - self._candidate_after_s
+        is_new = any(unit.start_wall is not None and unit.start_wall > since for unit in units)
+        over = "since it started" if is_new else f"in the last {format_duration(self._candidate_after_s)}"
+        return collect_use(rows, sums, over)
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource, for at most EXPLAINED_MAX GPUs."""
@@ -443,6 +445,12 @@ class PromQLSource:
         for row in rows:
             refuse_renamed(row.labels, query)
         return rows
+
+
+def _matchers_of(name: HolderName) -> Iterator[str]:
+    """Matchers for the series of exactly this holder."""
+    for of_it in restrict([name]):
+        yield of_it if name.scheduler == "slurm" else f'{of_it},namespace="{quote(name.namespace)}"'
 
 
 def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:

@@ -11,7 +11,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
-from gpu_exporter.common.plain import one_line, utc
+from gpu_exporter.common.plain import nearest, one_line, utc
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
@@ -85,19 +85,15 @@ def explain_once(
     if not chosen and not (past and question.form != "json"):
         seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
-        complain(f"{holder}: no such holder {has}; {_say_last_seen(source, names)}{FORMS}")
+        complain(
+            f"{holder}: no such holder {has}; {_say_last_seen(source, names) or _say_nearest(source, holder)}{FORMS}"
+        )
         _say_gaps(source)
         return Exit.USAGE
     if not chosen:
         shown = one_line(", ".join(map(str, names)))
         print(f"{shown}: not in the evidence; its earlier marks:")  # noqa: T201
-    if any(decision.stage in ("unknown", "starting") for decision in chosen):
-        _say_gaps(source)
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
-    for notice in (
-        preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
-    ):
-        complain(notice)
     if question.form == "json":
         uses = {decision.name: _read_use(source, decision) for decision in chosen}
         sys.stdout.write(decisions_json(chosen, evidence, outlooks, uses))
@@ -110,6 +106,12 @@ def explain_once(
             explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, use, waiting)
         )
     sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
+    sys.stdout.flush()  # the answer comes first, also where both go to one terminal
+    notices = preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
+    for notice in notices:
+        complain(notice)
+    if any(decision.stage in ("unknown", "starting") for decision in chosen):
+        _say_gaps(source)
     return Exit.PARTIAL if problems else Exit.DONE
 
 
@@ -120,6 +122,16 @@ def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str
     except AnswerError:
         return ""
     return "" if last is None else f"it last held a GPU at {format_time(last)}: --at={utc(last):%Y-%m-%dT%H:%M:%SZ}; "
+
+
+def _say_nearest(source: ExplainingSource, holder: str) -> str:
+    """The holder with the most similar name; "" if there is none."""
+    try:
+        found = {name for name, _ in source.find_holders(lambda labels, _host: labels.get("uuid", ""))}
+    except AnswerError:
+        return ""
+    near = nearest(holder, {text for name in found for text in (str(name), name.name)})
+    return f"did you mean {near}? " if near else ""
 
 
 def _say_gaps(source: ExplainingSource) -> None:
