@@ -140,8 +140,8 @@ def test_attribution_by_process_requires_the_hosts_proc(node: Node, tmp_path: Pa
     done = node.once(*QUIET, "--attribution.process", f"--path.procfs={tmp_path}/empty")
     assert done.returncode == 2
     assert done.stderr == (
-        f"gpu-exporter: --attribution.process: {tmp_path}/empty does not show the host's processes, and the driver's "
-        "pids mean those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out\n"
+        f"gpu-exporter: --attribution.process: {tmp_path}/empty does not show the host's processes, but the driver "
+        "reports the host's pids; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out\n"
     )
     done = node.once(*QUIET, "--attribution.process", "--no-collector.processes")
     assert (done.returncode, "needs --collector.processes" in done.stderr) == (2, True)

@@ -96,8 +96,8 @@ def build_processes(
         return owners
     if options.process:
         parser.fail(
-            f"--attribution.process: {options.procfs} does not show the host's processes, and the driver's pids mean "
-            "those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
+            f"--attribution.process: {options.procfs} does not show the host's processes, but the driver reports the "
+            "host's pids; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
         )
     return None
 

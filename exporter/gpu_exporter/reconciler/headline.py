@@ -76,7 +76,9 @@ def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
 
 
 def _states(decision: Decision, use: UseOfUnits) -> str:
-    """The states of the GPUs. If they differ, up to NAMED_MAX GPUs with a state are named."""
+    """The states of the GPUs. If they differ, each state has the names of its GPUs, or their number if there are more
+    than NAMED_MAX.
+    """
     by_state: dict[str, list[str]] = defaultdict(list)
     nodes = {unit.node for unit in decision.units}
     for unit in decision.units:

@@ -303,7 +303,7 @@ def test_a_finding_without_a_remedy_or_a_name_for_the_unit_is_logged_too(
         ProcessNet().check(mapping, {A: [of_job("42")]}, PLACES)
     assert [record.getMessage() for record in caplog.records] == [
         f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it; the time of job 42 on this device "
-        "counts as unknown until only its own processes run there; check what scenario reports"
+        "counts as unknown until only the holder's processes run there; check what scenario reports"
     ]
 
 

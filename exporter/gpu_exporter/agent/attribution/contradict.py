@@ -145,7 +145,7 @@ class ProcessNet:
         remedy = REMEDIES.get(finding.source, f"check what {finding.source} reports")
         place = places.get(key[0], key[0].mig_uuid or key[0].uuid)
         log.warning(
-            "%s: %s; the time of %s on this device counts as unknown until only its own processes run there; %s",
+            "%s: %s; the time of %s on this device counts as unknown until only the holder's processes run there; %s",
             place, finding, finding.holder, remedy,
         )  # fmt: skip
 

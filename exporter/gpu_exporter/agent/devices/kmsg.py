@@ -195,8 +195,8 @@ class KernelLog:
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:
-        """The addresses since the last read. Boards that the driver refuses are left out, because they are not expected
-        to work.
+        """The PCI addresses of GPUs that the driver could not start since the last call. Boards that the driver refuses
+        are left out, because they are not expected to work.
         """
         probes = frozenset(self._failed - self._refused)
         self._failed.clear()

@@ -472,8 +472,8 @@ class Ledger:
                 self._end_run(account)
 
     def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
-        """End the idle run of a holder that leaves a shared unit, if some activity was not judged for it: it may be its
-        own.
+        """End the idle run of a holder that leaves a shared unit, if some activity was not judged for this holder: the
+        activity may be the holder's own.
         """
         spans = (waiting.span for waiting in self._waiting_spans(unit))
         if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):

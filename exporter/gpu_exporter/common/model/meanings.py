@@ -231,7 +231,7 @@ CAUSES: Mapping[str, Meaning] = {
     "small_batch": Meaning(
         "a small batch",
         "with batch_size {batch_size}, {memory_ratio} of the GPU's memory is in use",
-        "raise batch_size as far as memory and loss allow, with the learning rate",
+        "raise batch_size as far as memory and loss allow, and adapt the learning rate",
         is_training=True,
     ),
     "no_mixed_precision": Meaning(

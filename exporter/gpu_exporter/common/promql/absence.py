@@ -117,7 +117,7 @@ def moment(wall: float) -> str:
 
 
 def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMonitors | None) -> Absence | None:
-    """The case of exporters that matched in the last days; None if there were none."""
+    """Why exporters that matched in the last days no longer match; None if no exporter matched in these days."""
     rows: list[VectorRow] = []
     for past in PASTS:
         rows = rows or ask(f"max_over_time({moments_of(f'{BUILD}{{{matcher}}}', 'by (job)')}[{past}])")

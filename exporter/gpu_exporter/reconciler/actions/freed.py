@@ -49,9 +49,10 @@ class FreedGpus:
         ]
 
     def wanted(self, by_holder: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """GPUs that others wait for, minus the freed ones, by pool. Covers only pools that all these holders belong to.
+        """GPUs that others wait for, minus the GPUs already taken back, by pool.
 
-        A pool is left out if less than one GPU remains.
+        `by_holder`: for each holder, the GPUs that others wait for, by pool. A pool is left out if it is missing for
+        one of these holders, or if less than one GPU remains.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}

@@ -259,7 +259,7 @@ class ExplainingSource(EvidenceSource, Protocol):
         """What is missing although exporters are seen, each with what to do; empty where that is not known."""
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """When the holder last held a GPU (Unix seconds); None in no minute of the last day, or if the past is not
+        """When the holder last held a GPU (Unix seconds); None if it held none in the last day, or if the past is not
         known. Raises AnswerError.
         """
 

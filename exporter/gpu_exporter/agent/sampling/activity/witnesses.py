@@ -287,8 +287,8 @@ class Power:
         return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
-        """The power now, or the mean since the last cycle if that is higher. Work between two reads costs energy, but
-        may be over at the read (before Ampere and on GA100, power is the value of a moment).
+        """The power now, or the mean power since the last cycle if that is higher. The mean also shows work that ended
+        before this reading: before Ampere and on GA100, the power now is an instantaneous value.
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
