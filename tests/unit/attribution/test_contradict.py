@@ -287,7 +287,7 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
             net.check(mapping, seen, PLACES)
         assert [record.getMessage() for record in caplog.records] == [
             "gpu 0: processes of job 43 run here, but slurm reports job 42; the time of job 42 on this device counts as "
-            "unknown until only its own processes run there; compare the order of gres.conf with `nvidia-smi -L` and with "
+            "unknown until only the holder's processes run there; compare the order of gres.conf with `nvidia-smi -L` and with "
             "`scontrol show node -d`"
         ]
         net.check(mapping, {A: [of_job("44")]}, PLACES)
