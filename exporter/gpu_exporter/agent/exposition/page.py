@@ -49,8 +49,8 @@ main { max-width: 2400px; margin: 0 auto; padding: 24px; }
 header { display: flex; flex-wrap: wrap; gap: 4px 24px; align-items: baseline; }
 h1 { font-size: 1.4em; margin: 0; }
 .soft { color: var(--soft); }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
-.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px 16px;
+.tiles { display: flex; flex-wrap: wrap; gap: 8px; margin: 16px 0; }
+.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px 12px;
   min-width: 96px; }
 .tile b { display: block; font-size: 1.6em; font-variant-numeric: tabular-nums; }
 .banner { border-radius: 6px; padding: 10px 16px; margin: 12px 0; background: var(--bad-back); color: var(--bad); }
