@@ -167,7 +167,7 @@ def test_a_digest_of_too_many_rows_ends_with_its_remedy(rows: int, row: int, sai
     with promql(rows) as url:
         status, output, took, peak = measure("digest", f"--source.prometheus={url}", "--since=14d")
     assert (status, output.count("\n")) == (3, 1)
-    assert said in output and "use a shorter --since" in output
+    assert said in output and "take a shorter --since" in output
     assert peak < 256
     seen[ORDER[row]] = f"status 3 after {took:.1f} s: {said}; peak memory {peak:.0f} MiB"
 
