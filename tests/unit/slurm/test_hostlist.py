@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_exporter.common.slurm.hostlist import MAX_NAMES, parse_names, parse_ranges, render_names
@@ -107,6 +107,7 @@ NUMBERED = st.lists(
 ).map("".join)
 
 
+@example(["a", "a0"])
 @given(st.lists(NUMBERED | st.text(alphabet="ab01 9-.:", min_size=1, max_size=14), max_size=40))
 def test_rendered_names_are_read_back(names: list[str]) -> None:
     assert sorted(parse_names(render_names(names))) == sorted(set(names))

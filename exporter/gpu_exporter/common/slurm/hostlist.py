@@ -46,15 +46,17 @@ def render_names(names: Iterable[str]) -> str:
     for name in names:
         parts = re.split(f"({_NUMBER})", name)
         by_words.setdefault(tuple(parts[::2]), set()).add(tuple(parts[1::2]))
-    ranges: dict[tuple[str, str], set[str]] = {}
+    ranges: dict[
+        tuple[str, str, bool], set[str]
+    ] = {}  # by the text before and after a number, and whether there is one
     for words, rows in by_words.items():
         at = max((i for i in range(len(words) - 1) if len({row[i] for row in rows}) > 1), default=0)
         for row in rows:
             before, after = _join(words[: at + 1], row[:at]), _join(("", *words[at + 1 :]), ("", *row[at + 1 :]))
-            ranges.setdefault((before, after), set()).update(row[at : at + 1])
+            ranges.setdefault((before, after, bool(row)), set()).update(row[at : at + 1])
     return ",".join(
         f"{before}{_render_ranges(numbers)}{after}"
-        for (before, after), numbers in sorted(ranges.items(), key=lambda each: [*map(_natural, each[0])])
+        for (before, after, _), numbers in sorted(ranges.items(), key=lambda each: [*map(_natural, each[0][:2])])
     )
 
 
