@@ -62,11 +62,7 @@ REASON_COLUMNS = {
 EMPTY = {  # by the id of the panel
     10: "Nothing waits and nothing is held idle, as far as it is known.",
     16: "No user names are published.",
-    18: "No holder whose use is known.",
-    19: "No GPU-hours in this range.",
-    20: "No candidate in this range. It needs days of data.",
     21: "No workloads: kube-state-metrics is not scraped.",
-    23: "No cause of medium or high confidence in this range.",
 }
 HOLDER_HIDDEN = ("Time", "scheduler")
 HOLDER_WIDTHS = {

@@ -54,7 +54,6 @@ NUMBER_COLUMNS = {"node": "Node", "gpu": "GPU", "number": "Number", "Value": "Va
 NUMBER_WIDTHS = {"Node": 110, "GPU": 60, "Value": 90}
 NUMBER_HIDDEN = ("Time", "cluster", "mig", "cause", "quantity")
 EMPTY = {  # by the id of the panel
-    6: "No GPU of this holder is reported now.",
     7: "No state is reported in this time.",
     8: "No mark in this time.",
     10: "Not counted: GPM needs Hopper or newer.",
@@ -65,8 +64,6 @@ EMPTY = {  # by the id of the panel
     19: "No training loop reports its steps (docs/torch.md).",
     20: "No training loop reports its phases (docs/torch.md).",
     21: "No data of its ranks and GPUs.",
-    23: "No cause of medium or high confidence is known: `gpu-exporter explain` names what would have to be known.",
-    24: "No numbers without a cause.",
 }
 UNIT_COLUMNS = {
     "node": "Node",

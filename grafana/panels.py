@@ -62,7 +62,9 @@ class Board:
     def __init__(
         self, uid: str, title: str, description: str, since: str, refresh: str, empty: Mapping[int, str] = NOTHING
     ) -> None:
-        """`empty`: what a panel shows without data, by its id; others show Grafana's `No data`."""
+        """`empty`: what a panel shows without data, by its id; others show Grafana's `No data`. Not for tables: Grafana
+        prints such a text in each empty cell.
+        """
         self._empty = empty
         self._x = self._y = self._height = 0
         self._dashboard = (
