@@ -89,6 +89,9 @@ class _Watched(http.client.HTTPConnection):
     def connect(self) -> None:
         super().connect()
         self.deadline.watch(self.sock)
+        if self.deadline.is_over:  # else Python's ssl wraps a dead connection, and leaves it open
+            self.close()
+            raise TimeoutError
 
 
 class _WatchedTls(http.client.HTTPSConnection, _Watched):
