@@ -25,13 +25,11 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
     if not any(each.state for each in seen) and not causes:
         return ""
     parts = [f"{_states(decision, use)}{_utilization(seen, len(decision.units))}"]
-    certain = _most_certain(causes)
-    if certain:
-        parts.append(shorten(certain[0].evidence or certain[0].name, PART_MAX))
-    if advice := next((each.advice for each in certain if each.advice), ""):
+    first = _most_certain(causes)
+    if first is not None:
+        parts.append(shorten(first.evidence or first.name, PART_MAX))
+    if advice := first.advice if first is not None else _advise_by_state(decision, seen):
         parts.append(f"to change: {shorten(advice, PART_MAX)}")
-    elif not certain and (owner := _advise_by_state(decision, seen)):
-        parts.append(f"to change: {owner}")
     return "; ".join(parts)
 
 
@@ -46,15 +44,15 @@ def causes_of(decision: Decision, unit: UnitEvidence, use: UseOfUnits = NO_USE) 
 
 def say_cause(decision: Decision) -> str:
     """The text of the most certain cause for a mark: its evidence, its name and its advice; "" without a cause."""
-    certain = _most_certain([cause for unit in decision.units for cause in causes_of(decision, unit)])
-    if not certain:
+    first = _most_certain([cause for unit in decision.units for cause in causes_of(decision, unit)])
+    if first is None:
         return ""
-    advice = f"; to change: {certain[0].advice}" if certain[0].advice else ""
-    return f"{certain[0].evidence} ({certain[0].name}, {certain[0].confidence} confidence){advice}"
+    advice = f"; to change: {first.advice}" if first.advice else ""
+    return f"{first.evidence} ({first.name}, {first.confidence} confidence){advice}"
 
 
-def _most_certain(causes: Sequence[PublishedCause]) -> list[PublishedCause]:
-    return [each for wanted in (HIGH, MEDIUM) for each in causes if each.confidence == wanted]
+def _most_certain(causes: Sequence[PublishedCause]) -> PublishedCause | None:
+    return next((each for wanted in (HIGH, MEDIUM) for each in causes if each.confidence == wanted), None)
 
 
 def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:

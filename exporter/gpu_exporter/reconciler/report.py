@@ -96,7 +96,8 @@ def explain(
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
     windows = decision.windows or windows_of(policy)
     known = {unit: causes_of(decision, unit, use) for unit in decision.units}
-    known_of_it = headline(decision, use, [each for causes in known.values() for each in causes])
+    certain = [each for unit, causes in known.items() if (unit.uuid, unit.mig) in use for each in causes]
+    known_of_it = headline(decision, use, certain)
     stage = f"stage {decision.stage}: {decision.reason}"
     lines = [
         f"{decision.title}{f' of {decision.owner}' if decision.owner else ''}: {known_of_it or stage}",

@@ -21,6 +21,7 @@ from gpu_exporter.reconciler.evidence.records import (
     HolderEvidence,
     HolderName,
     OtherActivity,
+    PublishedCause,
     UnitEvidence,
     UnitUse,
     UseOfUnits,
@@ -223,6 +224,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages[-1].startswith("dry run: ml/a: would withdraw")
 
 
+NO_PROCESS = PublishedCause("no_process", "high")
 ACTIVE = holder(HolderName("kubernetes", "ml", "busy"), (3.0,))
 ARRAY = holder(TASK, (4.0,))._replace(users_id="3010_1")
 HET = holder(HolderName("slurm", "", "3012"), (5.0,))._replace(users_id="3011+1")
@@ -279,7 +281,7 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     shown = capsys.readouterr()
     assert shown.err == "".join(
         f"gpu-exporter: it is unknown {what}: Prometheus is slow\n"
-        for what in ("which witnesses were active", "how its GPUs are used")
+        for what in ("how its GPUs are used", "which witnesses were active")
     )
     first, _, rest = text.replace(said, "\n").partition("\n  stage active: ")
     assert shown.out == f"{first.partition(':')[0]}: stage active: {rest}"
@@ -428,3 +430,21 @@ def test_a_misspelled_holder_is_answered_by_the_nearest_one_that_holds_a_gpu(
         error = capsys.readouterr().err
         assert "no such holder in the evidence" in error
         assert (f"did you mean {meant}?" in error) == bool(meant), error
+
+
+def test_a_node_that_has_gone_silent_shows_no_present_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prometheus returns its last values for five minutes more."""
+    known = holder(A, (UNDERUSED,))
+    stale = known._replace(units=(known.units[0]._replace(sample_age_s=200.0, causes=(NO_PROCESS,)),))
+    explain_once(Source(others=(stale,)), Rulebook(POLICY), ExplainRequest("ml/a", "table"), None)
+    assert capsys.readouterr().out.startswith("ml/a: stage unknown: no sample of the last 2 min\n")
+    explain_once(Source(others=(stale,)), Rulebook(POLICY), ExplainRequest("ml/a", "json"), None)
+    (row,) = json.loads(capsys.readouterr().out)["holders"]
+    assert (row["units"][0]["state"], row["units"][0]["utilization_ratio"]) == ("", None)
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_what_is_missing_from_the_answer_is_said_in_every_format(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Source(others=(ACTIVE,))
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", form), None) == 0
+    assert "the objects around the holder at that time are unknown" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -229,3 +230,40 @@ def test_each_query_of_the_use_has_the_matchers_of_the_source() -> None:
         selectors = re.findall(r"\{[^}]*\}", query)
         assert selectors and all('cluster="a"' in each for each in selectors), query
         assert not re.search(r"gpu_\w+(?![\w{])", query.replace("__name__", "")) or query.startswith("{"), query
+
+
+def test_the_time_of_the_mean_begins_with_the_holder_and_not_with_one_of_the_same_name_before() -> None:
+    api = FakeApi()
+    unit = UnitEvidence("n1", "0", "GPU-0", "", NOW - 1020.5, 0.0, 1.0, 1.0, 3)
+    older = unit._replace(uuid="GPU-1", start_wall=NOW - 9000.0)
+    prometheus(api).read_use(JOB, [unit, older])
+    assert {window for query in api.queries for window in re.findall(r"\[(\w+)\]", query)} == {"1020s"}
+    api.queries.clear()
+    prometheus(api).read_use(JOB, [unit._replace(start_wall=NOW + 60.0)])  # a clock that is wrong
+    assert not any("increase(" in query for query in api.queries)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300, -1.0])
+def test_an_impossible_number_costs_only_the_numbers_of_the_sentence(value: float) -> None:
+    place = {"uuid": "GPU-0", "cause": "lost_rank"}
+    rows = [
+        VectorRow({"__name__": "gpu_allocation_cause", **place, "confidence": "high"}, 1.0),
+        VectorRow({"__name__": "gpu_allocation_cause_value", **place, "quantity": "run_seconds"}, value),
+        VectorRow({"__name__": "gpu_allocation_cause_value", **place, "quantity": "gpus"}, 4.0),
+        VectorRow({"__name__": "gpu_allocation_cause_value", **place, "quantity": "waiting_gpus"}, 3.0),
+    ]
+    use = collect_use(rows, {"peak": [VectorRow({"uuid": "GPU-0"}, value)]}, "")["GPU-0", ""]
+    (cause,) = use.causes
+    assert (cause.evidence, use.peak) == (CAUSES["lost_rank"].title, None)
+
+
+def test_the_first_line_never_joins_the_evidence_of_one_cause_with_the_advice_of_another() -> None:
+    (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
+    serving = decision._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))
+    found = [
+        PublishedCause("too_few_workers", "high", "its only loader never waits", "", "set num_workers to 5"),
+        PublishedCause("cpu_quota", "medium", "its quota ran out", "", "ask for more CPUs"),
+    ]
+    use = {("GPU-0", ""): UnitUse("low", causes=tuple(found))}
+    first = explain(serving, Policy(), use=use).splitlines()[0]
+    assert "its only loader never waits" in first and "to change" not in first

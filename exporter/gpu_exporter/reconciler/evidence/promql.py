@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.durations import format_duration
+from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
@@ -94,7 +94,7 @@ class PromQLOptions(NamedTuple):
     `matcher`: label matchers for every selector, e.g. `cluster="a"`.
     `asks_models`: also read the model of each GPU.
     `host`: also read work on the host above these limits; None to ignore it.
-    `at`: the time of the evidence (Unix seconds), which the source's clock must also show; None for now.
+    `at`: the time of the evidence (Unix seconds), which the source's clock must also show; None for the present time.
     """
 
     address: Address
@@ -279,22 +279,22 @@ class PromQLSource:
         return found
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, with the texts of the table of meanings. `units`: their starts limit the time."""
+        """As ExplainingSource, with the texts of the table of meanings. The time begins with the youngest of `units`,
+        since an earlier holder of these GPUs may have had the same name.
+        """
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
         sums: dict[str, list[VectorRow]] = {name: [] for name in SUMS}
+        held_s = [self._clock.wall() - unit.start_wall for unit in units if unit.start_wall is not None]
+        over_s = max(0, math.floor(min([self._candidate_after_s, *held_s])))
         for matchers in _matchers_of(name):
             rows += self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(SERIES)})"', matchers))
-            which, window = self.select("", matchers), f"{self._candidate_after_s:g}s"
-            parts = {"{which}": which, "{all}": self.select(""), "{window}": window}
-            for each, text in SUMS.items():
+            parts = {"{which}": self.select("", matchers), "{all}": self.select(""), "{window}": f"{over_s}s"}
+            for each, text in SUMS.items() if over_s > 0 else ():
                 for part, filled in parts.items():
                     text = text.replace(part, filled)
                 sums[each] += self.query(text)
-        since = self._clock.wall() - self._candidate_after_s
-        is_new = any(unit.start_wall is not None and unit.start_wall > since for unit in units)
-        over = "since it started" if is_new else f"in the last {format_duration(self._candidate_after_s)}"
-        return collect_use(rows, sums, over)
+        return collect_use(rows, sums, f"in the last {describe_duration(over_s)}")
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As ExplainingSource, for at most EXPLAINED_MAX GPUs."""

@@ -26,6 +26,7 @@ STATUS = "/api/v1/status"
 STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
 TEXT_MAX = 400  # characters
 CAUSES_MAX = 32  # of one allocation: there are fewer rules
+VALUE_MAX = 1e15  # of a number in a sentence: more is no number of a cause, nor are NaN and infinity
 PREFIX = "gpu_allocation_"
 # PromQL by name. `{which}` selects the holder's series, `{all}` all of the source's, `{window}` is the time.
 SUMS = {
@@ -92,9 +93,12 @@ def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow
             now[unit] = _share(row.value)
         elif series == "cause" and len(causes[unit]) < CAUSES_MAX:
             causes[unit].update(dict.fromkeys(cause_of(row.labels)))
-        elif series == "cause_value" and OBSTACLE.fullmatch(row.labels.get("quantity", "")):
-            values[unit, row.labels.get("cause", "")][row.labels["quantity"]] = row.value
-    of = {name: {_unit(row.labels): row.value for row in found} for name, found in sums.items()}
+        elif series == "cause_value" and 0.0 <= row.value <= VALUE_MAX:
+            values[unit, row.labels.get("cause", "")][row.labels.get("quantity", "")] = row.value
+    of = {
+        name: {_unit(row.labels): row.value for row in found if 0.0 <= row.value <= VALUE_MAX}
+        for name, found in sums.items()
+    }
     busy, observed = of.get("busy", {}), of.get("observed", {})
     return {
         unit: UnitUse(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
-from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.common.config.defaults import Actions, Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.plain import nearest, one_line, utc
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
-from gpu_exporter.reconciler.decision.policy import LABELLED, Decision
+from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, is_fresh
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
 from gpu_exporter.reconciler.evidence.records import ExplainingSource, HolderName, OtherActivity, UseOfUnits
@@ -94,18 +94,16 @@ def explain_once(
         shown = one_line(", ".join(map(str, names)))
         print(f"{shown}: not in the evidence; its earlier marks:")  # noqa: T201
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
+    uses = {decision.name: _read_use(source, decision, book.site) for decision in chosen}
     if question.form == "json":
-        uses = {decision.name: _read_use(source, decision) for decision in chosen}
         sys.stdout.write(decisions_json(chosen, evidence, outlooks, uses))
-        return Exit.PARTIAL if problems else Exit.DONE
-    for decision in chosen:
-        other = _other_activity(source, decision)
-        outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
-        use, waiting = _read_use(source, decision), _read_waiting(source, decision)
-        sys.stdout.write(
-            explain(decision, book.site, outlook, other, book.loosest.candidate_after, action, use, waiting)
-        )
-    sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
+    else:
+        for decision in chosen:
+            other, waiting = _other_activity(source, decision), _read_waiting(source, decision)
+            outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
+            over_s, use = book.loosest.candidate_after, uses[decision.name]
+            sys.stdout.write(explain(decision, book.site, outlook, other, over_s, action, use, waiting))
+        sys.stdout.writelines(f"  {one_line(line)}\n" for line in past)
     sys.stdout.flush()  # the answer comes first, also where both go to one terminal
     notices = preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]
     for notice in notices:
@@ -156,12 +154,15 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
         return {}
 
 
-def _read_use(source: ExplainingSource, decision: Decision) -> UseOfUnits:
+def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
+    """The use of its units with a recent sample: Prometheus returns the last values of a node that has gone silent."""
     try:
-        return source.read_use(decision.name, decision.units)
+        found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:
         complain(f"it is unknown how its GPUs are used: {exc}")
         return {}
+    fresh = {(unit.uuid, unit.mig) for unit in decision.units if is_fresh(unit, policy)}
+    return {unit: use for unit, use in found.items() if unit in fresh}
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
