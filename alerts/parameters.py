@@ -78,8 +78,11 @@ def gpus_text(recording: str, hours: str) -> str:
     """
     parts = [placed(recording)]
     if hours:
-        parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
-        priced = f"{recording}{{%[1]s}} * on (cluster, node) group_left () node:gpu_price_per_hour:max"
+        # An instance or a shared GPU is a part of a GPU, in hours and in money.
+        share = f"max by ({KEY}) (allocation:gpu_share:ratio{{%[1]s}})"
+        part = f"max by ({KEY}) ({recording}{{%[1]s}}) * on ({KEY}) {share}"
+        parts.append(f'label_replace(sum({part}) / 3600, "what", "hours", "", "")')
+        priced = f"{part} * on (cluster, node) group_left () node:gpu_price_per_hour:max"
         parts.append(f'label_replace(sum({priced}) / 3600, "what", "cost", "", "")')
     peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
     parts.append(f'label_replace({peak}, "what", "peak", "", "")')

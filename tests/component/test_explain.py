@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import re
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
 from tests.testbed.servers import Prometheus
 
@@ -21,30 +22,21 @@ FIRST_LINES = {
 }
 
 
-class _Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = PAGE.read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def render() -> str:
+    """The demo's page, sampled now."""
+    return re.sub(
+        r"(?m)^(gpu_exporter_last_sample_timestamp_seconds) .*$", rf"\1 {time.time()}", PAGE.read_text("utf-8")
+    )
 
 
 def test_the_first_line_from_prometheus_alone_has_the_cause_and_what_to_change(
     processes: Processes, tmp_path: Path
 ) -> None:
-    server = HTTPServer(("127.0.0.1", 0), _Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    prometheus = Prometheus(processes, tmp_path / "prometheus", {"n1": f"127.0.0.1:{server.server_address[1]}"})
-    wait_for(lambda: prometheus.query("gpu_allocation_cause_value") or None, "the causes")
-    for holder, said in FIRST_LINES.items():
-        done = run_exporter("explain", *holder.split(), f"--source.prometheus={prometheus.url}")
-        first = done.stdout.partition("\n")[0]
-        assert said in first, done.stdout + done.stderr
-        assert len(first) < 360
-    server.shutdown()
-    server.server_close()
+    with serve_page(render) as place:
+        prometheus = Prometheus(processes, tmp_path / "prometheus", {"n1": place})
+        wait_for(lambda: prometheus.query("gpu_allocation_cause_value") or None, "the causes")
+        for holder, said in FIRST_LINES.items():
+            done = run_exporter("explain", *holder.split(), f"--source.prometheus={prometheus.url}")
+            first = done.stdout.partition("\n")[0]
+            assert said in first, done.stdout + done.stderr
+            assert len(first) < 360

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from gpu_exporter.cli.commands import COMMANDS
 from gpu_exporter.common.exits import Exit
 from tests.testbed.bursts import Place, open_place, wait_until_ours
+from tests.testbed.pages import serve_pages
 from tests.testbed.processes import GPU_EXPORTER, run_exporter
 
 NODE = ("--devices.scenario={node}", "--state.directory=")
@@ -54,21 +53,8 @@ def url() -> Iterator[str]:
         flags = [word.format(node=place.node) for word in NODE]
         bodies = {form: run_exporter("--once", f"--format={form}", *flags).stdout for form in ("prometheus", "json")}
 
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = bodies["prometheus" if self.path.endswith("/metrics") else "json"].encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve_pages(lambda path: bodies["prometheus" if path.endswith("/metrics") else "json"]) as server:
+        yield f"http://{server}"
 
 
 def start(name: str, place: Place, url: str, **streams: object) -> subprocess.Popen[bytes]:

@@ -15,9 +15,7 @@ import subprocess
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pyte
 import pytest
@@ -25,6 +23,7 @@ import yaml
 
 from gpu_exporter.common.model.rows import TONES
 from gpu_exporter.reports.top.nodes import NUMBERS, SENTENCES, TEXTS
+from tests.testbed.pages import serve_page
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
 
 IDLE = {"kind": "constant", "value": 0}
@@ -172,22 +171,9 @@ def states() -> Iterator[str]:
     """An exporter with a row for each state of TONES."""
     row = dict.fromkeys((*TEXTS, *SENTENCES), "") | dict.fromkeys(NUMBERS, None) | {"temperature_celsius": 40}
     rows = [row | {"gpu": str(number), "state": state} for number, state in enumerate(TONES)]
-    body = json.dumps({"rows": rows, "driver_up": True, "driver_error": "", "attribution": []}).encode()
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    body = json.dumps({"rows": rows, "driver_up": True, "driver_error": "", "attribution": []})
+    with serve_page(lambda: body) as place:
+        yield place
 
 
 def what_is_written(node: str, **more: str | None) -> bytes:

@@ -177,6 +177,15 @@ def test_a_mail_has_the_cause_what_to_change_and_commands_that_its_reader_can_ru
     owned = {**pod, "namespace": "web", "pod": "chat-5d9", "workload": "chat", "workload_type": "deployment"}
     kept = {"description": "Pod ml/train-0 holds a GPU.", "stage": "candidate "}
     alerts += [{"labels": pod, "annotations": kept}, {"labels": owned, "annotations": {"description": "A pod."}}]
+    part = {
+        **labels,
+        "scheduler": "slurm",
+        "user": "het",
+        "job_id": "3012",
+        "het_job_id": "3011",
+        "het_job_offset": "1",
+    }
+    alerts.append({"labels": part, "annotations": {"description": "A part.", "stage": "candidate "}})
     alerts[0]["annotations"]["stage"] = "underused "
     call(f"http://{address}/api/v2/alerts", json.dumps(alerts).encode())
     wait_for(lambda: len(mailbox.mails) >= len(alerts) or None, "all mails")
@@ -199,6 +208,8 @@ def test_a_mail_has_the_cause_what_to_change_and_commands_that_its_reader_can_ru
         assert "kubectl -n ml delete pod train-0" in text
         assert "kubectl -n ml annotate --overwrite pod train-0 gpu-exporter.io/exempt-until=$(date" in text
         assert "Why:" not in text and "scancel" not in text and "scontrol" not in text
+    for text in texts["GPUs of job 3011+1 are not used"]:  # its other parts may work
+        assert "scancel 3011+1" in text and "scontrol update JobId=3011+1 Comment" in text
     for text in texts["GPUs of pod web/chat-5d9 are not used"]:
         assert "(its deployment chat starts it again: delete or scale that)" in text
         assert "annotate" not in text

@@ -83,13 +83,14 @@ def test_an_owner_sees_the_gpus_their_idle_hours_and_their_memory(tmp_path: Path
         holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "container": "main"}
         first.put("gpu_allocation_memory_used_bytes", {**gpu, **holder}, (index + 1) * 2**30)
     second.hold(0, IDLE, units=13)
-    second.hold(0, IDLE, mig="2/0", pod="other-0")
+    second.hold(0, IDLE, mig="2/0", pod="other-0", share=2 / 7)
+    world.put("model:gpu_price:per_hour", {}, 3.5)
     text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
     one, many = sorted(re.findall(r'gpus="((?:MIG|GPU) [^"]*)"', text), key=len)
-    assert one == "MIG 2/0 of GPU 0 of n2. Idle GPU-hours so far: 1.5."
+    assert one == "MIG 2/0 of GPU 0 of n2. Idle GPU-hours so far: 0.4, at the site's price 1.50."
     named = ", ".join(f"{'MIG 1/0 of ' if i == 3 else ''}GPU {i} of n1" for i in (0, 1, 10, 11, *range(2, 8)))
     assert many == (
-        f"{named} and others. Idle GPU-hours so far: 19.5. Highest memory use on one GPU in the last 6h: 12GiB."
+        f"{named} and others. Idle GPU-hours so far: 19.5, at the site's price 68.25. Highest memory use on one GPU in the last 6h: 12GiB."
     )
 
 
@@ -114,6 +115,18 @@ def test_an_owner_sees_the_cause_that_most_gpus_have_with_the_numbers_of_one_of_
         for cpus, threads in ((4, 96), (2, 64))
     )
     assert re.findall(r'stage="([^"]*)"', text) == [""] or "stage=" not in text, "no reconciler runs here"
+
+
+def test_an_owner_sees_which_gpus_are_at_rest_while_the_others_are_stalled(tmp_path: Path) -> None:
+    world = World(100)
+    node = Node(world, gpus=3)
+    for index in range(2):
+        node.hold(index, lambda _: 1.0, units=3, stalled=lambda t: 900.0 + 60 * (t - 60) if t >= 60 else 0.0)
+    node.hold(2, until(45, BUSY, IDLE), units=3, host=(0.0, 0.0))
+    text = alerts_at(90, "GpuHolderStalled", world, tmp_path)
+    assert re.findall(r'gpus="([^"]*)"', text) == [
+        "At 0 %: GPU 2 of n1: the others may wait for it. Stalled: GPU 0 of n1, GPU 1 of n1."
+    ]
 
 
 def test_an_owner_sees_since_when_all_gpus_are_idle(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from gpu_exporter.common.address import parse_address
@@ -13,14 +13,16 @@ from gpu_exporter.common.fetch import FetchError, fetch_text
 
 
 @contextmanager
-def serve_page(render: Callable[[], str]) -> Iterator[str]:
-    """Answer each request with the present result of `render`; yields host:port on loopback."""
+def serve_pages(render: Callable[[str], str]) -> Iterator[str]:
+    """Answer each request with the present result of `render` for its path; yields host:port on loopback."""
 
     class Exporter(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            body = render(self.path).encode()
             self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(render().encode())
+            self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
             return
@@ -32,6 +34,11 @@ def serve_page(render: Callable[[], str]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def serve_page(render: Callable[[], str]) -> AbstractContextManager[str]:
+    """As serve_pages, with the same page for every path."""
+    return serve_pages(lambda _path: render())
 
 
 def is_served(url: str, text: str) -> bool | None:
