@@ -53,12 +53,20 @@ def test_a_monitor_without_the_label_that_prometheus_selects_is_named_with_it() 
     )
 
 
-@pytest.mark.parametrize("selector", [{"matchLabels": {"release": "kps"}}, {}, None, {"matchExpressions": []}])
+@pytest.mark.parametrize("selector", [{"matchLabels": {"release": "kps"}}, {}, {"matchExpressions": []}])
 def test_a_monitor_that_is_selected_by_its_labels_is_not_blamed(selector: dict[str, Any] | None) -> None:
     found = explain([monitor(release="kps")], [server(selector)])
     assert found is not None and (found.kind, found.seen) == (
         "selected",
         "a Prometheus selects the labels of PodMonitor gpu/agent",
+    )
+
+
+def test_a_selector_that_is_not_set_selects_nothing() -> None:
+    found = explain([monitor(release="kps")], [server(None)])
+    assert found is not None and (found.kind, found.seen) == (
+        "unselected",
+        "Prometheus monitoring/kps selects no PodMonitor, since its podMonitorSelector is not set",
     )
 
 

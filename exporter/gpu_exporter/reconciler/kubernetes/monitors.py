@@ -46,7 +46,8 @@ def explain_monitors(api: Api) -> Absence | None:
     return Absence(
         "unselected",
         "; ".join(lacking[:SHOWN_MAX]),
-        "Set these labels with podMonitor.labels or serviceMonitor.labels of the chart",
+        "Set missing labels with podMonitor.labels or serviceMonitor.labels of the chart, and a missing selector in "
+        "Prometheus",
     )
 
 
@@ -66,7 +67,10 @@ def _lacks(kind: str, monitor: Json, server: Json) -> str:
     """The labels that this Prometheus selects and the monitor lacks; "" if it has them all. matchExpressions are not
     judged.
     """
-    selector: Any = server[KINDS[kind][1]] or {}
+    field = KINDS[kind][1]
+    selector: Any = server[field]
+    if selector is None:  # unlike an empty one, it selects nothing (API of the Prometheus operator)
+        return f"Prometheus {server['name']} selects no {kind}, since its {field} is not set"
     wanted = dict(selector.get("matchLabels") or {})
     missing = [f"{name}={value}" for name, value in sorted(wanted.items()) if monitor["labels"].get(name) != value]
     if not missing:
