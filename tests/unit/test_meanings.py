@@ -13,7 +13,7 @@ from gpu_exporter.common.model.meanings import (
     CAUSES,
     STATES,
     Meaning,
-    advise_owner,
+    advise,
     describe_cause,
     fill,
     format_quantity,
@@ -82,9 +82,9 @@ def test_a_number_that_is_not_known_gives_the_text_without_numbers() -> None:
     assert describe_cause("cpu_quota", {"cpus": 4.0, "throttled_ratio": 0.4}) == (
         "its quota of 4 CPUs ran out in 40% of the periods"
     )
-    assert advise_owner("cpu_oversubscribed", {}).startswith("set OMP_NUM_THREADS to")
-    assert advise_owner("cpu_oversubscribed", {"threads_to_set": 4.0}) == "set OMP_NUM_THREADS=4"
-    assert (describe_cause("of_a_later_version", {}), advise_owner("of_a_later_version", {})) == (
+    assert advise("cpu_oversubscribed", {}).startswith("set OMP_NUM_THREADS to")
+    assert advise("cpu_oversubscribed", {"threads_to_set": 4.0}) == "set OMP_NUM_THREADS=4"
+    assert (describe_cause("of_a_later_version", {}), advise("of_a_later_version", {})) == (
         "of_a_later_version",
         "",
     )

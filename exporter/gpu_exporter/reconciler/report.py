@@ -8,7 +8,6 @@ from typing import Any
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import format_duration
-from gpu_exporter.common.model.meanings import CAUSES
 from gpu_exporter.common.plain import layout, one_line, utc
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
@@ -158,8 +157,7 @@ def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause])
         )
         if not known:
             said.add(cause)
-            site = CAUSES[cause.name].site if cause.name in CAUSES else ""
-            parts = {"against it": cause.against, "to change": cause.advice, "for the site": site, "gain": cause.gain}
+            parts = {"against it": cause.against, "to change": cause.advice, "gain": cause.gain}
             yield from (f"      {name}: {text}" for name, text in parts.items() if text)
 
 

@@ -244,7 +244,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """The unit, the replica number if the device id contains one, and the reason if there is no unit."""
+        """The unit, the replica number in the device id, if any, and the reason if no unit was found."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"

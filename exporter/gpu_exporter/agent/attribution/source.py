@@ -64,4 +64,4 @@ class Source(Protocol):
     name: str
 
     def poll(self) -> Answer:
-        """All present grants. Raises SourceError if there is no trustworthy answer."""
+        """All present grants. Raises SourceError if the source has no answer that can be trusted."""

@@ -168,5 +168,5 @@ def describe_causes(causes: Causes) -> tuple[str, str, str]:
     """
     if causes.ranked:
         first = causes.ranked[0]
-        return f"{first.name} {first.confidence}", first.evidence, first.advice
+        return f"{first.name} {first.confidence}", first.evidence, first.advice or ""
     return ("unknown", f"not enough evidence: needs {causes.needs[0]}", "") if causes.needs else ("", "", "")

@@ -11,15 +11,15 @@ PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see a
 
 class Cause(NamedTuple):
     """One cause. `confidence`: low, medium or high. The texts are for people. `evidence`: the numbers. `against`: the
-    facts against this cause. `advice`: what to change. `gain`: what others gained by the change, with the source.
-    `values`: at most three numbers for meanings.py, from `numbers`.
+    facts against this cause. `advice`: what to change, None for the text of the table of meanings. `gain`: what others
+    gained by the change, with the source. `values`: at most three numbers for meanings.py, from `numbers`.
     """
 
     name: str
     confidence: str
     evidence: str
     against: str = ""
-    advice: str = ""
+    advice: str | None = None
     gain: str = ""
     values: tuple[tuple[str, float], ...] = ()
 

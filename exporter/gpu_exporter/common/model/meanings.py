@@ -274,10 +274,13 @@ def describe_cause(name: str, values: Mapping[str, float]) -> str:
     return name if meaning is None else fill(meaning.says, values) or meaning.title
 
 
-def advise_owner(name: str, values: Mapping[str, float]) -> str:
-    """The change that the owner can make against this cause; "" for none."""
+def advise(name: str, values: Mapping[str, float]) -> str:
+    """The change for the owner of a holder with this cause, and the change for the site; "" for none."""
     meaning = CAUSES.get(name)
-    return "" if meaning is None else fill(meaning.number, values) or meaning.owner
+    if meaning is None:
+        return ""
+    owner = fill(meaning.number, values) or meaning.owner
+    return "; ".join(filter(None, (owner, meaning.site and f"for the site: {meaning.site}")))
 
 
 def sentence(text: str) -> str:

@@ -27,8 +27,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"it gets {cpus.used:.2g} of the {cpus.entitled:.3g} CPUs{of}, others use {cpus.others:.3g} of the host's"
         f" {cpus.host or 0.0:.3g}, and none is left; {waits}",
         against=against,
-        advice="for the site: reserve CPUs for holders of GPUs (Kubernetes: requests.cpu as large as limits.cpu, static"
-        " CPU manager; Slurm: ConstrainCores=yes); for the owner: request the CPUs, or start on another node",
         values=numbers(used_cpus=cpus.used, cpus=cpus.entitled, other_cpus=cpus.others),
     )
 

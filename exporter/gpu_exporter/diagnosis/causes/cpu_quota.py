@@ -30,7 +30,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=against
         if case.runnable is not None
         else "the number of its threads is unknown: too many threads look the same",
-        advice="ask for more CPUs (Kubernetes: limits.cpu; Slurm: --cpus-per-task)",
         gain=bound_gain(case),
         values=numbers(cpus=quota, throttled_ratio=throttled),
     )

@@ -49,7 +49,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         LOW if is_spin else MEDIUM,
         f"its processes use {cores:.1f} CPUs, while its GPU does nothing",
         against="a server that polls for requests looks the same" if is_spin else "it may prepare its next work",
-        advice="check that model and data are on this GPU; run what needs no GPU in a job without one",
         values=numbers(used_cpus=cores),
     )
 

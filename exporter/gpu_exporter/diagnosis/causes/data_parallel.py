@@ -15,7 +15,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "data_parallel",
         HIGH,
         f"its model is a DataParallel, and {len(case.members)} GPUs of this node belong to it",
-        advice=f"DistributedDataParallel with one process for each GPU: torchrun --nproc_per_node={len(case.members)}",
         values=numbers(gpus=float(len(case.members))),
     )
 

@@ -17,8 +17,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"its processes may run only on the CPUs {far[-1]}, none of which is near this GPU",
         against="the cost depends on the amount of data that is copied to the GPU",
-        advice="bind the job to CPUs near its GPUs (Slurm: --gres-flags=enforce-binding with Cores= in gres.conf; "
-        "Kubernetes, for the site: static CPU manager and Topology Manager)",
     )
 
 

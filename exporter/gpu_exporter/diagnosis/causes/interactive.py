@@ -20,7 +20,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"{what}, and the holder uses {cores:.2f} CPUs",
         against="a batch job can be started from a terminal too",
-        advice="end a session that is not in use; for development, a MIG instance or a shared GPU is enough",
         values=numbers(used_cpus=cores),
     )
 

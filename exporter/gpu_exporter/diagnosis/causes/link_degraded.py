@@ -18,8 +18,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"the PCIe link runs at {case.link_text} while the GPU works",
         against="a job that copies little is not slowed by it",
-        advice="for the site: look for PCIe errors (AER) in the kernel log, drain the node, run diagnostics; for the "
-        "owner: start again on another GPU",
         values=numbers(link_ratio=case.link),
     )
 

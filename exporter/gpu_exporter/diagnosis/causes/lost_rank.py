@@ -17,7 +17,6 @@ def judge(case: CauseCase) -> Cause | None:
         HIGH if any(spin.confidence == "high" for spin in proven) else MEDIUM,
         f"{proven[0].proof}; {len(spins)} of its {len(case.members)} GPUs here wait for"
         f" {describe_duration(max(spin.run_s for spin in proven))}",
-        advice="continue its stopped processes (kill -CONT), or keep its log and stacks, and restart the job",
         values=numbers(
             waiting_gpus=float(len(spins)),
             gpus=float(len(case.members)),

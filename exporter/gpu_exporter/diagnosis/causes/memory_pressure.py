@@ -79,7 +79,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         LOW if not is_own or streams else HIGH if certain else MEDIUM,
         ", ".join(describe_memory(case)),
         against=against,
-        advice="ask for more memory, or use fewer workers and a smaller prefetch_factor: each worker keeps samples",
         values=numbers(waiting_ratio=some, memory_ratio=most_of_memory(case) or None),
     )
 

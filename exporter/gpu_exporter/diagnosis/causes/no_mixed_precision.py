@@ -20,10 +20,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=""
         if precision
         else "the loop may use autocast: the report shows it only if phase(...) is inside of it",
-        advice=(
-            "use torch.autocast('cuda', dtype=torch.bfloat16); or at least "
-            "torch.set_float32_matmul_precision('high'), now 'highest'"
-        ),
         gain="up to 2 times in the steps' work, if they are limited by arithmetic",
     )
 

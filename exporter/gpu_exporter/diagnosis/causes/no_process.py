@@ -19,7 +19,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         (LOW if is_new(case) else MEDIUM) if works else HIGH if case.recent else MEDIUM,
         evidence,
         against=against,
-        advice="end the job if its work is done; if it computes on CPUs, ask for a GPU only in the step that uses it",
         values=numbers(used_cpus=cores if case.recent else None),
     )
 

@@ -19,8 +19,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH if 0.0 < share < FAR else MEDIUM,
         "; ".join(describe_memory(case)),
         against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is not far below it",
-        advice="for the site: find what fills the memory of the node, and give each holder a limit; for the owner:"
-        " start on another node",
         values=numbers(memory_ratio=share or None),
     )
 

@@ -23,8 +23,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "pinned_loaders",
         HIGH if case.has_loaders else MEDIUM,
         f"{number} {who} may run only on {cpus} of its {most:.3g} CPUs, and use {used:.2g} of them",
-        advice="remove what binds them: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, or a library that sets it"
-        " when it is imported; or set the CPUs again in worker_init_fn (os.sched_setaffinity)",
         gain=bound_gain(case),
         values=numbers(bound_cpus=float(cpus), cpus=most),
     )

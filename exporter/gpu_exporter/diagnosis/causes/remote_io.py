@@ -22,12 +22,11 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     pressure = case.average(lambda each: each.pressure_io) or 0.0
     waits = f"{blocked:.1f} of its processes wait for a disk or a network file system" if blocked >= 0.5 else ""
     waits = waits or (f"its tasks waited for files {pressure:.0%} of the time" if pressure >= PRESSURE else "")
-    advice = "copy the data to a local disk when the job starts, or pack them into few large files"
     if not files:
         if not waits:
             return FILES
         against = "they may wait for a local disk: only the right to trace them shows their open files"
-        return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against, advice)
+        return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against)
     network = [kind for kind in kinds if kind != "fuse"]  # a FUSE file system may be local, such as a container's image
     remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
     if not network or not remote or remote < files[-1].local_files or not waits:
@@ -37,7 +36,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH if rate >= READS else MEDIUM,
         f"{waits}; {remote} of its open files are on {', '.join(network)}, and it reads {rate / 1e6:.1f} MB/s",
         against="" if rate >= READS else "it reads little, so it may wait for something else",
-        advice=advice,
         values=numbers(read_bytes_per_second=rate),
     )
 

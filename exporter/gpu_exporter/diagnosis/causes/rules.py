@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from gpu_exporter.common.model.causes import Cause, Causes
-from gpu_exporter.common.model.meanings import CAUSES
+from gpu_exporter.common.model.meanings import CAUSES, advise
 from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
 from gpu_exporter.diagnosis.causes.remote_io import FILES
@@ -42,6 +42,11 @@ NOT_BY_PROCESSES = INSIDE_RULES | {
 }
 
 
+def _with_advice(cause: Cause) -> Cause:
+    """The cause with the advice of the table of meanings, unless its rule has given one, or "" for none."""
+    return cause if cause.advice is not None else cause._replace(advice=advise(cause.name, dict(cause.values)))
+
+
 def _with_limits(case: CauseCase, cause: Cause) -> Cause:
     if cause.name in NOT_BY_PROCESSES or all(each.is_all for each in case.seen):
         return cause
@@ -57,7 +62,7 @@ def find_causes(case: CauseCase) -> Causes:
             continue
         answer = rule.judge(case)
         if isinstance(answer, Cause):
-            found.append(add_inside(case, _with_limits(case, answer)))
+            found.append(add_inside(case, _with_limits(case, _with_advice(answer))))
         elif isinstance(answer, Needs):
             needs[answer.text] = None
     if any(cause.name in OF_INPUT for cause in found):  # that cause includes the wait, and gives its reason

@@ -20,8 +20,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM,
         f"{used / MIB:.0f} MiB of shared memory are in use, /dev/shm has {limit / MIB:.0f} MiB",
         against="shared memory outside of /dev/shm is counted too",
-        advice="mount a larger /dev/shm (Kubernetes: emptyDir in memory, which counts against the memory limit; "
-        "Docker: --shm-size), or use fewer workers",
         values=numbers(used_bytes=used, size_bytes=limit),
     )
 

@@ -25,7 +25,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         (HIGH if size <= rules.read_tiny else MEDIUM) if waits else LOW,
         f"{reads:.0f} reads a second of {size / 1024:.1f} KiB on average",
         against="" if waits else "no process was seen waiting: the reads may be from pipes or the page cache",
-        advice="pack the samples into large files (WebDataset, Parquet), read them in order, and shuffle in a buffer",
         gain="up to 19 % more bandwidth by staging small files (tf-Darshan)",
         values=numbers(reads_per_second=reads, read_bytes=size),
     )

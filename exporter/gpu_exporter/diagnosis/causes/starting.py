@@ -40,7 +40,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"held for {describe_duration(case.held_s)}, the GPU has not worked yet, it uses {cores:.1f} CPUs and moves "
         f"{moved / 1e6:.0f} MB/s",
         against="starts of jobs are rarely longer than 20 min" if long else "",
-        advice="put packages into the image, and copy data to the node in a job without a GPU",
         values=numbers(held_seconds=case.held_s, used_cpus=cores),
     )
 

@@ -23,7 +23,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"its loop reports {pace.seen} steps in the last minutes, and this GPU has done nothing for "
         f"{describe_duration(case.idle_run_s)}",
         against="" if is_trusted else "it is the job's claim alone",
-        advice="check that model and batches are on this GPU, for example that torch.cuda.is_available() is true",
         values=numbers(steps=float(pace.seen), idle_seconds=case.idle_run_s),
     )
 

@@ -71,7 +71,8 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
             said = (
                 f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
             )
-            return Cause("too_few_workers", LOW, f"{said}; {free:.1f} of {cpus.usable:.3g} CPUs are free", NAMELESS)
+            said += f"; {free:.1f} of {cpus.usable:.3g} CPUs are free"
+            return Cause("too_few_workers", LOW, said, NAMELESS, advice="")
         confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif case.has_loaders and busy < MOST:

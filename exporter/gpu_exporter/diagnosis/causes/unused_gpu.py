@@ -30,7 +30,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
         + (" and has no process" if is_proven else ""),
         against=against,
-        advice="start one process for each GPU that the job holds (torchrun --nproc_per_node), or ask for fewer GPUs",
         values=numbers(used_gpus=float(len(used)), gpus=float(len(case.members))),
     )
 

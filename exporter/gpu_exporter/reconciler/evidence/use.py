@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from gpu_exporter.common.model.meanings import advise_owner, describe_cause
+from gpu_exporter.common.model.meanings import advise, describe_cause
 from gpu_exporter.common.outside import load_json, real
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.promql.vector import VectorRow
@@ -116,7 +116,7 @@ def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow
 
 def complete(cause: PublishedCause, values: Mapping[str, float]) -> PublishedCause:
     """Add evidence and advice from the table of meanings, with these numbers, to a cause that has only a name."""
-    return cause._replace(evidence=describe_cause(cause.name, values), advice=advise_owner(cause.name, values))
+    return cause._replace(evidence=describe_cause(cause.name, values), advice=advise(cause.name, values))
 
 
 def _unit(labels: Mapping[str, str]) -> tuple[str, str]:

@@ -319,7 +319,7 @@ class Controller:
         """The GPUs of every job on this node, by job id. Slurm 22.05 has JSON only for all jobs together, and some
         builds have no JSON.
 
-        Raises SourceError. After a failure there is no new request for a while, because this answer is the largest.
+        Raises SourceError. After a failure, it sends no request for a while, because this answer is the largest.
         """
         if now < self._all_refused_until:
             return {}
@@ -351,7 +351,8 @@ def bound_clock(told: float | None, before: float, after: float) -> Bounds | Non
     """Lower and upper bound of the difference between slurmctld's clock and the exporter's monotonic clock. The
     monotonic clock does not change when the system clock is set.
 
-    `told`: slurmctld's time in whole seconds, read between `before` and `after` (monotonic seconds).
+    `told`: the time of slurmctld's clock (whole Unix seconds). It was read between `before` and `after` (monotonic
+    seconds).
     """
     return None if told is None else (told - after, told + 1.0 - before)
 

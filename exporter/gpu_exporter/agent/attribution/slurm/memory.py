@@ -58,7 +58,7 @@ class SlurmMemory:
         self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> SlurmSnapshot | None:
-        """The remembered snapshot, only with jobs that are proven to be the same runs. None if there is no valid
+        """The remembered snapshot, with only the jobs that are proven to be still the same runs. None without a valid
         snapshot.
         """
         data = self._file.read()

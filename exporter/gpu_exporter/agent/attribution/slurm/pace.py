@@ -81,5 +81,5 @@ class Retry:
         return True
 
     def settle(self) -> None:
-        """Note that the data is no longer missing. The next wait starts with the first interval again."""
+        """Note that the data is complete again. The next wait begins with the first interval."""
         self._at, self._wait_s = -math.inf, self._first_s
