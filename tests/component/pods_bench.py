@@ -11,7 +11,7 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.cycle import ReconcileCycle
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
@@ -47,6 +47,7 @@ class Source:
         self.pods: dict[str, tuple[str, float]] = {}
         self.answers = True
         self.sharing: dict[HolderName, str] = {}
+        self.causes: tuple[PublishedCause, ...] = ()
         self.clock: Clock = SYSTEM_CLOCK
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
@@ -55,7 +56,7 @@ class Source:
         wall = self.clock.wall()
         holders = []
         for pod, (uid, run) in self.pods.items():
-            unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
+            unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2, causes=self.causes)
             name = HolderName("kubernetes", self.namespace, pod)
             holders.append(HolderEvidence(name, "", (unit,), 1, frozenset({uid})))
         return Evidence(wall, tuple(holders), sharing=self.sharing)

@@ -15,7 +15,7 @@ from kubernetes import client
 
 import gpu_exporter
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
+from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, PublishedCause
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
@@ -167,6 +167,7 @@ def kubectl(site: Consumed, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_kubectl_lists_explains_and_exempts_marked_pods(site: Consumed) -> None:
     pods = site.job("train", 2)
+    site.source.causes = (PublishedCause("no_process", "high"),)
     site.run()
     done = kubectl(site, "-n", site.namespace)
     header, *rows = (line.split() for line in done.stdout.splitlines())
@@ -190,6 +191,8 @@ def test_kubectl_lists_explains_and_exempts_marked_pods(site: Consumed) -> None:
     said = done.stdout.splitlines()
     assert said[0] == "stage: underused", done.stderr
     assert "evidence: its one GPU idle for 116 min, and so is the other member of batch/v1/Job/train" in said
+    change = "to change: end the job if its work is done, or ask for a GPU only in the step that uses it"
+    assert f"cause: nothing runs on the GPU (no_process, high confidence); {change}" in said, done.stdout
     assert any(line.split()[1:2] == ["GpuUnderused"] for line in said)
     for same in (
         ("-n", site.namespace, "why", pods[0]),

@@ -35,7 +35,7 @@ def monitor(**labels: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "gpu", "name": "agent", "labels": labels}, "spec": {}}
 
 
-def server(selector: dict[str, Any] | None) -> dict[str, Any]:
+def server(selector: Any) -> dict[str, Any]:
     spec = {"podMonitorSelector": selector, "serviceMonitorSelector": {}}
     return {"metadata": {"namespace": "monitoring", "name": "kps"}, "spec": spec}
 
@@ -53,8 +53,10 @@ def test_a_monitor_without_the_label_that_prometheus_selects_is_named_with_it() 
     )
 
 
-@pytest.mark.parametrize("selector", [{"matchLabels": {"release": "kps"}}, {}, {"matchExpressions": []}])
-def test_a_monitor_that_is_selected_by_its_labels_is_not_blamed(selector: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    "selector", [{"matchLabels": {"release": "kps"}}, {}, {"matchExpressions": []}, "odd", {"matchLabels": ["odd"]}]
+)
+def test_a_monitor_that_is_selected_by_its_labels_is_not_blamed(selector: Any) -> None:
     found = explain([monitor(release="kps")], [server(selector)])
     assert found is not None and (found.kind, found.seen) == (
         "selected",

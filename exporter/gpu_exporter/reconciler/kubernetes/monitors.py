@@ -71,9 +71,10 @@ def _lacks(kind: str, monitor: Json, server: Json) -> str:
     selector: Any = server[field]
     if selector is None:  # unlike an empty one, it selects nothing (API of the Prometheus operator)
         return f"Prometheus {server['name']} selects no {kind}, since its {field} is not set"
-    wanted = dict(selector.get("matchLabels") or {})
+    labels = selector.get("matchLabels") if isinstance(selector, dict) else None
+    wanted = labels if isinstance(labels, dict) else {}
     missing = [f"{name}={value}" for name, value in sorted(wanted.items()) if monitor["labels"].get(name) != value]
     if not missing:
         return ""
-    labels = one_line(", ".join(missing), REASON_MAX)
-    return f"{kind} {monitor['name']} lacks labels that Prometheus {server['name']} selects: {labels}"
+    named = one_line(", ".join(missing), REASON_MAX)
+    return f"{kind} {monitor['name']} lacks labels that Prometheus {server['name']} selects: {named}"
