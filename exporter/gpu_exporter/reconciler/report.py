@@ -15,7 +15,6 @@ from gpu_exporter.reconciler.decision.policy import (
     SHARING,
     UNDERUSED,
     Decision,
-    Windows,
     windows_of,
 )
 from gpu_exporter.reconciler.evidence.records import (
@@ -111,7 +110,7 @@ def explain(
         f"grace {format_duration(policy.startup_grace)}",
         *_explain_surroundings(decision),
     ]
-    if following := _what_is_next(decision, windows):
+    if following := _what_is_next(decision._replace(windows=windows)):
         lines.append(f"  next: {following}")
     if decision.stall_why:
         lines.append(f"  {decision.stall or 'not stalled'}: {decision.stall_why}")
@@ -161,18 +160,17 @@ def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause])
             yield from (f"      {name}: {text}" for name, text in parts.items() if text)
 
 
-def _what_is_next(decision: Decision, windows: Windows) -> str:
+def _what_is_next(decision: Decision) -> str:
     """The event that would change the stage; "" if the reason already contains it."""
-    since = decision.idle_since_wall
     if decision.stage == "candidate" and decision.is_capped:
         return "it stays a candidate; any work ends the mark"
-    if decision.stage == "candidate" and since is not None and since + windows.underused_s > decision.observed_wall:
-        when = format_time(since + windows.underused_s)
+    if decision.underused_wall is not None:
+        when = format_time(decision.underused_wall)
         return f"underused at {when} if its GPUs stay idle and it does no work on its host; work on a GPU ends the mark"
     if decision.stage == UNDERUSED:
         return "any work ends the mark, within a cycle"
-    if decision.stage == "active":
-        return f"candidate after {format_duration(windows.candidate_s)} without any work"
+    if decision.stage == "active" and decision.windows is not None:
+        return f"candidate after {format_duration(decision.windows.candidate_s)} without any work"
     if decision.stage == SHARING:
         return "this is only a hint; a MIG instance or a shared GPU may be enough, if it has enough memory"
     if decision.stage == NOT_RUNNING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, Decision
 from gpu_exporter.reconciler.decision.stalls import SPINNING, STALLED
-from gpu_exporter.reconciler.evidence.records import Demand
+from gpu_exporter.reconciler.evidence.records import Demand, HolderName
 
 log = logging.getLogger(__name__)
 CHEAP = ("candidate", SHARING)  # stages on which nothing acts
@@ -40,6 +41,7 @@ class Stages(Collector):
 
     def __init__(self) -> None:
         self._rows: Sequence[tuple[str, ...]] = ()
+        self._rises: Mapping[tuple[str, ...], float] = {}
         self._is_full = False
 
     def note(self, decisions: Sequence[Decision]) -> None:
@@ -51,10 +53,9 @@ class Stages(Collector):
                 log.warning("%d stages exceed the limit %d; some candidates have no series", len(labelled), STAGES_MAX)
             labelled.sort(key=lambda row: row[1] in CHEAP)
         self._is_full = len(labelled) > STAGES_MAX
-        self._rows = [
-            ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
-            for (scheduler, namespace, name), stage in labelled[:STAGES_MAX]
-        ]
+        self._rows = [(*_labels(name), stage) for name, stage in labelled[:STAGES_MAX]]
+        rises = ((_labels(each.name), wall) for each in decisions if (wall := each.underused_wall) is not None)
+        self._rises = dict(islice(rises, STAGES_MAX))
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
@@ -66,6 +67,21 @@ class Stages(Collector):
         for row in self._rows:
             family.add_metric(row, 1)
         yield family
+        rise = GaugeMetricFamily(
+            "gpu_reconciler_allocation_underused_timestamp_seconds",
+            "When a candidate becomes underused if its GPUs stay idle; absent if a wish or a policy prevents that.",
+            labels=("scheduler", "namespace", "pod", "job_id"),
+        )
+        for labels, wall in self._rises.items():
+            rise.add_metric(labels, wall)
+        yield rise
+
+
+def _labels(name: HolderName) -> tuple[str, str, str, str]:
+    """scheduler, namespace, pod, job_id."""
+    if name.scheduler == "slurm":
+        return ("slurm", "", "", name.name)
+    return (name.scheduler, name.namespace, name.name, "")
 
 
 class DemandSeries(Collector):

@@ -262,3 +262,13 @@ def test_prices_in_two_currencies_are_no_money() -> None:
     assert {hours.figures()["cost"] for hours in (digest.total, *digest.tenants.values())} == {None}
     one_currency = Source(lambda query: rows(query)[:1]).read(days=1)
     assert (one_currency.currency, one_currency.total.figures()["cost"]) == ("EUR", None), "1 hour is unpriced"
+
+
+@pytest.mark.parametrize(("recorded", "idle", "is_said"), [(0.0, 0.2, True), (2.0, 0.2, False), (2.0, 1.1, True)])
+def test_holders_without_a_recording_are_missing_and_no_empty_list(recorded: float, idle: float, is_said: bool) -> None:
+    """Rules that are not loaded record nothing at all. Few idle hours may also be of runs too short for the list."""
+    tenants = {hours.TenantName("", "kubernetes", "ml", "", ""): Hours(2.0, 2.0, 1.0, idle, recorded=recorded)}
+    digest = read.Digest(END - DAY_S, END, tenants)
+    said = list(read._missing(digest, [], [], has_nameless=False))
+    assert any("allocation:gpu_share:part is not recorded" in each for each in said) == is_said
+    assert digest.holders == (None if is_said else [])

@@ -15,7 +15,8 @@ from tests.testbed.processes import PROMPT_S
 from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import fetch_text
+from gpu_exporter.common.fetch import FetchError, fetch_text
+from gpu_exporter.common.promql.client import Client
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 
@@ -155,6 +156,20 @@ def test_an_error_text_repeats_only_the_reason_that_a_promql_api_gives(serve: Se
     head = b"HTTP/1.1 422 Unprocessable\r\nContent-Length: %d\r\n\r\n" % len(body)
     with pytest.raises(AnswerError, match=said):
         fetch_text(serve(all_at_once(head, body)))
+
+
+@pytest.mark.parametrize(
+    ("body", "has_hint"), [(b"<h1>not here</h1>", True), (b'{"error": "no such tenant"}', False)], ids=["html", "api"]
+)
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_without_a_promql_api_is_told_from_one_that_refuses(
+    serve: Serve, status: int, body: bytes, has_hint: bool
+) -> None:
+    url = serve(all_at_once(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body)), body))
+    with pytest.raises(FetchError) as caught:
+        Client()(url, {"query": "up"})
+    assert caught.value.status == status
+    assert ("no PromQL API answers there" in str(caught.value)) == has_hint, str(caught.value)
 
 
 def test_an_error_text_does_not_contain_the_password_in_the_address() -> None:

@@ -149,7 +149,7 @@ def test_a_stall_changes_no_stage_and_is_published_beside_it() -> None:
     assert [each.stage for each in found] == [each.stage for each in decided]
     series = Stages()
     series.note(found)
-    (family,) = series.collect()
+    family, _ = series.collect()
     assert {(s.labels["pod"], s.labels["stage"]) for s in family.samples} == {("a", "stalled"), ("b", "stalled")}
 
 
@@ -161,7 +161,7 @@ def test_a_gang_that_may_be_stalled_is_not_published() -> None:
     assert [each.stall for each in found] == ["unknown", "unknown"]
     series = Stages()
     series.note(found)
-    (family,) = series.collect()
+    family, _ = series.collect()
     assert family.samples == []
 
 

@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from gpu_exporter.reconciler import series
-from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.policy import Decision, Windows
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -70,6 +71,20 @@ def test_holders_that_are_candidates_or_more_are_published_until_the_next_cycle(
     ]
     telemetry.note_cycle(0.0, False, {})
     assert "allocation_stage{" not in generate_latest(telemetry.registry).decode()
+
+
+def test_the_time_at_which_a_candidate_becomes_underused_is_published() -> None:
+    """Not for a candidate that stays one, nor once the time is over."""
+    telemetry = Telemetry()
+    windows = Windows(1800.0, 7200.0)
+    capped = Surroundings(ceiling="an annotation")
+    rising = Decision(A, "", "candidate", "idle", (), 1, 1000.0, observed_wall=3000.0, windows=windows)
+    telemetry.note_cycle(0.0, True, {}, [rising, rising._replace(name=B, around=capped)])
+    head = "gpu_reconciler_allocation_underused_timestamp_seconds{"
+    lines = [line for line in generate_latest(telemetry.registry).decode().splitlines() if line.startswith(head)]
+    assert lines == [f'{head}job_id="",namespace="ml",pod="a",scheduler="kubernetes"}} 8200.0']
+    telemetry.note_cycle(0.0, True, {}, [rising._replace(observed_wall=8200.0)])
+    assert head not in generate_latest(telemetry.registry).decode()
 
 
 def test_too_many_stages_leave_out_candidates_first(

@@ -12,12 +12,13 @@ from typing import Protocol
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, fetch_text
+from gpu_exporter.common.fetch import ANSWER_S, MOST_BYTES, FetchError, fetch_text
 from gpu_exporter.common.files import in_memory, read_named
 
 SECRET_MAX = 64 * 1024  # bytes of a token or a password
 SECRET_HEADER = re.compile("auth|cookie|credential|key|pass|secret|signature|token", re.IGNORECASE)
 PEM_MAX = 2**20  # bytes of a file of certificates or of a key; all authorities of a system have some 250 kB
+NO_API = (404, 405, 501)  # of servers that know no such path, or no POST
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
 
 
@@ -167,4 +168,12 @@ class Client:
             headers = self._credentials.headers()
         except ValueError as exc:
             raise AnswerError(str(exc)) from exc
-        return fetch_text(address, form, most_bytes, within_s, self._context, headers)
+        try:
+            return fetch_text(address, form, most_bytes, within_s, self._context, headers)
+        except FetchError as exc:
+            if form is not None and exc.status in NO_API and str(exc).endswith(f"status {exc.status}"):
+                hint = (
+                    "no PromQL API answers there: give the address and path before /api/v1, as http://prometheus:9090"
+                )
+                raise FetchError(f"{exc}: {hint}", exc.status) from exc
+            raise

@@ -127,6 +127,18 @@ class Decision(NamedTuple):
         return by_sign or (self.rule is not None and bool(self.rule.ceiling))
 
     @property
+    def underused_wall(self) -> float | None:
+        """When this candidate becomes underused if its GPUs stay idle (Unix seconds).
+
+        None for other stages, for a capped candidate, and if the time is over or not known.
+        """
+        since = self.idle_since_wall
+        if self.stage != "candidate" or self.is_capped or since is None or self.windows is None:
+            return None
+        wall = since + self.windows.underused_s
+        return wall if wall > self.observed_wall else None
+
+    @property
     def label(self) -> str:
         """The mark for this stage; "" for no mark. Pods get a label, jobs a text in AdminComment."""
         if self.stage not in MARKED:

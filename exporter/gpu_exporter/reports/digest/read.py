@@ -299,7 +299,7 @@ def _missing(digest: Digest, twice: list[str], currencies: list[str], *, has_nam
     if without := sum(hours.figures()["energy_kwh"] is None for hours in tenants.values()):
         yield f"energy of {without} of {len(tenants)} tenants: their GPUs have no energy counter"
     recorded = f"the rules recorded {total.recorded:,.1f} of the {total.held:,.1f} GPU-hours"
-    if not digest.holders and (total.idle or 0.0) > 1.0:
+    if not digest.holders and (not total.recorded or (total.idle or 0.0) > 1.0):
         yield "holders: allocation:gpu_share:part is not recorded; load alerts/rules"
         digest.holders = None
     elif digest.holders and not total.is_recorded:
