@@ -106,7 +106,7 @@ def test_a_poll_that_fails_half_way_confirms_no_holder(monkeypatch: pytest.Monke
     node = node_of(GPU, holders=[POD])
     node.run(60)
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(node.state.ledger, "charge_poll", broken)

@@ -5,6 +5,9 @@ count only as far as they explain the activity of the whole GPU. For each period
 
 - If the sum of the holders' shares exceeds the GPU's own utilization, the shares are scaled down.
 - If the sum explains too little of that utilization, no share is used.
+- A period that cannot be divided is unknown for every holder. It ends the idle run of a holder only if the work may be
+  the holder's own: its process is listed, or the unit did more than the listed processes explain. A list that cannot
+  be read, beside a neighbour that works, is no such sign.
 - A holder is idle beside busy neighbours only if the neighbours explain all of the utilization.
 - While the whole GPU is idle, every holder is idle. No values for processes are needed.
 
@@ -13,6 +16,7 @@ Pure: no clock, no lock, no file.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +27,10 @@ from gpu_exporter.common.model.readings import Span, Split
 TOUCHING_S = 1e-6  # for spans that follow each other: their common timestamp may differ as floats
 NOTHING = 1e-9  # seconds or joules; sums of fractions leave smaller remainders
 COVERED_MIN = 0.8  # share of a period: if less is known about the GPU itself, nothing can be compared
+# The list may leave so many slacks of the utilization unexplained. More is work of a process that it leaves out.
+HIDDEN_SLACKS = 2
+LOST_SLACK = 0.05  # as SLACK in attribution/usage.py
+LISTED_S = 60.0  # how long the work of listed processes explains later work, while the unit does not rest
 # A holder that is idle beside busy neighbours is proven by two witnesses: it is missing in the driver's list of
 # processes,
 # and the sum of that list agrees with the GPU's own utilization.
@@ -83,22 +91,67 @@ class Charge:
         return rest_j if rest_j > NOTHING else 0.0
 
 
+class Listed:
+    """The work of the listed processes of one shared unit in the last minute."""
+
+    def __init__(self) -> None:
+        self._periods: deque[tuple[float, float, float]] = deque()  # end, mean utilization, highest utilization
+
+    def note(self, end: float, mean: float, peak: float) -> None:
+        """Add a period whose list explains the unit's utilization."""
+        self._periods.append((end, mean, peak))
+        while self._periods[0][0] < end - LISTED_S:
+            self._periods.popleft()
+
+    def mean_before(self, at: float) -> float:
+        """The highest mean utilization of a period in the minute before; 0 without such a period."""
+        return max((mean for end, mean, _ in self._periods if at - LISTED_S <= end <= at + TOUCHING_S), default=0.0)
+
+    def explain(self, span: Span) -> bool:
+        """Whether the listed processes worked at least as much at some moment of the minute before this span."""
+        at = span.start
+        peaks = [peak for end, _, peak in self._periods if at - LISTED_S <= end <= at + TOUCHING_S]
+        return bool(peaks) and span.ratio <= max(peaks) + LOST_SLACK
+
+
 class Division:
     """One period of a shared unit: the work of its holders' processes, compared with the work of the whole unit."""
 
-    def __init__(self, split: Split, spans: Iterable[Span]) -> None:
-        """`spans`: the known activity of the unit itself, in this period and around it."""
+    def __init__(self, split: Split, spans: Iterable[Span], listed: Listed) -> None:
+        """`spans`: the known activity of the unit itself, in this period and around it. `listed`: the work of the
+        periods before; this period is added to it.
+        """
         self.start, self.end = split.start, split.end
-        known_s = busy_s = 0.0
+        self.active_until = -math.inf
+        """when the unit was last active in this period"""
+        known_s = busy_s = peak = 0.0
         for span in spans:
             length = min(span.end, split.end) - max(span.start, split.start)
             if length > 0.0:
                 known_s += length
                 busy_s += length * span.ratio
+                peak = max(peak, span.ratio)
+                if span.ratio or span.other:
+                    self.active_until = min(span.end, split.end)
         self._split = split
         self._is_covered = known_s >= COVERED_MIN * (split.end - split.start)
         self._mean = busy_s / known_s if known_s else 0.0
         self._sum = sum(split.ratios.values()) + (split.others or 0.0)
+        self._before = listed.mean_before(split.start)
+        if self._is_covered and self._is_holders() and self._is_explained() and not split.problem:
+            listed.note(split.end, self._sum, peak)
+
+    def may_be_of(self, key: HolderKey) -> bool:
+        """Whether work in this period is this holder's, or may be because no list explains it."""
+        split = self._split
+        if key in split.ratios:
+            return True
+        if self.active_until <= self.start or self.part_of(key) == 0.0:
+            return split.others is not None and self._mean == 0.0
+        if split.problem:  # a list that cannot be read is lost, whoever works
+            return not self._before or self._mean > self._before + split.slack
+        # An empty list is not lost: it may leave out the only process that works.
+        return not self._sum or split.others is not None or self._mean - self._sum > HIDDEN_SLACKS * split.slack
 
     def _is_explained(self) -> bool:
         """Whether the processes that the driver lists account for all activity of the unit."""

@@ -15,7 +15,8 @@ Rules (docs/concepts.md explains them to users):
 - The idle run is the unbroken run of known zero since the unit's last activity. Unknown time does not add to it, and
   too much unknown time, in sequence or in total, ends it. A start of the holder's container within the run ends it too.
   Activity ends the run at the moment when it becomes known, for every holder of the unit. If holders share the unit, it
-  ends with the next poll.
+  ends with the next poll, and only if the activity may be the holder's own (division.py). Activity that cannot be
+  divided is unknown time for the others.
 
 Pure: no clock, no lock, no file. The caller passes the time and excludes other threads.
 """
@@ -23,6 +24,7 @@ Pure: no clock, no lock, no file. The caller passes the time and excludes other 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -82,6 +84,7 @@ class Ledger:
         self.units: dict[UnitId, UnitRecord] = {}
         self.holdings: dict[AllocationId, Holding] = {}
         self.tenants = Tenants()
+        self._is_complete = self._was_complete = False  # the last poll, and any poll since the start
         self.long_run_ended = False  # an idle run worth remembering has ended: the state file should record it soon
 
     def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[AllocationId, HolderAccount]) -> None:
@@ -148,8 +151,13 @@ class Ledger:
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
         if split.end > split.start:
-            pending.divisions.append(Division(split, (waiting.span for waiting in pending.spans)))
+            division = Division(split, [waiting.span for waiting in pending.spans], pending.listed)
+            pending.divisions.append(division)
             pending.spans = merge_active(pending.spans, split)
+            for (held, key), holding in self.holdings.items():
+                if held == unit and holding.presence is HolderPresence.PRESENT and division.may_be_of(key):
+                    self._end_run(holding.account)
+                    holding.account.last_active = max(holding.account.last_active or 0.0, division.active_until)
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: Pending) -> None:
@@ -194,12 +202,16 @@ class Ledger:
         wall: float,
         confirmed: Sequence[ConfirmedAllocation],
         ended: Sequence[ConfirmedAllocation] = (),
+        *,
+        is_complete: bool = True,
     ) -> None:
         """Charge the waiting readings to the holders that this poll proves.
 
+        `is_complete`: every source has answered, so a holder that is not `confirmed` holds nothing.
         `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
         poll. So holders that came and went between two polls, one after the other, get their time.
         """
+        self._is_complete, self._was_complete = is_complete, self._was_complete or is_complete
         past = sorted(ended, key=lambda each: each.confirmed)
         ends: set[AllocationId] = set()
         before = self.holders(HolderPresence.PRESENT).keys()
@@ -247,7 +259,9 @@ class Ledger:
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id, holding in self.holdings.items():
             if holding.presence is HolderPresence.PRESENT and holder_id not in shown:
-                self._end_unjudged(holder_id[0], holding.account)
+                for waiting in () if holding.account.alone else self._waiting_spans(holder_id[0]):
+                    if not _is_idle(waiting.span):
+                        self._end_unjudged(holder_id[0], holding.account, waiting.span)
                 holding.presence = HolderPresence.LEAVING
         self._book_late(now)
         longest, present = self.rules.longest_unconfirmed_s, self.holders(HolderPresence.PRESENT)
@@ -382,12 +396,11 @@ class Ledger:
             holding.ring = self._new_ring()
         begin = account.booked
         for waiting in pending.spans:
+            if not _is_idle(waiting.span):
+                self._end_unjudged(unit, account, waiting.span, until)
             for own in _own_parts(waiting.span, pending.divisions, key, begin, until):
-                if own is None:
-                    self._end_run(account)
-                else:
-                    self._book(account, waiting, own, account.last_active)
-                    holding.ring.add(own.start, own.end, own.ratio)
+                self._book(account, waiting, own, account.last_active)
+                holding.ring.add(own.start, own.end, own.ratio)
         account.booked = max(begin, until)
         self._divide_energy(record.account.power_limit_w, pending, account, until, share, key)
 
@@ -459,24 +472,27 @@ class Ledger:
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """End the idle runs of holders of a shared unit for whom activity up to `until` was not judged: it may be their
-        own.
+        """End the idle runs of holders of a shared unit for whom activity up to `until` was not judged, if it may be
+        their own.
         """
         if _is_idle(waiting.span):
             return
         for (held, _), holding in self.holdings.items():
             account = holding.account
-            if held != unit or holding.presence is not HolderPresence.PRESENT or account.alone:
-                continue
-            if account.booked < min(waiting.span.end, until):
-                self._end_run(account)
+            if held == unit and holding.presence is HolderPresence.PRESENT and not account.alone:
+                self._end_unjudged(unit, account, waiting.span, until)
 
-    def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
-        """End the idle run of a holder that leaves a shared unit, if some activity was not judged for this holder: the
-        activity may be the holder's own.
+    def _end_unjudged(self, unit: UnitId, account: HolderAccount, span: Span, until: float = math.inf) -> None:
+        """End the idle run of a holder of a shared unit, if it may have worked in this span: neither a list of
+        processes covers the span up to `until`, nor do the processes of the minute before explain it.
         """
-        spans = (waiting.span for waiting in self._waiting_spans(unit))
-        if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
+        record, at, end = self.units.get(unit), max(span.start, account.booked), min(span.end, until)
+        if end <= at or record is None or record.pending is None:
+            return
+        for division in record.pending.divisions:
+            if division.start <= at + EDGE_S:
+                at = max(at, division.end)
+        if end - at > EDGE_S and not record.pending.listed.explain(span):
             self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
@@ -493,7 +509,11 @@ class Ledger:
             account.run_unknown_s = unknown
 
     def _forget(self, now: float) -> None:
-        """Drop readings that no later poll can charge, and holders and instances that have been absent for long."""
+        """Drop readings that no later poll can charge, and holders and instances that have been absent for long.
+
+        No holder is dropped before the first complete poll, and none for its number while a source is silent: without
+        an answer, holders are missing that still hold their unit.
+        """
         absent: dict[UnitId, int] = {}
         gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
         for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
@@ -501,7 +521,8 @@ class Ledger:
             # An account of a state file is absent since the start of the exporter, even if the exporter was down for
             # long.
             since = max(holding.account.confirmed, self.started)
-            if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
+            is_replaced = self._is_complete and absent[holder_id[0]] > KEEP_ABSENT
+            if self._was_complete and (now - since > KEEP_ABSENT_S or is_replaced):
                 del self.holdings[holder_id]
             elif holding.presence is HolderPresence.ABSENT:
                 holding.ring = None
@@ -607,35 +628,26 @@ class Ledger:
         return account.idle_run_s
 
 
-def _own_parts(
-    span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float
-) -> Iterator[Span | None]:
-    """The parts of a shared unit's span that belong to one holder, within (begin, until], in order of time.
-
-    None is activity that may be this holder's: it is not booked, and it ends the idle run.
-    """
+def _own_parts(span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float) -> Iterator[Span]:
+    """The known parts of a shared unit's span that belong to one holder, within (begin, until], in order of time."""
     start, end = max(span.start, begin), min(span.end, until)
-    if end <= start:
-        return
-    is_idle, judged_until = _is_idle(span), start
+    is_idle = _is_idle(span)
     for division in divisions:
         first, last = max(start, division.start), min(end, division.end)
         if last <= first:
             continue
-        if is_idle and first > judged_until:
-            yield span._replace(start=judged_until, end=first)
-        elif first - judged_until > EDGE_S:
-            yield None
+        if is_idle and first > start:
+            yield span._replace(start=start, end=first)
         part = span._replace(start=first, end=last)
-        if is_idle:
-            yield None if division.contradicts_rest(key) else part
-        else:
-            yield division.judge(part, key)
-        judged_until = last
-    if is_idle and judged_until < end:
-        yield span._replace(start=judged_until, end=end)
-    elif judged_until == start or end - judged_until > EDGE_S:
-        yield None
+        if not is_idle:
+            own = division.judge(part, key)
+            if own is not None:
+                yield own
+        elif not division.contradicts_rest(key):
+            yield part
+        start = last
+    if is_idle and start < end:
+        yield span._replace(start=start, end=end)
 
 
 def _is_idle(span: Span) -> bool:

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gpu_exporter.agent.ledger.accounts import HolderAccount, UnitAccount
-from gpu_exporter.agent.ledger.division import Charge, Division, Waiting
+from gpu_exporter.agent.ledger.division import Charge, Division, Listed, Waiting
 from gpu_exporter.agent.ledger.ring import Ring
 
 
 @dataclass(slots=True)
 class Pending:
-    """Readings of one unit that wait until the next poll shows its holders. `rest_w`: the lowest power ever drawn."""
+    """Readings of one unit that wait until the next poll shows its holders. `rest_w`: the lowest power ever drawn.
+    `listed`: what processes of a shared unit were seen to do.
+    """
 
     spans: deque[Waiting] = field(default_factory=deque)
     energy: deque[Charge] = field(default_factory=deque)
     divisions: deque[Division] = field(default_factory=deque)
     energy_at: float | None = None
     rest_w: float | None = None
+    listed: Listed = field(default_factory=Listed)
 
 
 @dataclass(slots=True)

@@ -180,7 +180,7 @@ class NodeState:
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
             proven = self._spins.drop_others(present, now)
-            self.ledger.charge_poll(now, wall, present, gone)
+            self.ledger.charge_poll(now, wall, present, gone, is_complete=is_complete)
             self._spins.watch(proven)
             return held.resolution
 
