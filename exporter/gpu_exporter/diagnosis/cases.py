@@ -89,12 +89,12 @@ class NodeCases:
         return () if is_old else looks
 
     def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
-        """True if one of the GPUs has worked for this holder, False if none has for certain, otherwise None."""
+        """Whether any GPU has worked for this holder: True, False if certainly none has, otherwise None."""
         found = [self._has_worked(record) for record in records]
         return True if True in found else None if None in found else False
 
     def _has_worked(self, record: HolderRecord) -> bool | None:
-        """Whether this GPU has ever worked for its holder. None if unknown, e.g. before the exporter began."""
+        """Whether this GPU has ever worked for its holder. None if too little of the holder's time is known."""
         totals = record.totals
         if totals.busy_s > 0.0 or (totals.last_active_wall or 0.0) > totals.start_wall + 1.0:
             return True

@@ -117,7 +117,7 @@ def _describe_stall(spin: Spin) -> str:
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
-    """The state if utilization was 0 in all known time: idle only if all witnesses were quiet for so long too."""
+    """The state if utilization was 0 in all known time. It is idle only if all witnesses were quiet as long."""
     run_s = window.idle_run_s or 0.0
     idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""

@@ -115,7 +115,7 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """Look up the owners for a period of process work. Call it soon, while the processes still run."""
+        """Look up whose processes worked on a GPU in a period. Call it soon, while the processes still run."""
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)

@@ -49,8 +49,8 @@ def resolve(
 
     If two sources grant the same unit to different holders, the holder of the first source is marked as contradicted,
     and the other grant becomes a conflict. Two holders of one source share the unit, with an exception: if one of them
-    has the unit through a resource claim that the other does not have, one claim only watches the unit. Every claim
-    that may be this claim is then marked as contradicted. A holder that has ended holds nothing.
+    has the unit through a resource claim that the other does not have, one of the claims only watches the unit. All
+    claims that may be the watching one are then marked as contradicted. A holder that has ended holds nothing.
 
     `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here. If it
     is not "", positions are not resolved. `numbers`: the unit that each holder's number meant before. A running holder
@@ -89,7 +89,7 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants of each unit. `kept`: the unit of each number, which applies as long as the holder runs."""
+    """The grants of each unit. `kept`: by holder and number, the unit that stays the same while the holder runs."""
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}

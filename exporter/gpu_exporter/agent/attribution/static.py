@@ -70,7 +70,7 @@ class StaticSource:
         return Answer(self._grants)
 
     def _look(self) -> bytes | None:
-        """The file's new content, None if it did not change. Raises OSError; ValueError without any content."""
+        """The file's new content, None if it did not change. Raises OSError, or ValueError if none counts yet."""
         seen, (data, age_s) = self._seen, self._read()
         if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
             time.sleep(self._settled_s)

@@ -55,7 +55,7 @@ SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """Divide the work on a shared unit among its holders. Work of none or several of them is `others`."""
+    """Divide the work on a shared unit among its holders. Work without exactly one holder counts as `others`."""
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None

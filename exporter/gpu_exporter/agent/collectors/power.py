@@ -51,7 +51,7 @@ def collect_power(cycle: Cycle) -> None:
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:
-    """Return the energy counter if it is plausible after the last accepted value. Otherwise count it and return None.
+    """Return the energy counter if it is plausible, otherwise count it as implausible and return None.
 
     A driver's number for "no value" may lie within the counter's range, above or below the true value. A lower value is
     accepted only if the next reading continues from it; the driver was then reloaded. After a wrong value, the next

@@ -179,7 +179,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
 
 
 def _stall(spin: Spin | None) -> dict[str, Any] | None:
-    """The holder's present run without progress, with its confidence. None if it cannot be watched."""
+    """The holder's run without progress, with its confidence. None if the holder cannot be watched."""
     if spin is None:
         return None
     return {

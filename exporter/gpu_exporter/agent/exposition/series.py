@@ -258,7 +258,7 @@ def _count_unattributed(view: View) -> int:
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
-    """The result of each collector over the GPUs that were read: name, 1 without a failure or 0, longest duration."""
+    """The result of each collector over all read GPUs: name, 1 (no GPU failed) or 0, longest duration (seconds)."""
     outcomes: dict[str, tuple[bool, float]] = {}
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
         for outcome in found:

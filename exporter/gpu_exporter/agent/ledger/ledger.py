@@ -94,7 +94,7 @@ class Ledger:
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
     def holders(self, *presences: HolderPresence) -> dict[AllocationId, HolderAccount]:
-        """The accounts of the holders with one of these presences, without arguments of all holders."""
+        """The accounts of the holders with one of these presences; without arguments, of all holders."""
         wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
@@ -155,7 +155,7 @@ class Ledger:
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: Pending) -> None:
-        """Drop the oldest energy that waits. The part that no holder was charged for counts as unattributed."""
+        """Drop the oldest waiting energy entry. Joules that no holder was charged for become unattributed."""
         charge = pending.energy.popleft()
         account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
@@ -454,7 +454,7 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
-        """Set how the holder's seconds count from now on: as part of this run without progress, or (None) as busy."""
+        """Set how the holder's busy seconds count from now on: as the run `part`, or normally if it is None."""
         holding = self.holdings.get(holder_id)
         if holding is not None:
             follow_run(holding.account, part, now)
@@ -466,10 +466,7 @@ class Ledger:
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """End the idle runs of a shared unit's holders to whom this activity up to `until` was not assigned.
-
-        The activity may be their own.
-        """
+        """End the idle runs of those holders of a shared unit that may have caused this activity up to `until`."""
         if _is_idle(waiting.span):
             return
         for (held, _), holding in self.holdings.items():

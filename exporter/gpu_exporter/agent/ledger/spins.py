@@ -14,7 +14,7 @@ from gpu_exporter.common.model.readings import Span
 
 
 class RunPart(NamedTuple):
-    """How a holder's present run without progress is counted. `begin`: monotonic seconds. `is_stall`: as a stall."""
+    """How a holder's present run without progress counts. `begin`: monotonic seconds. `is_stall`: it is a stall."""
 
     begin: float
     is_stall: bool

@@ -150,7 +150,7 @@ class StateFile:
         return Prepared(text, _counters_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
-        """Write the file; the caller then calls `adopt`. Raises OSError; the old content then remains in force."""
+        """Write the file; the caller then calls `adopt`. Raises OSError; the old content then remains valid."""
         write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:

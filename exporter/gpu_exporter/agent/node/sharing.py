@@ -40,7 +40,7 @@ class Sharing:
         return self._counts.get(unit, 1)
 
     def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
-        """Divide the kept periods among the present holders of the units."""
+        """Divide the kept work of processes among the present holders, and yield it by unit."""
         shared: dict[UnitId, list[Holder]] = {}
         for allocation in allocations:
             if allocation.is_shared:

@@ -152,7 +152,7 @@ def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -
 
 
 def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[AllocationId]:
-    """The holders that are alone on a whole GPU, certainly run, and are known for certain."""
+    """The holders that are certainly known, certainly run, and are alone on a whole GPU."""
     holders = Counter(entry.allocation.unit for entry in present)
     return [
         (allocation.unit, allocation.holder.key)

@@ -216,7 +216,7 @@ class NodeState:
         return _mean(means)
 
     def write_state(self) -> None:
-        """Write the present counters to the state file; they may then be published. Counts and raises OSError."""
+        """Write the present counters to the state file; they may then be published. Raises and counts OSError."""
         if self._state is None or self.writes is None:
             return
         with self._lock:

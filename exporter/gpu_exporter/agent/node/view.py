@@ -92,7 +92,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
 
 
 def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
-    """The reason, as one word, why the allocation has no idle run; "" if it has one."""
+    """Why the allocation has no idle run, as one word; "" if it has one."""
     if totals.known and totals.idle_run_s is not None:
         return ""
     if obstacle:

@@ -127,7 +127,7 @@ class Agent:
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in named}
 
     def _expects_gpus(self) -> bool:
-        """Whether this node should have a GPU, so that a driver that does not answer is a fault."""
+        """Whether this node should have a GPU. If so, a driver that does not answer is a fault."""
         inventory = self._runtime.inventory.value
         expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())

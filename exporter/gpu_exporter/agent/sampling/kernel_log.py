@@ -40,7 +40,7 @@ class _WaitingReport(NamedTuple):
 
 
 class KernelLogLoop(Worker):
-    """Reads the kernel's log. Waits SAME_S for the driver's event of the same XID, and counts the XID without one."""
+    """Reads XIDs from the kernel's log. Counts an XID if the driver raises no event for it within SAME_S."""
 
     def __init__(
         self,

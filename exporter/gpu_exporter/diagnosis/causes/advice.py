@@ -16,7 +16,7 @@ ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
 class Advice(NamedTuple):
-    """An advice as a sentence. `number`: the number of workers to set, None if the advice is another one."""
+    """An advice as a sentence. `number`: the number of workers to set, None if the advice is about something else."""
 
     text: str
     number: int | None = None

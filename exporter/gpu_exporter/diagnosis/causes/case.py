@@ -71,7 +71,7 @@ class CauseCase(NamedTuple):
     def recent(self) -> Sequence[HostEvidence]:
         """The readings of the host in the last `rules.window` seconds.
 
-        If they are fewer than `rules.looks_min`, the last `rules.looks_min` readings; empty if fewer exist.
+        At least the last `rules.looks_min` readings, even if they are older; empty if there are not so many.
         """
         if not self.looks:
             return ()

@@ -19,7 +19,7 @@ def count_busy(case: CauseCase) -> int:
 
 
 def works_on_cpus(case: CauseCase) -> bool:
-    """Whether the holder's busy GPUs are all at 100 %, as in a wait, but it uses more CPUs than waiting ranks do."""
+    """Whether all busy GPUs of the holder are at 100 % (as in a wait), but it uses more CPUs than a wait needs."""
     cores = case.average(lambda each: each.cores)
     if cores is None or any(0.0 < (each.utilization or 0.0) < STALLS.utilization_min for each in case.members):
         return False

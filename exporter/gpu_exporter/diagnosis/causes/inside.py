@@ -20,7 +20,7 @@ def find_pace(case: CauseCase) -> TrainingPace | None:
 
 
 def find_compute(case: CauseCase) -> TrainingPace | None:
-    """The pace of a loop that hardly waits for data, so the GPU waits for another reason. Otherwise None."""
+    """The pace if the loop hardly waits for data, so the GPU waits for something else. Otherwise None."""
     pace = find_pace(case)
     return pace if pace is not None and pace.wait is not None and pace.wait < case.rules.wait_min else None
 

@@ -45,7 +45,7 @@ class Cpus(NamedTuple):
 
 
 def find_cpus(case: CauseCase) -> Cpus | None:
-    """The CPUs of a holder. None if the holder's use is unknown, or if both its limit and the host's use are."""
+    """The CPUs of a holder. None if its use is unknown, or both its limit and the use of the host are unknown."""
     if not case.recent:
         return None
     used, limit = case.average(lambda each: each.cores), case.limit

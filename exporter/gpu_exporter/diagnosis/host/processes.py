@@ -151,7 +151,7 @@ class HolderProcesses:
         return ""
 
     def _count_threads(self, evidence: ProcessEvidence, found: list[_Process]) -> ProcessEvidence:
-        """Add the number of runnable threads: of the two busiest processes all, of each other running process one."""
+        """Add the runnable threads: all of the two busiest processes, and one for each other running process."""
         runnable = sum(each.status == psutil.STATUS_RUNNING for each in found[BUSIEST:])
         left, is_all = THREADS_MAX, True
         for each in found[:BUSIEST]:

@@ -132,7 +132,7 @@ class Boards:
         return (board.key, watch) if board.key is not None else None
 
     def _follow(self, unit: UnitId, board: _Board, watch: SpinWatch, effort: Effort) -> None:
-        """Update the holder's waits from a reading, and tell the watch how the holder's other GPUs do."""
+        """Update the holder's waits from a reading, and pass the state of its other GPUs to the watch."""
         if board.key is None or (waits := self._waits.get(board.key)) is None:
             return
         if watch.known_s >= SUSPECT_S and watch.begin is not None:

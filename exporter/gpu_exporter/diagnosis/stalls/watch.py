@@ -85,7 +85,7 @@ class SpinWatch:
 
     @property
     def polls(self) -> bool:
-        """Whether the kernel reads flags in the host's memory, as a collective over a network does."""
+        """Whether the GPU's kernel reads flags in the host's memory, as a collective over a network does."""
         return self._polls
 
     @property
@@ -460,7 +460,7 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """The witnesses of progress that were not known in the first minutes of the run."""
+        """The witnesses of progress that are not known from the first minutes of the run on."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 

@@ -172,7 +172,7 @@ def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
 
 
 def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
-    """Whether a rank uses a unit. `gpus`: the GPUs in its report; without any, it uses its holder's only unit.
+    """Whether a rank that reports these GPUs uses the unit. Without GPUs, a rank uses its holder's only unit.
 
     The hook in the training cannot distinguish the UUID of a MIG instance from that of its board. So prefixes are
     ignored, and a board's UUID means the instance if the holder has no other unit.

@@ -86,7 +86,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _at_most(value: float | None, most: float | None) -> float | None:
-    """Return the value, None if it exceeds `most`: it is a part of `most`."""
+    """Return the value, None if it exceeds `most`, the total that contains it."""
     return value if value is not None and most is not None and value <= most * 1.01 else None
 
 

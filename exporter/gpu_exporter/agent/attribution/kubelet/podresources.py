@@ -127,12 +127,12 @@ class PodResourcesReader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> PodResourcesReader:
-    """Make a reader for answers of LIST: devices of containers, from device plugins and resource claims."""
+    """Make a reader for answers of the method List: devices of containers, from device plugins and resource claims."""
     return PodResourcesReader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
-    """Make a reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
+    """Make a reader for answers of GetAllocatableResources: healthy devices of device plugins, without a pod."""
     return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
@@ -176,7 +176,7 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """For each ClaimResource of a DynamicResource, yield values of ContainerDevices, from its field `resource` on."""
+    """For each ClaimResource of a DynamicResource, yield the values of ContainerDevices from `resource` on."""
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

@@ -61,7 +61,7 @@ class FiledJobs:
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
-        """Jobs with sufficient files, about which slurmctld need not be asked yet. `wall`: Unix seconds."""
+        """Jobs for which the prolog's file is sufficient, so slurmctld need not be asked yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
@@ -69,7 +69,7 @@ class FiledJobs:
         }
 
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
-        """Jobs that only files have reported so far, and whose files do not count any more.
+        """Jobs that are lost: only a prolog's file has reported the job, and this file no longer counts.
 
         If the file is gone, the job has ended and is not in the result, unless it has a step or may have one. A job
         with a stale file (`Present.stale`) is in the result.

@@ -110,8 +110,8 @@ class Presence:
     def _read_ended(self) -> tuple[EndedJob, ...]:
         """Jobs that have ended since the exporter started, each once.
 
-        The times in the files identify an end. The dates of the files do not, because a chmod or a clock change changes
-        them.
+        The time in a file identifies the end. The date of the file does not, because a chmod or a clock change changes
+        it.
         """
         try:
             found, self._stamps = read_ended(self._directory or DEFAULT_PLACE, self._stamps)

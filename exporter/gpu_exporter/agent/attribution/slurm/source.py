@@ -346,7 +346,7 @@ class SlurmSource:
         return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
-        """Date a grant that only slurmctld proves with the time of slurmctld's answer."""
+        """Set the date of a grant to the time of slurmctld's answer, for a job that only slurmctld reports."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:

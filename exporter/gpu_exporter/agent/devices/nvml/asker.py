@@ -43,7 +43,7 @@ class Asker:
         self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
-        """Make a call and return its answer. Refusals are stored for (call, `about` or else arguments)."""
+        """Make a call and return its answer. `about`: replaces the arguments as the key of a stored refusal."""
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:

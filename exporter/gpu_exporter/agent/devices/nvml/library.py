@@ -196,7 +196,7 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
 
 
 def _attributes(handle: Handle) -> tuple[int, int, int]:
-    """(compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
+    """Return (compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
     return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 

@@ -131,7 +131,7 @@ class DriverRing:
         return is_new and max(apart) <= min(self._longest_s, LATENESS * period) and stamps[1] > wall - RING_AGE_MAX_S
 
     def _unbroken(self, samples: Sequence[UtilizationSample]) -> float:
-        """The seconds before the newest entry without a hole, i.e. a distance above the longest period."""
+        """Seconds up to the newest entry without a hole: no two stamps are further apart than the longest period."""
         stamps = sorted(sample.wall for sample in samples)
         begin = stamps[-1]
         for stamp in reversed(stamps):

@@ -40,7 +40,7 @@ class Repeats(Generic[T]):
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
-        """The subjects with repeats to log now, each with its number of repeats: the last line is QUIET_S old."""
+        """The subjects to log again, with their numbers of repeats, if their last line is QUIET_S old."""
         now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []

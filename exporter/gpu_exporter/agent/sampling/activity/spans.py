@@ -152,9 +152,9 @@ class ActivityReader:
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """Choose the time until the next cycle: longer after two covered cycles in a row.
+        """Choose the time until the next cycle. It is longer if the driver's rings covered the last two cycles.
 
-        It is at most half of the time for which the driver's ring buffers keep their entries.
+        It is at most half of the time for which the rings keep their entries.
         """
         rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
         covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
@@ -213,7 +213,7 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """After a pause in sampling, add the pause to the time of the ring's last answer: the ring is not silent."""
+        """Shift the time of the ring's last answer by a pause in sampling, so the ring does not count as silent."""
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous

@@ -228,9 +228,10 @@ class TrafficAtRest:
 class LinkTraffic:
     """Traffic over PCIe or NVLink: the higher of the driver's counters and GPM, because a counter may have wrapped.
 
-    A link at rest has traffic too, because reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. In a
-    long cycle only the traffic above the rate at rest is judged, as if all of it had moved in one second. Otherwise no
-    such GPU would ever be idle. If that traffic is above the limit but the mean is not, the next cycles are short.
+    A link at rest has traffic too, because reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. A
+    long cycle is judged as if all of its traffic had moved in one second. With the traffic at rest, such a GPU would
+    never be idle, so only the traffic above it counts. If that exceeds the limit but the mean does not, the next cycles
+    are short.
     """
 
     def __init__(self, name: str, floor: float) -> None:
@@ -291,8 +292,8 @@ class Power:
     def _highest(self, moment: Moment) -> float | None:
         """The present power in watts, or the mean power since the last cycle if that is higher.
 
-        The mean also shows work that ended before this reading. Before Ampere and on GA100, the present power is an
-        instantaneous value, which does not.
+        The mean also shows work that ended before this reading. Before Ampere and on GA100, the present power is only a
+        momentary value.
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)

@@ -49,12 +49,13 @@ class GresLine(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """What the IDX numbers of a node mean. Three kinds:
+    """What the IDX numbers of a node mean. There are three kinds:
 
-    kind "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers
-    of the part's capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": an IDX is a position in NVML's order
-    of the GPUs in `minors`, or of all GPUs if `minors` is empty; valid only if NVML lists `total` of them. kind
-    "unknown": `problem` contains the reason and the remedy.
+    - "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers of
+      the part's capability files (`/dev/nvidia-caps/nvidia-capN`).
+    - "index": an IDX is a position in NVML's order of the GPUs in `minors`, or of all GPUs if `minors` is empty. Valid
+      only if NVML lists `total` of them.
+    - "unknown": `problem` contains the reason and the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]

@@ -46,7 +46,7 @@ class GresContent(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """`order` applied from `since` to `seen`. `is_over`: another order may apply after `seen`."""
+    """A time in which one `order` applied: from `since` to `seen`. `is_over`: another may apply after `seen`."""
 
     since: float
     seen: float
