@@ -71,7 +71,7 @@ class CauseCase(NamedTuple):
     def recent(self) -> Sequence[HostEvidence]:
         """The readings of the host in the last `rules.window` seconds.
 
-        At least the last `rules.looks_min` readings, even if they are older; empty if there are not so many.
+        At least the last `rules.looks_min` readings, even if they are older; empty if fewer exist.
         """
         if not self.looks:
             return ()

@@ -1,7 +1,7 @@
 """Learns the power of one board at rest, only from time with utilization 0.
 
-The idleness witness `power` learns from all time, because there a value that is too high is the safe error. Here such a
-value is the dangerous error: if the exporter started during a job at 250 W, it would take 250 W as the power at rest,
+The witness of idleness `power` learns from all time, because for that witness a value that is too high is a safe error.
+Here such a value is dangerous: if the exporter started during a job at 250 W, it would take 250 W as the power at rest,
 and later report a healthy job at 250 W as a stall.
 """
 

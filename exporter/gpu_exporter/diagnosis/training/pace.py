@@ -200,8 +200,8 @@ def _seconds_of(report: RankReport) -> dict[str, float]:
 def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
     """The steps since the earlier reports `known`. None if nothing can be compared.
 
-    A process does not write a report if it has made no step. So it counts as making no steps only after its next report
-    was due, and never while it is between two passes over its data.
+    A process does not write a report if it has made no step. So a process counts as making no steps only after its next
+    report was due, and never while it is between two passes over its data.
     """
     pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
     found = [

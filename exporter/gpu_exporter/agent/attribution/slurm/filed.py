@@ -187,9 +187,9 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
     """The start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's clock.
 
-    `start`: the start in the job's row. If the prolog ran at once, its date is used: the epilog's date has the same
-    clock and the same delay, so their difference is the duration that slurmctld counts. A prolog may also run minutes
-    later, after another prolog, while the job already has its GPUs. Its date is then not used.
+    `start`: the start in the job's row. If the prolog ran at once, the prolog's date is used instead. The epilog's date
+    has the same clock and the same delay, so end minus start is the duration that slurmctld counts. If the prolog ran
+    minutes later, after another prolog, the job already had its GPUs, and the prolog's date is not used.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

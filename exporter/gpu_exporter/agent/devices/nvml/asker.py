@@ -67,7 +67,7 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported if there is none."""
+        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported without one."""
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)

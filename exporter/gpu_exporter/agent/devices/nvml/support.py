@@ -62,7 +62,7 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self, signs: Container[str]) -> str:
-        """Return a failure that proves that the GPU no longer answers, as a text. "" if there is none.
+        """Return a failure that proves that the GPU no longer answers, as a text. "" without such a failure.
 
         A failure is proof if the question was answered before, or if every GPU answers the call (`signs`). A missing
         permission is returned only if there is no other failure.
